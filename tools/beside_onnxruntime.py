@@ -30,7 +30,7 @@ SEED = 0
 
 
 class Plain:
-    """A session of plain onnxruntime, and what it is run with."""
+    """A session of plain onnxruntime, with its settings."""
 
     def __init__(self, path, threads=1, arena=True, spinning=True, binding=False, entries=(), optimized=True):
         options = onnxruntime.SessionOptions()
@@ -96,13 +96,13 @@ def largest(folder, model):
 
 
 def settings():
-    """What plain onnxruntime is tried with."""
+    """The settings of plain onnxruntime to try."""
     for threads, arena, spinning, binding in itertools.product(THREADS, [True, False], [True, False], [False, True]):
         if threads > 1 or spinning:
             yield {"threads": threads, "arena": arena, "spinning": spinning, "binding": binding}
 
 
-# One thing that differs from the default, for what it gives.
+# Settings that differ from the default in one thing, to measure its gain.
 EFFECTS = {
     "no arena": {"arena": False},
     "IO binding": {"binding": True},
@@ -115,7 +115,8 @@ EFFECTS = {
 
 
 def effects(path, threads, batches, seconds, turns):
-    """What each setting gives: the ratio of times, the default's to its own, by batch; medians over the turns."""
+    """The gain of each setting: the ratio of times, the default's to its own, by batch; medians
+    over the turns."""
     ratios = {}
     sessions = {name: Plain(path, threads=threads, **changes) for name, changes in EFFECTS.items()}
     usual = Plain(path, threads=threads)

@@ -61,7 +61,7 @@ class Builder:
         return name
 
     def some(self, kind=FLOAT):
-        """A value of a datatype, rather a late one."""
+        """A value of a datatype, preferably one of the last."""
         names = [n for n, arrays in self.values.items() if arrays[0].dtype == kind and not n.startswith("c")]
         if not names:
             return None
@@ -338,7 +338,7 @@ def session(model):
 
 
 def is_apart(run, feeds):
-    """Whether the answers of rows together are those of each row alone, or why not."""
+    """True if the answers of rows together equal the answers of each row alone, else the reason."""
     rows = len(next(iter(feeds.values())))
     each = [run({name: array[row:row + 1] for name, array in feeds.items()}) for row in range(rows)]
     try:

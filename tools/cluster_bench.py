@@ -30,7 +30,8 @@ import time
 import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# How a frontend is started so that tensors go between it and backends in this way, which is what `GET /v2/cluster` then says of them. Of two users' processes neither reads the other's memory.
+# The options that make a frontend and its backends exchange tensors in this way, which `GET
+# /v2/cluster` then reports. Processes of two users cannot read each other's memory.
 TRANSPORTS = {"shared_memory": {}, "tcp": {"user": "nobody"}}
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
@@ -89,7 +90,7 @@ class Process:
         return sum(float(line.rsplit(" ", 1)[1]) for line in its)
 
     def cpu(self):
-        """Seconds of CPU: its own, and the kernel's for it."""
+        """Seconds of CPU: the process's own, and the kernel's on its behalf."""
         with open(f"/proc/{self.child.pid}/stat") as file:
             fields = file.read().rsplit(")", 1)[1].split()
         return [int(fields[place]) / os.sysconf("SC_CLK_TCK") for place in (11, 12)]
@@ -141,7 +142,7 @@ class Load:
         self.child = subprocess.Popen(command, **QUIET)
 
     def end(self):
-        # 3: nothing was answered well, which is for whoever reads it.
+        # 3: no request was answered well, which the reader of the row judges.
         if self.child.wait() not in (0, 3):
             raise SystemExit("the load generator failed")
         with self.folder, open(self.out) as file:
@@ -172,7 +173,8 @@ def emulated(folder, name, latency, items):
 
 
 def goes_by(transport, frontend):
-    """Once a backend has had a batch of the frontend's requests, and so is connected to it."""
+    """Checks the transport, once a backend has had a batch of the frontend's requests and so is
+    connected."""
     backends = [peer for peer in frontend.status()["peers"] if peer["role"] == "backend"]
     if not backends or any(peer["transport"] != transport for peer in backends):
         raise SystemExit(f"tensors do not go by {transport}: {backends} (tcp takes to be root here)")
@@ -242,7 +244,7 @@ def failover(args):
             else:
                 hit.child.kill()
             with_it = load.end()
-            # It is counted once a second.
+            # The server counts once a second.
             time.sleep(1.2)
             row = summary(calm) + summary(with_it) + [frontend.metric("downbeat_cluster_run_again_total") - again]
             rows.append(row)
@@ -327,7 +329,8 @@ def feed(args):
         for rate in args.rates:
             with Processes(args) as processes:
                 address = f"127.0.0.1:{free_ports(1)[0]}"
-                # Their ports for probes are of other threads, which do nothing meanwhile.
+                # The scheduler's ports for probes belong to other threads, which do nothing
+                # meanwhile.
                 scheduler = processes.start("scheduler", "--schedulers", address, "--listen", address, cores="0")
                 ready(scheduler)
                 before = scheduler.cpu()
@@ -381,7 +384,8 @@ def end_to_end(args):
 
 
 def bad_shares(args, frontends, rate, seconds, models):
-    """What share of requests is not answered in time, percent: of the model with the most, and of all."""
+    """The share of requests that are not answered in time, percent: of the model with the most, and
+    of all."""
     late_of = lambda: [frontend.metric(f'downbeat_requests_late_total{{model="{model}"') for frontend in frontends for model in models]
     late = late_of()
     load = [Load(args, frontend, "--rate", str(rate / len(frontends)), "-d", str(seconds), "-w", "0", "--seed", str(seed), model=models)

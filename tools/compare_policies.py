@@ -90,7 +90,7 @@ class Server:
         sys.exit(f"the server did not become ready:\n{self.log.read()}")
 
     def __exit__(self, *_):
-        # Nobody has to learn that it ends.
+        # No load balancer has to learn that it ends.
         self.process.send_signal(signal.SIGINT)
         self.process.wait()
         self.folder.cleanup()
@@ -111,7 +111,7 @@ def bench(args, url, more):
 
 
 def measure(args, url):
-    """What is compared: by name, one number each."""
+    """The compared figures: one number for each name."""
     if args.rate:
         found = {}
         for rate in args.rate.split(","):

@@ -86,7 +86,7 @@ def decoded(value, like):
 
 
 def difference(value, expected, case, is_random):
-    """What is wrong with an output; `None` if nothing is."""
+    """The difference of an output from the expected one; `None` if they agree."""
     expected = np.asarray(expected)
     like = encoded(value["name"], expected)
     if (value["datatype"], value["shape"]) != (like["datatype"], like["shape"]):
@@ -107,7 +107,7 @@ def difference(value, expected, case, is_random):
 
 
 class Runner:
-    """One engine, in a process of its own: a case that ends it costs no other."""
+    """An engine in a process of its own: a case that ends the process does not end the others."""
 
     def __init__(self, program, engine):
         self.command, self.process = [program, engine], None
@@ -124,7 +124,7 @@ class Runner:
         if not line:
             status, said = self.process.wait(), self.process.stderr.read()
             if status > 0 and status != 101:
-                # Not a case: there is no such engine here.
+                # The failure is not of the case: this build has no such engine.
                 sys.exit(f"{self.command[1]} cannot be tried: {said.strip()}")
             return {"ended": f"the process ended ({status}): {said[-300:]}"}
         return json.loads(line)
@@ -140,7 +140,8 @@ def outcome(runner, case, folder):
         try:
             values = [encoded(name, value) for name, value in zip(names, inputs)]
         except NotATensor as error:
-            # No request can be made of it. The runner says why the engine does not load it.
+            # The case cannot become a request. The runner says why the engine does not load the
+            # model.
             values = []
             refusal = str(error)
         else:
@@ -160,7 +161,8 @@ def outcome(runner, case, folder):
 
 
 def operator(case):
-    """The operator that a case is of. One that is expanded to what defines it is named by its case."""
+    """The operator that a case tests. A case whose operator is expanded to its definition is
+    recognised by the case's name."""
     nodes = case.model.graph.node
     if "expanded" in case.name or not nodes:
         return "(expanded functions)"
@@ -189,7 +191,7 @@ def whole(case):
 
 def cases(names):
     with warnings.catch_warnings():
-        # numpy says of the package's own cases that they overflow, which they are to do.
+        # numpy warns that the package's own cases overflow, which is their purpose.
         warnings.simplefilter("ignore")
         all_cases = load_model_tests(kind="node")
     return [whole(case) for case in all_cases if not names or any(re.fullmatch(name, case.name) for name in names)]
@@ -211,7 +213,8 @@ def known(engine, name):
 
 
 def by_either(results):
-    """What Downbeat answers where both engines are there, and the first is asked first."""
+    """Downbeat's answers with both engines present: the second engine runs the cases that the first
+    refuses."""
     first, second = (results.get(engine, {}) for engine in ENGINES)
     both = first.keys() & second.keys()
     return {name: second[name] if first[name]["outcome"] == "refused" else first[name] for name in both}

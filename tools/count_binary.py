@@ -63,7 +63,7 @@ def refuse_real_auxv():
 
 
 class Server:
-    """A server of one model on free ports, under a tool or not."""
+    """A server of one model on free ports, with or without a tool."""
 
     def __init__(self, binary, repository, cache, flags, under=()):
         self.http, grpc, metrics = free_ports(3)
@@ -153,7 +153,8 @@ def is_whole(answer):
 
 
 def read_callgrind(path):
-    """One dump: what lines of each file cost, each function alone and with what it calls, and how often each was called."""
+    """Reads one dump: the cost of lines of each file, the cost of each function alone and with its
+    callees, and the number of its calls."""
     names, found = {}, {key: collections.Counter() for key in COUNTS}
 
     def name(kind, text):
@@ -197,7 +198,8 @@ def short(name):
 
 
 def start_counted(given, repository, cache, under):
-    # What batches take under the tool would change what the server decides, so it is told what they take without.
+    # Under the tool, batches take longer, which would change the server's decisions. So the server
+    # gets the times without the tool.
     Server(given.binary, repository, cache, given.flags, under).stop()
     for path in Path(cache).iterdir():
         profile = json.loads(path.read_text())
@@ -219,7 +221,7 @@ def threads_of(pid):
 
 
 def read_dump(folder, dump, names):
-    """What each thread did up to a dump since the one before, by the name of the thread."""
+    """The work of each thread between two dumps, by the thread's name."""
     threads = collections.defaultdict(lambda: {key: collections.Counter() for key in COUNTS})
     for path in Path(folder).glob(f"out.{dump}-*"):
         for key, counts in read_callgrind(path).items():

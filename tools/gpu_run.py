@@ -26,9 +26,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TORCH = ROOT / "tools/gpu_torch.py"
 MODELS = ["resnet50", "bert", "vgg19", "resnet152", "bertlarge"]
 SMALL = {"resnet50": "widemlp", "bert": "exits", "vgg19": "widemlp", "resnet152": "exits", "bertlarge": "widemlp"}
-# What torch.compile is given before it is measured, the most telling first.
+# Models and batches for torch.compile before the measurement, the most telling first.
 COMPILED = ["bert:16", "resnet50:16", "bert:1", "resnet50:1"]
-# What one command runs, in order of importance, and after how many seconds a step is ended; waiting for its models counts.
+# The steps of each call, in order of importance, and the seconds after which a step is ended;
+# waiting for its models counts.
 CALLS = {
     "first": {"machine": 25, "graphs": 50, "sessions": 35, "grids": 25, "census": 10, "cuts": 30, "tests": 90, "resnet50": 85, "bert": 85, "launches": 20,
               "switch": 20, "isolation": 30, "shares": 30},
@@ -110,7 +111,8 @@ def model(arguments):
 
 
 def warm(arguments):
-    """Runs each model once as soon as it is there: the first session of a machine reads gigabytes of libraries, which no step is to wait for."""
+    """Runs each model once as soon as it is unpacked. The first session of a machine reads
+    gigabytes of libraries, and no step should wait for this."""
     last = time.monotonic()
     zoo = zoo_of(arguments.work)
     child = subprocess.Popen([arguments.work / "gpu_measure", "plain", "--zoo", zoo], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -149,7 +151,7 @@ class Clocks:
             self.samples.append(line)
 
     def told(self):
-        """What was seen since this was asked last."""
+        """The samples since the last call."""
         count = len(self.samples)
         samples = [line.strip().split(", ") for line in self.samples[:count]]
         del self.samples[:count]
@@ -190,7 +192,7 @@ class Run:
         return self.until - time.monotonic()
 
     def run(self, step, command, line, limit=1e9):
-        """Runs a command; `line` is called with each line of its output. Its failure is a row."""
+        """Runs a command, and calls `line` with each line of the output. A failure becomes a row."""
         limit = min(limit, self.left())
         if limit < 3:
             self.row(step=step, what="not run", note="no time was left")
@@ -219,7 +221,7 @@ class Run:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            # What it started, too; also when this is stopped.
+            # Ends the command's children, too, also when the script is stopped.
             kill(child.pid)
             child.wait()
         for reader in readers:
@@ -244,14 +246,14 @@ class Run:
         return not missing
 
     def said(self, task):
-        """What a task in the background has said."""
+        """The output of a task in the background."""
         log = self.work / "background" / f"{task}.log"
         return (log.read_text().strip().splitlines() or ["nothing yet"]) if log.exists() else ["it was not begun"]
 
     def is_at_it(self, task):
         try:
             pid = (self.work / "background" / f"{task}.pid").read_text()
-            # Z: it has ended, and nobody has asked how.
+            # Z: the process has ended, and its parent has not waited for it.
             return pathlib.Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
         except OSError:
             return False
@@ -277,7 +279,7 @@ class Run:
         self.run(step, [self.work / "gpu_measure", *words, "--zoo", self.zoo], lambda text: self.row(**parsed(step, text)))
 
     def models(self, step, names, batches, *more):
-        """A step of `gpu_measure` on these models, which is to be done after three quarters of its time."""
+        """A step of `gpu_measure` on these models. It should end after three quarters of its time."""
         names = self.names(*names)
         if self.wait_for(step, *names):
             self.measure(step, step, *names, "--batches", self.batches(batches), "--seconds", f"{self.left() * 0.75:.0f}", *more)
@@ -300,7 +302,7 @@ class Run:
             test = found[1].split("::")[-1] if found else None if text in ("failures:", "successes:") else test
             if test and not found and text.strip() and "DOWNBEAT_TEST_SEED" not in text and not text.startswith(("note:", "thread ")):
                 words.setdefault(test, []).append(text.strip())
-        # What many say is one row: the reason why none runs, mostly.
+        # A text that many tests print becomes one row: mostly the reason why no test runs.
         sayings = {}
         for test, texts in words.items():
             sayings.setdefault("; ".join(texts)[:600], []).append(test)
@@ -425,7 +427,7 @@ def measure(arguments):
     unknown = set(chosen) - set(LIMITS)
     if unknown:
         sys.exit(f"gpu_run: there is no call or step {', '.join(sorted(unknown))}; there are {', '.join([*CALLS, *LIMITS])}")
-    # So that the table is printed, and nothing is left running.
+    # Ends in order, so that the table is printed and no process is left running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run, clocks = Run(arguments), Clocks()
     steps = run.steps()

@@ -69,7 +69,7 @@ class Runner:
         return pathlib.Path(self.compiled, f"{name}-{batch}-{self.precision}.compiled")
 
     def prepare(self, name, batch, ahead=False):
-        """What one run enqueues, the output, and where that is copied."""
+        """Returns the work of one run, its output, and the place where the output is copied."""
         torch, model = self.torch, self.model(name)
         if (name, batch) in self.ready:
             return self.ready[name, batch]
@@ -156,7 +156,7 @@ def main():
         try:
             name, batch, runs = line.split()
             say(ms=runner.runs(name, int(batch), int(runs)))
-        except Exception as error:  # whatever it is: the next question may go well
+        except Exception as error:  # any error: the next question may go well
             say(error=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 # Plain operators that the embedded engine and ONNX Runtime both have (LayerNormalization came with 17).
 OPSET = 17
-# And those of classical models, by their domain.
+# The operators of classical models have a domain of their own.
 OPSETS = {"": OPSET, "ai.onnx.ml": 3}
 IR_VERSION = 8
 
@@ -72,7 +72,8 @@ class Graph:
         return name
 
     def weight(self, *shape, fan_in=None):
-        """Adds random weights that keep the variance of what passes through them (He et al. 2015)."""
+        """Adds random weights that keep the variance of the values that pass through (He et al.
+        2015)."""
         fan_in = fan_in or int(np.prod(shape[1:]))
         values = self.random.standard_normal(shape, dtype=np.float32) * np.float32(np.sqrt(2.0 / fan_in))
         return self.constant(values, f"weight_{len(self.initializers)}")

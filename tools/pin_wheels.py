@@ -1,9 +1,11 @@
-"""Writes crates/engine/src/install/wheels.txt: what `downbeat engine install` fetches, with the hashes that it has to have.
+"""Writes crates/engine/src/install/wheels.txt: the wheels that `downbeat engine install` fetches, with
+the hashes that it requires.
 
     python tools/pin_wheels.py 1.31.1
 
-Asks pip, as it is configured, for the wheels of that version of onnxruntime and for what its build for GPUs needs of NVIDIA's; fetches none of
-onnxruntime's. Run it when `install::VERSION` changes, and look at the difference.
+Asks pip, as it is configured, for the wheels of that version of onnxruntime, and for NVIDIA's
+wheels that its build for GPUs needs. Fetches none of onnxruntime's wheels. Run it when
+`install::VERSION` changes, and look at the difference.
 """
 
 import json

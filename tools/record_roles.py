@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Records what a frontend, a scheduler and a backend say to each other as seeds of the fuzz target `role_frames`; to be run when their protocol changes.
+"""Records messages of a frontend, a scheduler and a backend as seeds of the fuzz target `role_frames`.
+Run it when their protocol changes.
 
     cargo build -p downbeat && tools/record_roles.py
 
-Three processes on this machine, with a proxy on each connection, and some requests. Writes the beginning of each direction to fuzz/seeds/role_frames/.
+Three processes on this machine, with a proxy on each connection, and some requests. Writes the
+beginning of each direction to fuzz/seeds/role_frames/.
 """
 
 import json
@@ -52,7 +54,7 @@ class Proxy:
                 self.said[name] += data
                 sink.sendall(data)
         except OSError:
-            # One of the two has gone.
+            # One of the two processes has gone.
             pass
 
 

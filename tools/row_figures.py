@@ -132,7 +132,7 @@ def turns_of(binaries, models, name, turns):
                 server.ready()
                 for protocol, clients in cases:
                     address = server.ports["HTTP" if protocol == "http" else "gRPC"]
-                    # One generator for all builds.
+                    # The same load generator for all builds.
                     found[binary, (protocol, clients)].append(rate(bench(binaries[0], address, name, protocol, clients, 3)))
                 server.stop()
     for case in cases:

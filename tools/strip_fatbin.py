@@ -21,8 +21,8 @@ import shutil
 import struct
 import sys
 
-# Not documented by NVIDIA: a container is this header and then entries, each its own header and a payload. What does not fit
-# this reading is refused rather than blanked.
+# NVIDIA does not document the format: a container is this header and then entries, each its own
+# header and a payload. A file that does not fit this reading is refused rather than blanked.
 CONTAINER = struct.Struct("<IHHQ")  # magic, version, size of this header, bytes of entries that follow it
 MAGIC = 0xBA55ED50
 ENTRY = struct.Struct("<HHIQIIHHI")  # kind, version, header bytes, payload bytes, compressed bytes, -, minor, major, arch
@@ -93,7 +93,7 @@ def main():
     try:
         totals = blank(arguments)
     except BaseException:
-        # A half-blanked library must not be taken for a whole one.
+        # A reader must not take a half-blanked library for a whole one.
         if not arguments.dry_run:
             arguments.output.unlink(missing_ok=True)
         raise

@@ -1,4 +1,5 @@
-//! libFuzzer on [`downbeat_fuzz::model_trial`]. With the argument `executor` the program is the process that a file is tried in.
+//! libFuzzer on [`downbeat_fuzz::model_trial`]. With the argument `executor` the program is the
+//! process that tries a file.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(

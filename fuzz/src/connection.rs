@@ -19,12 +19,13 @@ use downbeat_server::service::{LoadOverrides, Service};
 
 use crate::memory_service::MemoryService;
 
-/// The longest wait for the server on a connection whose client has sent all and said so. Far beyond what a slow machine takes.
+/// The longest wait for the server after the client has sent all and closed its side. It is far
+/// beyond the time that a slow machine takes.
 const MOST: Duration = Duration::from_secs(60);
 
-/// What begins a connection of HTTP/2: the preface and an empty frame of settings.
+/// The begin of a connection of HTTP/2: the preface and an empty frame of settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// The type of the frame that a server of HTTP/2 begins with, and where it stands.
+/// The type of the first frame of an HTTP/2 server, and the type's place in the frame.
 const SETTINGS: (usize, u8) = (3, 4);
 /// Largest body of a request, before and after decompression, bytes.
 const MOST_BYTES: usize = 1 << 20;
@@ -35,7 +36,7 @@ struct Frontend {
     address: SocketAddr,
     grpc: SocketAddr,
     runtime: tokio::runtime::Runtime,
-    /// Dropped, it would end the frontend.
+    /// Held, because a drop would end the frontend.
     _stage: tokio::sync::watch::Sender<Stage>,
 }
 
@@ -63,7 +64,8 @@ impl Frontend {
         FRONTEND.as_ref().ok()
     }
 
-    /// Loads again what a request has unloaded, so that the next bytes do not depend on that.
+    /// Loads again the models that a request has unloaded, so that the next bytes do not depend on
+    /// earlier ones.
     fn reset(&self) {
         for model in ["simple", "echo", "scores"] {
             let _ = self.runtime.block_on(self.service.load(model, LoadOverrides::default()));
@@ -72,10 +74,9 @@ impl Frontend {
     }
 }
 
-/// What a client sends before it closes its side of the connection.
+/// Sends bytes to the HTTP frontend, and closes the client's side of the connection.
 ///
-/// # Panics
-/// If the server does not close the connection then, or does not answer the next one.
+/// # Panics If the server then does not close the connection, or does not answer the next one.
 pub fn http_connection(data: &[u8]) {
     let Some(frontend) = Frontend::get() else { return };
     let answer = exchange(frontend.address, data, true);
@@ -107,10 +108,9 @@ pub fn compressed_body(data: &[u8]) {
     assert!(answer.starts_with(b"HTTP/1.1 "), "{}", String::from_utf8_lossy(&answer));
 }
 
-/// What a client sends to the gRPC frontend before it closes its side of the connection.
+/// Sends bytes to the gRPC frontend, and closes the client's side of the connection.
 ///
-/// # Panics
-/// If the server does not close the connection then, or does not answer the next one.
+/// # Panics If the server then does not close the connection, or does not answer the next one.
 pub fn grpc_connection(data: &[u8]) {
     let Some(frontend) = Frontend::get() else { return };
     let answer = exchange(frontend.grpc, data, true);
@@ -120,7 +120,7 @@ pub fn grpc_connection(data: &[u8]) {
     frontend.reset();
 }
 
-/// Everything that an etcd server answers, on each of its connections.
+/// All answers of an etcd server, on each of its connections.
 pub fn etcd_answer(data: &[u8]) {
     let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)) else { return };
     let (Ok(address), Ok(runtime)) =
@@ -145,12 +145,14 @@ pub fn etcd_answer(data: &[u8]) {
     });
 }
 
-/// Sends and reads to the end of the connection. `ends`: this side closes when it has sent, which cancels what is not answered yet.
+/// Sends, and reads to the end of the connection. `ends`: this side closes after it has sent, which
+/// cancels unanswered requests.
 fn exchange(address: SocketAddr, data: &[u8], ends: bool) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(MOST))?;
     stream.set_write_timeout(Some(MOST))?;
-    // The server may answer and close before it has all, and then this side's bytes are refused.
+    // The server may answer and close before it has read all. Then it refuses the rest of this
+    // side's bytes.
     let sent = stream.write_all(data).and_then(|()| if ends { stream.shutdown(Shutdown::Write) } else { Ok(()) });
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {

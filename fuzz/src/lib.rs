@@ -1,8 +1,10 @@
-//! Everything that reads what a peer or a file says, as functions of bytes. Whatever the bytes are, each returns: no panic, no end of
-//! the process, no wait without end; and what was read can be written and read again where there is a writer.
+//! Every reader of a peer's or a file's bytes, as a function of bytes. For all bytes each returns:
+//! no panic, no end of the process, no wait without end. If the format has a writer, the result can
+//! be written and read again.
 //!
-//! `just fuzz` has libFuzzer look for bytes (`fuzz_targets/`), for a minute each; `tests/it` changes the files in `seeds/` at random,
-//! with the stable compiler and in seconds, whenever the workspace's tests run.
+//! `just fuzz` has libFuzzer look for bytes (`fuzz_targets/`), for a minute each. `tests/it`
+//! changes the files in `seeds/` at random, with the stable compiler and in seconds, whenever the
+//! workspace's tests run.
 
 mod connection;
 #[path = "../../crates/server/tests/it/support/memory_service.rs"]
@@ -36,13 +38,14 @@ pub use recipes::{recipe, tokenizer};
 /// A way to read bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name: that of the function, of the program in `fuzz_targets/`, and of the folder in `seeds/`.
+    /// The target's name: of the function, of the program in `fuzz_targets/`, and of the folder in
+    /// `seeds/`.
     pub name: &'static str,
-    /// Reads.
+    /// The function that reads the bytes.
     pub run: fn(&[u8]),
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 24] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
@@ -75,11 +78,12 @@ pub const TARGETS: [Target; 24] = {
     ]
 };
 
-/// The body of an inference request and of an answer, JSON alone or with tensors after it. The first two bytes are the length of the
-/// JSON (little-endian; 65535: no such header).
+/// The body of an inference request and of an answer, JSON alone or with tensors after it. The
+/// first two bytes are the length of the JSON (little-endian; 65535: the request has no such
+/// header).
 ///
 /// # Panics
-/// If what was read cannot be written, or reads otherwise then.
+/// If a value that was read cannot be written, or then reads otherwise.
 pub fn http_infer(data: &[u8]) {
     let Some((length, body)) = data.split_first_chunk() else { return };
     let header_length = match u16::from_le_bytes(*length) {
@@ -91,7 +95,7 @@ pub fn http_infer(data: &[u8]) {
         let binary = http::write_request(&request, http::RequestForm::BINARY).expect("bytes take every tensor");
         let again = http::parse_request("m".into(), String::new(), binary.bytes, binary.header_length);
         let (mut again, _) = again.expect("what was read is written so that it can be read");
-        // It says how answers are wanted, which is no part of the request once read.
+        // The form says how answers are wanted, which a parsed request does not hold.
         for (output, was) in again.outputs.iter_mut().zip(&request.outputs) {
             output.parameters.clone_from(&was.parameters);
         }
@@ -106,7 +110,8 @@ pub fn http_infer(data: &[u8]) {
     }
 }
 
-/// Bodies of everything but inference: requests that the server reads, answers that its clients read.
+/// Bodies of everything but inference: requests that the server reads, answers that its clients
+/// read.
 pub fn http_management(data: &[u8]) {
     let _ = serde_json::from_slice::<http::IndexRequest>(data);
     let _ = serde_json::from_slice::<http::LoadRequest>(data);
@@ -118,10 +123,9 @@ pub fn http_management(data: &[u8]) {
     }
 }
 
-/// The protocol's messages and what is made of them.
+/// The protocol's messages, and the requests made of them.
 ///
-/// # Panics
-/// If what was read does not come out of the wire as it went in.
+/// # Panics If a message that was read changes on its way out and in again.
 pub fn grpc_messages(data: &[u8]) {
     let data = Bytes::copy_from_slice(data);
     if let Ok(message) = inference::ModelInferRequest::decode(data.clone())
@@ -155,7 +159,8 @@ pub fn downbeat_toml(data: &[u8]) {
     }
 }
 
-/// A decision log, of a part of the scheduler or of a device: shown as text and as JSON, and replayed.
+/// A decision log, of a part of the scheduler or of a device: shown as text and as JSON, and
+/// replayed.
 pub fn decision_log(data: &[u8]) {
     for form in [Form::Text, Form::Json] {
         let _ = downbeat::write_log(Path::new("log"), data, form, &mut std::io::sink());
@@ -169,7 +174,7 @@ pub fn world(data: &[u8]) {
     let _ = WorldFile::parse(text, Path::new("world.toml"));
 }
 
-/// Most measured points that are fitted here.
+/// The most measured points that this target fits.
 const MOST_MEASURED: usize = 16;
 
 /// A calibration of the emulated device: read, fitted, written.
@@ -185,7 +190,7 @@ pub fn calibration(data: &[u8]) {
     if let Ok(written) = read.write() {
         Calibration::read(&written).expect("what was read is written so that it can be read");
     }
-    // What pairs tell is found by simulating them, which takes seconds and reads nothing.
+    // Fitting pairs simulates them, which takes seconds and reads nothing.
     read.pairs.clear();
     let measured: usize = read.models.iter().map(|model| model.measured.len()).sum();
     if measured <= MOST_MEASURED {
@@ -193,7 +198,7 @@ pub fn calibration(data: &[u8]) {
     }
 }
 
-/// Most pairs of a model and a sub-cluster that are searched here.
+/// The most pairs of a model and a sub-cluster for which this target searches.
 const MOST_SEARCHED: usize = 64;
 
 /// A workload of `downbeat plan`: read, written, and planned where it is small.
@@ -206,7 +211,8 @@ pub fn workload(data: &[u8]) {
     let again = downbeat_plan::Workload::parse(&workload.to_toml());
     again.expect("what was read is written so that it can be read");
     let pairs = workload.models.len().saturating_mul(workload.sub_clusters);
-    // Small ones are searched, and vast ones refused; what is in between takes as long as it is allowed to.
+    // Small workloads are searched, and vast ones refused. The others would take as long as their
+    // limit allows.
     if pairs <= MOST_SEARCHED || pairs >= usize::MAX / 2 {
         let problem = workload.problem();
         let options = downbeat_plan::Options {
@@ -214,7 +220,7 @@ pub fn workload(data: &[u8]) {
             seed: 0,
             method: downbeat_plan::Method::Search,
         };
-        // Time that passes with each look at the clock, so that the same bytes give the same.
+        // Time passes with each look at the clock, so that the same bytes give the same result.
         let looks = std::cell::Cell::new(0);
         let elapsed = || {
             looks.set(looks.get() + 1);
@@ -224,7 +230,7 @@ pub fn workload(data: &[u8]) {
     }
 }
 
-/// A stored profile, to the latencies that the scheduler takes from it.
+/// A stored profile, up to the latencies that the scheduler uses.
 pub fn profile_cache(data: &[u8]) {
     let Ok(folder) = tempfile::tempdir() else { return };
     if std::fs::write(folder.path().join("key.json"), data).is_err() {
@@ -244,13 +250,13 @@ fn read_latencies(profile: &LatencyProfile) {
     }
 }
 
-/// What a frontend, a scheduler or a backend says to another, from its first byte.
+/// The bytes that a frontend, a scheduler or a backend sends to another, from the first one on.
 pub fn role_frames(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("there is a thread");
     runtime.block_on(downbeat_server::roles::read_as_peer(data, 1 << 20));
 }
 
-/// Most bytes of the memory that an executor shares here.
+/// The most bytes of memory that this target's executor shares.
 const REGION: usize = 1 << 16;
 
 /// Messages between the server and an executor process.
@@ -273,7 +279,8 @@ pub fn predictor(data: &[u8]) {
     }
 }
 
-/// A plan of which models run where, as `serve --plan` reads it, and as etcd keeps it for the scheduler.
+/// A plan of which models run where, as `serve --plan` reads it, and as etcd keeps it for the
+/// scheduler.
 pub fn placement_plan(data: &[u8]) {
     let _ = serde_json::from_slice::<PlacementPlan>(data);
     let _ = serde_json::from_slice::<SubClusterPlan>(data);

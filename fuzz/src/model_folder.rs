@@ -1,4 +1,4 @@
-//! A folder with a model, whose files say anything.
+//! A folder with a model, whose files hold any bytes.
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ impl Folder {
     }
 }
 
-/// Calls `read` with the folder of this thread, where there is room for one.
+/// Calls `read` with the folder of this thread, if the disk has room for a folder.
 pub fn in_folder(read: impl FnOnce(&Folder)) {
     thread_local! {
         static FOLDER: OnceCell<Option<Folder>> = const { OnceCell::new() };
@@ -41,7 +41,7 @@ pub fn in_folder(read: impl FnOnce(&Folder)) {
     });
 }
 
-/// Bytes of warm-ups that are made here; a configuration may ask for gigabytes.
+/// The most bytes of warm-ups that this target makes; a configuration may ask for gigabytes.
 const MOST_WARM_UP: f64 = 1e5;
 
 /// A `config.pbtxt`, or the JSON of a load request, completed from a model as the server does.
@@ -89,7 +89,7 @@ pub fn labels(data: &[u8]) {
     });
 }
 
-/// A model file, as it is read and checked before any engine sees it, and the report on its rows.
+/// A model file, read and checked before any engine sees it, and the report on its rows.
 ///
 /// # Panics
 /// If it is refused without a word.

@@ -1,4 +1,5 @@
-//! A model file of a stranger: loaded and run in a process of its own, as the server tries each file first.
+//! A model file from a stranger, loaded and run in a process of its own, as the server first tries
+//! each file.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,21 +16,22 @@ use crate::model_folder::in_folder;
 /// The program that loads and runs the files. By default this program with the argument `executor`.
 pub static PROGRAM: OnceLock<ExecutorProgram> = OnceLock::new();
 
-/// Most memory of a process, and of all its runs together: bytes.
+/// The most memory of a process, and of all its runs together: bytes.
 const MEMORY: u64 = 1 << 30;
-/// Longest life of a process.
+/// The longest life of a process.
 const TIME: Duration = Duration::from_secs(20);
-/// Most elements of an input.
+/// The most elements of an input.
 const MOST_ELEMENTS: usize = 1 << 16;
 /// Rows and other sizes that vary, of the requests that follow the trial.
 const SIZES: [(usize, usize); 3] = [(1, 1), (3, 5), (2, 33)];
 
-/// A model file in a process of its own: loaded, tried, and run with numbers at the edges of their types. The process may
-/// end while it loads or tries the file. The server then serves no such file.
+/// A model file in a process of its own: loaded, tried, and run with numbers at the edges of their
+/// types. The process may end while it loads or tries the file. The server then serves no such
+/// file.
 ///
 /// # Panics
-/// If a file is refused without a word. Also if the process ends later and [`hazard`] sees no danger: such a model runs in the
-/// server's own process.
+/// If a file is refused without a word. Also if the process ends later and [`hazard`] sees no
+/// danger: such a model runs in the server's own process.
 pub fn model_trial(data: &[u8]) {
     in_folder(|folder| {
         if std::fs::write(&folder.model, data).is_err() {
@@ -68,14 +70,16 @@ fn engine() -> &'static Isolated {
     static ENGINE: OnceLock<Isolated> = OnceLock::new();
     ENGINE.get_or_init(|| {
         let program = PROGRAM.get_or_init(ExecutorProgram::default).clone();
-        // The sanitizer of libFuzzer reserves terabytes of addresses, and such a limit forbids that.
+        // The sanitizer of libFuzzer reserves terabytes of addresses, and such a limit forbids
+        // that.
         let memory = (!cfg!(feature = "libfuzzer")).then_some(MEMORY);
         let isolated = Isolated::new(Arc::new(Rten::new()), 1, program).expect("there is a thread");
         isolated.for_trials(TrialLimits { time: TIME, memory })
     })
 }
 
-/// Runs the whole model; `None` if the inputs would be too large. `sizes` are the rows and the other sizes that vary.
+/// Runs the whole model; `None` if the inputs would be too large. `sizes` are the rows and the
+/// other sizes that vary.
 fn run(
     model: &dyn Model,
     lane: &mut dyn Lane,
@@ -109,7 +113,8 @@ fn edge(datatype: DataType, at: usize, to: &mut Buffer) {
         DataType::Fp64 => to.extend_from_slice(&fraction.to_le_bytes()),
         DataType::Bytes => to.extend_from_slice(&[0; 4]),
         DataType::Bool => to.extend_from_slice(&[(at % 2) as u8]),
-        // The narrower types keep the lowest bytes: the least and the largest integer stay 0 and -1 there, or a half.
+        // The narrower types keep the lowest bytes: the least and the largest integer stay 0 and -1
+        // there, or a half.
         other => to.extend_from_slice(&integer.to_le_bytes()[..other.size().unwrap_or(8)]),
     }
 }

@@ -4,9 +4,9 @@ use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_preprocess::{Pipeline, Recipe, Step, read_steps};
 
-/// Most pixels of a picture that is decoded here.
+/// The most pixels of a picture that these targets decode.
 const MOST_PIXELS: u64 = 1 << 16;
-/// Most bytes that a request may become here.
+/// The most bytes that a request may become in these targets.
 const MOST_BYTES: u64 = 1 << 22;
 const TEXT: &str = "What a fine day! \u{1F600} 1,024";
 const TOKENIZER: &[u8] = include_bytes!("../../examples/preprocess/models/sentence/tokenizer.json");
@@ -36,10 +36,10 @@ fn take(recipe: &Recipe, item: Bytes) {
     }
 }
 
-/// Steps as they are written: JSON of a list, a line break, and what they are taken with.
+/// Steps in their written form: JSON of a list, a line break, and a picture or text to take through
+/// the steps.
 ///
-/// # Panics
-/// If they are refused without a word.
+/// # Panics If they are refused without a word.
 pub fn recipe(data: &[u8]) {
     let mut parts = data.splitn(2, |byte| *byte == b'\n');
     let (steps, item) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());

@@ -54,7 +54,7 @@ def made(binary, tmp_path_factory):
 
 @pytest.fixture
 def start(binary, tmp_path):
-    """Starts servers: `start(repository, *flags, ...)`. They have to end cleanly."""
+    """Starts servers: `start(repository, *flags, ...)`. Each must end cleanly."""
     started = []
 
     def start_server(repository, *flags, **options):

@@ -70,7 +70,7 @@ def cpu_s(server):
 
 
 def load(model, *arguments, seconds=4, protocol="http", repository=EXAMPLES / "models", config="", shown=("requests/s", "p50 us", "CPU us a request")):
-    """What `bench` says of one model under a load, and the server's CPU time."""
+    """The report of `bench` for one model under a load, and the server's CPU time."""
     def figure(binary, bench, folder):
         (folder / "figure.toml").write_text(config)
         flags = ["--config", str(folder / "figure.toml"), "--model-control-mode", "explicit", "--load-model", model]
@@ -143,9 +143,10 @@ def p50_ms(report):
 
 
 def idle(binary, _bench, _folder):
-    """The examples on the built-in engine, that nobody asks anything."""
+    """A server with the examples on the built-in engine, and without requests."""
     with running(binary, EXAMPLES / "models", engine="rten") as server:
-        # Long enough for what waits a while before it rests, and not for what is measured again on an idle machine (30 s).
+        # Long enough for threads that wait a while before they rest. Too short for the new
+        # measurements of an idle machine (30 s).
         time.sleep(12)
         begin, before = cpu_s(server), server.threads()
         time.sleep(10)
@@ -168,7 +169,7 @@ def idle_connections(protocol, steps, used=0.1):
             for count in steps:
                 while len(held) < count:
                     held.append(wire.idle_client(server, protocol, is_used=len(held) % round(1 / used) == 0, number=len(held)))
-                # Those that were used rest after a second or two.
+                # The used connections rest after a second or two.
                 time.sleep(5)
                 grown = server.memory_bytes() - before
                 found[f"KiB a connection, of {count:,}"] = grown / 1024 / count
@@ -239,7 +240,8 @@ def half_bodies(binary, _bench, _folder):
 
 
 def half_messages(binary, _bench, _folder):
-    """50 gRPC messages of 55 MiB, all but the last byte, on one connection, within a budget of 512 MiB where the build has one."""
+    """50 gRPC messages of 55 MiB on one connection, each without its last byte. A build with a
+    budget gets one of 512 MiB."""
     budget = "--max-in-flight-bytes"
     known = budget in subprocess.run([binary, "serve", "--help"], capture_output=True, text=True).stdout
     with running(binary, EXAMPLES / "models", *([budget, "512M"] if known else [])) as server:

@@ -11,7 +11,8 @@ from serving import ROOT
 sys.path.insert(0, str(ROOT / "tools"))
 from graph import Graph  # noqa: E402
 
-# Protocol name: (ONNX type, numpy type). BF16 has no numpy type; tritonclient takes and gives FP32 for it.
+# Protocol name: (ONNX type, numpy type). BF16 has no numpy type; tritonclient takes and gives FP32
+# in its place.
 DATATYPES = {
     "BOOL": (TensorProto.BOOL, np.bool_),
     "UINT8": (TensorProto.UINT8, np.uint8),
@@ -90,8 +91,9 @@ def slow(repository, name="slow", products=40, dynamic_batching="dynamic_batchin
 
 
 def loop(repository, name="loop", trips=0, constant=False):
-    """`x` FP32 [N, 4] to `y` = `x`, after as many turns of a loop as the largest `x` says, and `trips`: 2e9 take half an hour or more. `constant`: `trips` turns, of which
-    nothing depends on `x`."""
+    """`x` FP32 [N, 4] to `y` = `x`, after a loop of as many turns as the largest `x`, plus `trips`.
+    2e9 turns take half an hour or more. With `constant`: `trips` turns, of which nothing depends on
+    `x`."""
     graph = Graph(name)
     x = graph.input("x", TensorProto.FLOAT, ["N", 4])
     start = graph.constant(np.zeros((1, 4), np.float32)) if constant else x
@@ -134,7 +136,7 @@ def unsupported(repository, name="unsupported"):
 
 
 def outside(repository, name="outside", location="../../secret.bin"):
-    """A model whose weights are said to be in a file outside its folder (which exists)."""
+    """A model whose file puts the weights in a file outside its folder (which exists)."""
     weights = np.arange(4, dtype=np.float32)
     folder = pathlib.Path(repository) / name / "1"
     folder.mkdir(parents=True)

@@ -33,7 +33,8 @@ LOWEST_PORT = 10_000
 
 
 def _ports():
-    """Ports below those that the kernel gives to whatever asks for any free port, from one that differs by process."""
+    """Ports below the range from which the kernel gives out free ports. The first one differs by
+    process."""
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         count = int(file.read().split()[0]) - LOWEST_PORT
     for number in itertools.count(os.getpid() * 1_009):
@@ -54,13 +55,14 @@ def is_free(port):
 
 
 def free_ports(count):
-    """Ports that nothing listens on. No process of another test takes them before the server that they are meant for."""
+    """Ports without a listener. No process of another test takes such a port before the test's
+    server does."""
     return list(itertools.islice(filter(is_free, PORTS), count))
 
 
 def environment(folder, engine="onnxruntime"):
     """The environment of a server: a cache of its own, and the onnxruntime wheel's library or none."""
-    # Nobody has to learn that a server of a test ends.
+    # No load balancer has to learn that a server of a test ends.
     env = dict(os.environ, XDG_CACHE_HOME=str(folder / "cache"), NO_COLOR="1", DOWNBEAT_SHUTDOWN_GRACE="0")
     env.pop("ORT_DYLIB_PATH", None)
     if engine == "onnxruntime":
@@ -69,8 +71,9 @@ def environment(folder, engine="onnxruntime"):
 
 
 class Server:
-    """`downbeat serve`, or the process of another `role` of a cluster, on free ports of the loopback interface. `limits` are those of the process: {resource.RLIMIT_...: number}.
-    `library`: whether ONNX Runtime's library can be found also where `engine` is another."""
+    """`downbeat serve`, or the process of another `role` of a cluster, on free ports of the
+    loopback interface. `limits` bound the process: {resource.RLIMIT_...: number}. `library`:
+    whether ONNX Runtime's library can be found also where `engine` is another."""
 
     def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True, limits=None, role="serve", library=False):
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
@@ -149,7 +152,7 @@ class Server:
                 time.sleep(0.02)
 
     def memory_bytes(self, field="VmRSS"):
-        """What the process has in memory; with `VmHWM` the most it ever had."""
+        """The process's memory; with `VmHWM` the most that it ever had."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(rf"{field}:\s+(\d+) kB", status).group(1)) * 1024
 

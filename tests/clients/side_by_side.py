@@ -59,7 +59,7 @@ def overlap(order, threads, predicted=False):
 
 
 def free(_folder, names):
-    """Each model by itself, its requests as they came, whatever the other does."""
+    """Each model by itself, its requests as they came, independent of the other model."""
     return f'threads = 1\n{named(names, "windowed", "window_ms = 0" + chr(10))}'
 
 
@@ -128,7 +128,8 @@ def serve(binary, folder, config, slos):
 
 
 def alone(bench, server, folder, name, which=""):
-    """What requests of a model take one after the other, milliseconds: the median of the largest, the mean of all."""
+    """The time of a model's requests one after the other, milliseconds: the median of the largest,
+    the mean of all."""
     report = bench.run(server, "-m", name, "--closed", "-c", "1", "-d", "3", "--input", str(folder / f"{name}{which}.json"))
     latency = report["total"]["latency_ms"]
     return latency["p50"] if which else latency["mean"]
@@ -146,7 +147,7 @@ def calibrate(binary, bench, names, folder):
 
 
 def offer(binary, server, folder, slos, rate, seconds, seed):
-    """Poisson arrivals of both models, as often as each other: what came of them."""
+    """Offers Poisson arrivals to both models, at equal rates. Returns the results."""
     clients = []
     with tempfile.TemporaryDirectory() as reports:
         for number, (name, slo) in enumerate(slos.items()):
@@ -163,7 +164,8 @@ def offer(binary, server, folder, slos, rate, seconds, seed):
 
 
 def ensure_served(server, slos, config):
-    """Ends the measurement if a model runs under another policy than it is to, or alone for want of a predictor: there would be nothing to compare."""
+    """Ends the measurement if a model runs under another policy than requested, or alone because it
+    has no predictor. Then the figures would compare nothing."""
     device = requests.get(f"{server.url}/v2/devices", timeout=10).json()["devices"][0]
     wanted = "windowed" if config is free else "overlap"
     found = {model["model"]: model["policy"] for model in device["models"]}
@@ -237,7 +239,7 @@ def main():
     for round_ in range(arguments.rounds):
         for pair, (folder, slos, fits, results) in ready.items():
             order = list(policies().items())
-            # Nobody is always the first.
+            # No policy is always the first.
             order = order[round_ % len(order):] + order[:round_ % len(order)]
             for name, config in order:
                 offered = [load * fits for load in arguments.loads]

@@ -30,7 +30,8 @@ import models
 import wire
 from serving import ROOT, Server
 
-# What growth after the first third is allowed: allocators keep some of what they had, and a peak may come late.
+# The growth allowed after the first third: allocators keep some of their memory, and a peak may
+# come late.
 MEMORY_SHARE, MEMORY_MIB = 1.15, 64
 THREADS, FILES = 4, 8
 
@@ -88,7 +89,7 @@ class Load:
         self.count("left")
 
     def bad(self):
-        """What has to be refused, each with a status below 500, or cut off."""
+        """Requests that the server must refuse with a status below 500, or cut off."""
         path = "/v2/models/small/infer"
         whole = wire.post(path, X)
         with wire.connect(self.server.http_port) as connection, contextlib.suppress(OSError):
@@ -127,7 +128,7 @@ class Load:
         self.count("unload", None if reply.status_code == 200 else reply.text)
 
     def asking(self):
-        """What monitoring asks."""
+        """The requests of monitoring."""
         self.server.metrics()
         for path in ("health/live", "models/stats", "models/small", "models/small/config"):
             reply = requests.get(self.url(path), timeout=60)
@@ -144,7 +145,7 @@ def repeat(load, one, until):
     while time.monotonic() < until:
         try:
             one()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding and not the end
+        except Exception as error:  # noqa: BLE001 - every exception is a finding and not the end
             load.count(one.__name__, repr(error))
 
 
@@ -158,7 +159,7 @@ def run(binary, seconds, seed, folder):
     failures = []
     with Server(binary, repository, folder, "--model-control-mode", "explicit", "--load-model", "small", "--load-model", "slow") as server:
         load = Load(server, repository, seed)
-        # One of each, so that whatever is made once is there.
+        # One request of each kind, so that the server has made everything that it makes once.
         for one in (load.over_http, load.over_grpc, load.leaving, load.bad, load.models, load.asking):
             one()
         time.sleep(1)
@@ -171,7 +172,7 @@ def run(binary, seconds, seed, folder):
             while time.monotonic() < until:
                 time.sleep(min(1, seconds / 20))
                 samples.append(sample(server))
-        # Connections that clients have left are noticed, and what was queued is done.
+        # Until the server has noticed closed connections and finished queued requests.
         for _ in range(30):
             time.sleep(1)
             end = sample(server)

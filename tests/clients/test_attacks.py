@@ -1,7 +1,10 @@
-"""What one client or one model must not do to the others: exhaust memory, hold them up, have things run or read that are not theirs.
+"""One client or one model must not harm the others: exhaust memory, hold them up, have their things
+run or read.
 
-More of it: `test_connections.py` (what is never read, stray bytes, wrong heads, idle and slow sockets, the end), `test_memory.py` (half bodies,
-shared memory), `test_endless.py` (runs without end), `test_files.py` (uploaded models), `test_killed.py`. Bounds of time are against hangs, not for speed.
+More tests of attacks: `test_connections.py` (bodies that no server reads, stray bytes, wrong heads,
+idle and slow sockets, the end), `test_memory.py` (half bodies, shared memory), `test_endless.py`
+(runs without end), `test_files.py` (uploaded models), `test_killed.py`. Bounds of time are against
+hangs, not for speed.
 """
 import concurrent.futures
 import contextlib
@@ -32,7 +35,7 @@ HANG_S = 60
 
 
 def small(server, model="small"):
-    """A request that has to be answered whatever else goes on."""
+    """A request that the server must answer during any attack."""
     reply = requests.post(f"{server.url}/v2/models/{model}/infer", json=X, timeout=HANG_S)
     assert reply.status_code == 200 and reply.json()["outputs"][0]["data"] == [2.0, 3.0, 4.0, 5.0], reply.text
 
@@ -51,7 +54,8 @@ def value(name, dims, kind=TensorProto.FLOAT):
 
 @pytest.fixture
 def attacked(start, repository):
-    """Starts a server with the model `small` and what else is in the repository, within limits."""
+    """Starts a server, within limits, with the model `small` and the other models of the
+    repository."""
     models.add(repository, "small", 1)
 
     return functools.partial(start, repository, limits=LIMITS)
@@ -100,7 +104,7 @@ def test_a_small_request_that_computes_a_large_tensor_is_refused(attacked, repos
     assert error.value.message()
     small(server)
     assert server.memory_mib("VmHWM") - before < 4096
-    # What fits is answered.
+    # A tensor that fits is answered.
     tensor = httpclient.InferInput("x", [1, 16], "FP32")
     tensor.set_data_from_numpy(data[None, :16])
     assert client.infer("outer", [tensor]).as_numpy("y").tolist() == [1.0] * 16

@@ -1,4 +1,4 @@
-"""Wrong requests: each is answered with what was wrong, and the next good one is answered well."""
+"""Wrong requests: each answer says what was wrong, and the next good request is answered well."""
 import gzip
 import json
 import socket

@@ -1,4 +1,5 @@
-"""Connections as a black box: many, slow, silent, greedy, and those of a server that stops."""
+"""Connections as a black box: many, slow, silent, greedy, and the connections of a server that
+stops."""
 import http.client
 import json
 import socket
@@ -132,7 +133,8 @@ def test_at_the_cap_clients_are_told_why(one):
     server = one("--max-connections", "2")
     busy = []
     while len(busy) < 2:
-        # Half of its request is here. Refused at first, perhaps: the connections of those who waited for the server count, too.
+        # The client sends half of a request. The server may refuse it at first: connections that
+        # waited for the server's start count, too.
         s = connect(server.http_port)
         s.sendall(post()[:-len(BODY)])
         s.settimeout(0.5)
@@ -211,7 +213,7 @@ def answer_while(s, work):
 
 
 def at_once(*functions):
-    """Runs functions side by side; what one of them raises is raised here."""
+    """Runs functions side by side, and raises the exception of any."""
     failures = []
 
     def run(function):
@@ -233,7 +235,8 @@ def at_once(*functions):
 
 
 class Client:
-    """Sends request after request on a connection that it keeps, and a new one when it is told to, until nobody listens."""
+    """Sends request after request on one connection. When the server closes it, the client opens a
+    new one, until no server listens."""
 
     def __init__(self, server):
         self.port, self.answered, self.lost, self.refused = server.http_port, 0, [], []
@@ -296,7 +299,8 @@ def test_sigterm_under_load_loses_no_grpc_call(one):
                 try:
                     client.infer("one", [tensor])
                 except Exception as error:
-                    # After the end there is nobody to connect to; what was sent on a connection is answered.
+                    # After the end no server accepts connections. Requests sent on a connection
+                    # have been answered.
                     if "failed to connect" not in str(error).lower():
                         failures.append(str(error))
                     return

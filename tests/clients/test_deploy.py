@@ -21,12 +21,13 @@ DEPLOY = ROOT / "deploy" / "kubernetes"
 KUBERNETES = "1.37"
 FOLDERS = ["base", "gpu", "single"]
 ROLES = ["frontend", "scheduler", "backend", "serve"]
-# By name; those of HTTP, gRPC and metrics, and those of the cluster, as `--help` says them.
+# The flags of the ports of HTTP, gRPC and metrics, by the port's name. `--help` has their defaults,
+# and those of the cluster's ports.
 OWN_PORTS = {"http": "--http-port", "grpc": "--grpc-port", "metrics": "--metrics-port"}
 
 
 def rendered(folder):
-    """What `kubectl apply -k` would apply."""
+    """The objects that `kubectl apply -k` would apply."""
     kubectl = pathlib.Path(sys.executable).parent / "kubectl"
     done = subprocess.run([kubectl, "kustomize", DEPLOY / folder], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -67,7 +68,7 @@ def container(workload):
 
 @pytest.fixture(scope="module")
 def helps(binary):
-    """What each role says of its flags."""
+    """The `--help` of each role."""
     texts = {}
     for role in ROLES:
         done = subprocess.run([binary, role, "--help"], capture_output=True, text=True, timeout=60)
@@ -77,7 +78,8 @@ def helps(binary):
 
 
 def check_command(arguments, helps, variables=()):
-    """All flags and variables are those of the role, each flag with its value in the same argument."""
+    """Checks that the role has all flags and variables, and that each flag has its value in the
+    same argument."""
     role, *rest = arguments
     assert role in helps, f"there is no role {role}"
     known = set(re.findall(r"^\s+(?:-\w, )?(--[a-z0-9-]+)", helps[role], re.MULTILINE))
@@ -227,7 +229,7 @@ def test_all_are_told_the_schedulers_that_there_are(folder, helps):
 
 
 def test_all_listen_where_others_reach_them(helps):
-    """The default is the loopback interface, which in a container nobody else reaches."""
+    """The default is the loopback interface, which only the container itself reaches."""
     assert default(helps["serve"], "--host") == "127.0.0.1"
     commands = [service["command"] for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()]
     commands += [container(workload)["args"] for folder in FOLDERS for workload in workloads(rendered(folder))]

@@ -1,4 +1,4 @@
-"""Whatever makes batches on the device, many clients at once get the answers of ONNX Runtime."""
+"""Under every device policy, many clients at once get the answers of ONNX Runtime."""
 import concurrent.futures
 import json
 import subprocess

@@ -1,4 +1,5 @@
-"""Runs and loads that do not end: others are answered meanwhile, the model says so, and the server ends when it is told to."""
+"""Runs and loads that do not end: other models answer meanwhile, the endless model reports it, and
+the server ends at the first signal."""
 import concurrent.futures
 import signal
 import time
@@ -9,7 +10,7 @@ import requests
 import models
 
 ENDLESS = 2e9
-# A hang is what these tests are about: nothing here takes so long.
+# These tests look for hangs: nothing in them takes so long.
 PATIENCE_S = 60
 
 engines = pytest.mark.parametrize("engine", ["onnxruntime", "rten"])
@@ -57,7 +58,7 @@ def test_onnxruntime_ends_a_run_that_does_not_end(start, repository, policy):
     said = index(server)["loop"]
     assert said["state"] == "UNAVAILABLE" and "the most that it may take" in said["reason"], said
     assert infer(server, "one", 1).status_code == 200
-    # It is asked on, and well again with the first answer.
+    # The model still gets requests, and is well again with its first answer.
     reply = infer(server, "loop", 3)
     assert reply.status_code == 200 and reply.json()["outputs"][0]["data"] == [3, 0, 0, 0]
     assert is_ready(server, "loop") and index(server)["loop"]["state"] == "READY"
@@ -155,7 +156,7 @@ def test_the_drain_timeout_is_a_limit_whatever_runs(start, repository, engine):
 @engines
 @pytest.mark.parametrize("constant", [False, True], ids=["varying", "constant"])
 def test_a_model_whose_first_run_does_not_end_is_unavailable_and_the_others_are_served(start, repository, engine, constant):
-    # What is constant an engine may compute while it reads the model.
+    # An engine may compute constant parts while it reads the model.
     models.loop(repository, "endless", trips=int(ENDLESS), constant=constant)
     models.add(repository, "one", 1)
     server = start(repository, "--load-run-timeout", "1", "--strict-readiness", "false", engine=engine)

@@ -1,4 +1,5 @@
-"""Which engine runs a model, and that its answers are those of the standard: a sample of the `onnx` package's node cases, and models that an engine cannot run."""
+"""Which engine runs a model, and that its answers are those of the standard. The tests use a sample
+of the `onnx` package's node cases, and models that an engine cannot run."""
 import functools
 import json
 import os

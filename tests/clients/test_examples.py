@@ -69,8 +69,9 @@ def test_digits_is_as_often_right_as_when_it_was_trained_and_inside_its_slo(serv
         parts = list(pool.map(ask, np.array_split(np.arange(len(images)), 4)))
     right, latencies = sum(p[0] for p in parts), sum((p[1] for p in parts), [])
     assert right / len(images) >= float(trained["test_accuracy"]) - 1e-4
-    # A request that cannot make its deadline is dropped, so that all were answered says that the server meant to be in time;
-    # the median says it from outside, and does not depend on one pause of a shared machine.
+    # The server drops a request that cannot make its deadline. So full answers say that the server
+    # meant to be in time. The median says this from outside, and does not depend on one pause of a
+    # shared machine.
     assert np.median(latencies) < 0.250
     assert server.metric("downbeat_requests_late_total", model="digits") - missed_before <= len(images) // 100
 

@@ -1,4 +1,4 @@
-"""Files that a server makes or reads: where, for whom, and what stays of them."""
+"""Files that a server makes or reads: their places, their readers, and the files that remain."""
 import os
 import stat
 import subprocess
@@ -41,7 +41,7 @@ def test_uploaded_models_are_private_and_go_with_the_next_start_after_a_kill(bin
     killed.process.wait()
     assert sorted(parent.glob("*/*/uploaded/1/model.onnx")) == uploads, "nobody has cleaned yet"
 
-    # What is in use stays, what is not goes.
+    # Files in use stay, others go.
     with server_with_upload() as third:
         left = sorted(parent.glob("*/*/uploaded/1/model.onnx"))
         assert len(left) == 2 and len(set(left) & set(uploads)) == 1, left

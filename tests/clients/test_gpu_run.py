@@ -1,4 +1,5 @@
-"""The script that measures on GPUs (tools/gpu_run.py), rehearsed without one: programs that fail, hang and end stand in for those that it starts."""
+"""The script that measures on GPUs (tools/gpu_run.py), rehearsed without a GPU. Programs that fail,
+hang and end stand in for the programs that it starts."""
 import json
 import os
 import pathlib
@@ -18,7 +19,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import gpu_run
 
 SCRIPT = ROOT / "tools/gpu_run.py"
-# What measures: says a row, and then does as its first argument, the step, has it here.
+# The measuring program: it says a row, and then behaves as this script sets for its first argument,
+# the step.
 PROGRAM = """#!{python}
 import json, os, subprocess, sys, time
 step = sys.argv[1]
@@ -43,7 +45,7 @@ SMI = "#!{python}\nimport time\nwhile True:\n    print('1980, 3201, 412.50, 45, 
 
 @pytest.fixture
 def work(tmp_path):
-    """A folder as `unpack` leaves it, with models that are there."""
+    """A folder as `unpack` leaves it, with models."""
     for name, text in (("gpu_measure", PROGRAM), ("bin/nvidia-smi", SMI)):
         path = tmp_path / "work" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +84,7 @@ def test_limits_of_a_call_fit_into_it(capsys):
         assert line.startswith(f"{call}: {sum(limits.values())} s at most"), line
     steps = [step for limits in gpu_run.CALLS.values() for step in limits]
     assert len(set(steps)) == len(steps) and not set(steps) & set(gpu_run.CALLS) - {"abacus"}
-    # What the design waits for has 150 s, and comes first.
+    # The figures that the design waits for have 150 s, and come first.
     first = list(gpu_run.CALLS["first"].items())
     assert [step for step, _ in first[:6]] == ["machine", "graphs", "sessions", "grids", "census", "cuts"]
     assert sum(limit for _, limit in first[1:6]) == 150
@@ -125,7 +127,7 @@ def test_a_model_that_is_missing_is_said(work):
     (work / "zoo/exits").rmdir()
     (work / "background").mkdir()
     (work / "background/exits.log").write_text("Traceback\nModuleNotFoundError: No module named 'onnx'\n")
-    # `sessions` wants both, and waits for half of its time; `isolation` wants another one.
+    # `sessions` wants both models, and waits for half of its time. `isolation` wants another model.
     child = begin(work, "sessions", "isolation", options=["--minutes", "0.15"])
     printed, _ = child.communicate(timeout=60)
     assert child.returncode == 0, printed
@@ -148,7 +150,7 @@ def test_samples_go_on_from_an_earlier_call(work, tmp_path):
     assert child.returncode == 0, printed
     assert (work / "out/abacus.jsonl").read_text() == '{"sample": 0}\n'
     [row] = [row for row in rows(work) if row["what"] == "begun"]
-    # It ends by itself before it is stopped.
+    # The program ends by itself before the script would stop it.
     assert f"--samples {work}/out/abacus.jsonl" in row["note"] and "--seconds 520" in row["note"], row
 
 
@@ -207,7 +209,7 @@ def test_the_first_steps_on_a_stand_in(on_stand_in):
     assert {step for step, _ in told} == {"graphs", "sessions", "grids", "census", "cuts", "launches"}
     # Why it is a graph or none, for each size.
     assert {row["batch"] for row in rows(work) if row["what"] == "whole, segment 1 of 1" and "graph" in row["note"]} == {1, 8}
-    # The stand-in runs no kernels, and that is said.
+    # The stand-in runs no kernels, and the rows report this.
     assert "no kernel of our own" in told["census", "not run"]
 
 

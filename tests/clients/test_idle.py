@@ -1,4 +1,4 @@
-"""A server that nobody asks anything: it does nothing, and holds little."""
+"""A server without requests: it does nothing, and holds little memory."""
 import collections
 import os
 import socket
@@ -36,7 +36,7 @@ def test_no_thread_of_an_idle_server_runs(one):
     (health,) = free_ports(1)
     server = one("--health-port", str(health))
     assert requests.get(f"http://127.0.0.1:{health}/v2/health/live", timeout=WITHIN_S).status_code == 200
-    # It begins threads for large bodies, which sleep then.
+    # The server begins threads for large bodies, which then sleep.
     long = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 100_000], "data": [1.25] * 100_000}]}
     assert requests.post(f"{server.url}/v2/models/one/infer", json=long, timeout=WITHIN_S).status_code == 400
     assert {"health", "large"} <= {name for name, _ in server.threads().values()}
@@ -44,7 +44,7 @@ def test_no_thread_of_an_idle_server_runs(one):
     # Ten times the longest interval at which anything looked before.
     time.sleep(10)
     assert server.threads() == rested
-    # It wakes for a request, watches it, and rests again.
+    # The server wakes for a request, watches it, and rests again.
     with wire.connect(server.http_port) as client:
         infer(client)
         assert server.threads() != rested
@@ -79,7 +79,7 @@ def test_the_threads_of_a_server_have_a_reason(one):
 def test_an_idle_connection_holds_little_memory(one, protocol, is_used, most):
     """KiB of the process: its socket, its place in the table, its task."""
     server = one()
-    # What the first of them needs, and the table.
+    # The first connections pay for the table and for other things made once.
     held = [wire.idle_client(server, protocol, is_used) for _ in range(200)]
     server.rest()
     before = server.memory_bytes()
@@ -98,7 +98,7 @@ def test_a_connection_that_rested_answers_as_before(one):
         infer(client)
         server.rest()
         infer(client)
-        # Byte by byte: it is made ready with the first one.
+        # Byte by byte: the first byte wakes the connection.
         server.rest()
         for byte in wire.head("GET", "/v2/health/live"):
             client.sendall(bytes([byte]))

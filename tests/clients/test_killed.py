@@ -1,4 +1,5 @@
-"""A server that is killed again and again under load: what it leaves on the disk can be read, and the next one starts from it."""
+"""A server that is killed again and again under load. Its files on the disk can be read, and the
+next server starts from them."""
 import contextlib
 import json
 import random
@@ -18,7 +19,7 @@ X = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0,
 
 @pytest.fixture
 def options(tmp_path):
-    """One model with a device policy, whose log is of another form."""
+    """Options that give one model a device policy: its decision log has another form."""
     file = tmp_path / "options.toml"
     file.write_text('[[device.groups]]\nmodels = ["lanes"]\npolicy = "windowed"\n')
     return file
@@ -53,7 +54,8 @@ def test_what_a_killed_server_leaves_is_sound(binary, repository, options, tmp_p
             thread.join()
         assert "panicked" not in server.log
         check(binary, decisions, tmp_path)
-    # What the killed ones left is gone, and what they measured is taken.
+    # The temporary files of the killed servers are gone, and the next server uses their
+    # measurements.
     with Server(binary, repository, tmp_path, *flags, engine="rten") as server:
         for name, expected in (("one", 2.0), ("lanes", 3.0)):
             reply = requests.post(f"{server.url}/v2/models/{name}/infer", json=X, timeout=60)

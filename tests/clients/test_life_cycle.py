@@ -1,4 +1,4 @@
-"""Start, probes, drain and end; and what a server says that cannot start or cannot load."""
+"""Start, probes, drain and end. Also the messages of a server that cannot start or cannot load."""
 import shutil
 import signal
 import socket
@@ -75,7 +75,8 @@ def test_sigterm_lets_requests_finish_and_answers_those_that_still_come(start, r
     late = requests.Session()
     assert late.get(f"{server.url}/v2/health/ready").status_code == 200
     sent.wait()
-    # The eight are in the server once its queue depth says so; then it is told to end.
+    # The eight requests are in the server once its queue depth says so; then the test ends the
+    # server.
     for _ in range(500):
         if server.metric("nv_inference_pending_request_count", model="slow") >= 4:
             break
@@ -83,7 +84,7 @@ def test_sigterm_lets_requests_finish_and_answers_those_that_still_come(start, r
     server.terminate()
     while server.process.poll() is None and requests.get(f"{server.url}/v2/health/ready").status_code == 200:
         time.sleep(0.005)
-    # On the connection of before, and on a new one.
+    # On the earlier connection, and on a new one.
     for _ in range(2):
         reply = late.post(f"{server.url}/v2/models/slow/infer", json=SLOW_BODY)
         assert reply.status_code == 200 and reply.headers["Connection"] == "close", f"{reply.status_code} {reply.text}"

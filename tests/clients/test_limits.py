@@ -148,7 +148,8 @@ def test_cancelled_grpc_requests_leave_the_queue(made):
             call.cancel()
         idle(made)
     ran = executions(made, "slow") - before
-    # The first, the one of `idle`, and those that had begun before their cancellation came: far from all.
+    # The first request, the request of `idle`, and those that had begun before their cancellation:
+    # far from all.
     assert ran <= 6, f"{ran} of 12 ran although 11 were cancelled"
 
 
@@ -188,7 +189,7 @@ def test_priorities_overtake(start, repository):
         client.infer("slow", slow_inputs())
         for i in range(6):
             ask(f"low{i}", 2)
-        # The low ones are in the queue once the device is busy with one of them.
+        # The low requests are in the queue once the device is busy with the first.
         time.sleep(0.02)
         ask("high", 1)
         for _ in range(6000):
@@ -209,7 +210,8 @@ def test_a_configured_queue_timeout_fires_while_the_device_is_busy(start, reposi
     assert requests.post(infer_url(server, "slow"), json=BODY).status_code == 200
     replies = at_once(8, lambda _: requests.post(infer_url(server, "slow"), json=BODY))
     codes = [reply.status_code for _, reply in replies]
-    # One gets the device; what waits longer than five milliseconds is over, long before the device is free again.
+    # One request gets the device. A request that waits for more than five milliseconds times out,
+    # long before the device is free again.
     assert codes.count(200) >= 1 and codes.count(504) >= 1 and set(codes) == {200, 504}, codes
     assert codes.index(504) < codes.index(200)
 

@@ -1,4 +1,5 @@
-"""What requests hold of the server's memory: bounded for all together, whatever they claim and however they stop."""
+"""The server's memory for requests: bounded for all together, whatever sizes they claim and however
+they stop."""
 import socket
 
 import numpy as np
@@ -97,7 +98,8 @@ def test_what_a_body_becomes_is_bounded_too(bounded):
     for _ in range(3):
         reply = requests.post(url, data=bomb, headers={"Content-Encoding": "gzip"})
         assert reply.status_code in (413, 503) and "--max-in-flight-bytes" in reply.json()["error"], reply.text
-    # What a thread has freed is not returned at once, and another thread may take the next one.
+    # Memory that a thread has freed does not return at once, and another thread may take the next
+    # body.
     assert peak_rss(bounded) - before < BUDGET + 96 * MIB
     ask(bounded)
 

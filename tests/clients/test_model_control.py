@@ -112,7 +112,8 @@ def test_version_policy_and_version_in_the_request(start, repository):
 
 
 class Load:
-    """Requests from four threads until it is stopped: what they were answered, and what they were refused."""
+    """Sends requests from four threads until it is stopped, and collects the answers and the
+    refusals."""
 
     def __init__(self, server, model):
         self.answers, self.errors, self.ended = [], [], threading.Event()

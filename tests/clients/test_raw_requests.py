@@ -97,6 +97,7 @@ def test_duplicate_outputs(zero):
 
 
 def test_a_body_over_the_limit(zero):
-    """Triton answers 400; 413 is what proxies and clients know. The words are the same."""
+    """Triton answers 400. Downbeat answers 413, which proxies and clients know, with the same
+    words."""
     reply = post(zero, "zero_1_float32", data=b"\0" * ((64 << 20) + 4), headers=RAW)
     assert reply.status_code == 413 and "exceeds the maximum allowed value" in reply.json()["error"], reply.text

@@ -39,7 +39,7 @@ def test_inputs_and_outputs_in_shared_memory(made, module):
             outputs = [module.InferRequestedOutput(f"OUTPUT{i}") for i in range(2)]
             outputs[0].set_shared_memory("data", 64, offset=128)
             result = client.infer("simple", inputs, outputs=outputs)
-            # One output in the region, the other in the answer.
+            # The first output is in the region, the second in the answer.
             np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.int32, [1, 16], offset=128), first + second)
             np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), first - second)
             assert result.get_output("OUTPUT0") is not None
@@ -105,7 +105,7 @@ def test_bad_regions_are_refused(made, module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_without_the_option_it_is_off(examples_rten, module):
-    """As Triton: clients may use shared memory only where the server was started for it."""
+    """As in Triton, clients may use shared memory only if the server was started with the option."""
     words = "Client shared memory is disabled. Start the server with '--shared-memory'"
     with connect(module, examples_rten) as client, region(64) as (key, _):
         calls = [

@@ -1,4 +1,5 @@
-"""Nothing is collected about the process and sent away, whatever the ONNX Runtime library in use would do by default."""
+"""The server collects nothing about the process and sends nothing away, for all defaults of the
+ONNX Runtime library in use."""
 import re
 import shutil
 import time
@@ -27,7 +28,7 @@ def serve(binary, repository, folder, seconds, before=""):
 
 
 def test_the_users_folders_have_our_own_files_only(binary, repository, tmp_path):
-    # It writes as soon as it is loaded.
+    # Telemetry of ONNX Runtime would write files as soon as the library is loaded.
     home = serve(binary, repository, tmp_path, seconds=1)
     assert list(home.rglob("*")) == []
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["downbeat"]
@@ -36,7 +37,8 @@ def test_the_users_folders_have_our_own_files_only(binary, repository, tmp_path)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not there")
 def test_nobody_outside_is_asked_or_told_anything(binary, repository, tmp_path):
     calls = tmp_path / "calls.txt"
-    # It looks the host up some nine seconds after it is loaded. -D: the server is the process that the test started, and gets its signals.
+    # Telemetry would look its host up some nine seconds after the library is loaded. With -D the
+    # server is the process that the test started, and gets its signals.
     serve(binary, repository, tmp_path, seconds=12, before=f'strace -D -f -qq -e trace=connect,sendto,sendmsg,sendmmsg -o "{calls}"')
     reached = [line for line in calls.read_text().splitlines() if re.search(r"connect\(|AF_INET", line) and "127.0.0.1" not in line]
     assert reached == []

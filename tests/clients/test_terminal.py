@@ -1,4 +1,4 @@
-"""What a person sees in a terminal."""
+"""The output that a user sees in a terminal."""
 import fcntl
 import os
 import pty
@@ -17,7 +17,7 @@ STYLE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def shown(binary, folder):
-    """What `downbeat serve` writes to a terminal until it is ready, models measured."""
+    """The output of `downbeat serve` on a terminal until it is ready, with models measured."""
     ports = [str(port) for port in free_ports(3)]
     flags = [flag for pair in zip(("--http-port", "--grpc-port", "--metrics-port"), ports) for flag in pair]
     terminal, end = pty.openpty()

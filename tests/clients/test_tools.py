@@ -51,14 +51,15 @@ def test_perf_analyzer(examples, tmp_path, protocol, model, more):
     if "--collect-metrics" in more:
         more = [*more, "--metrics-url", f"127.0.0.1:{examples.metrics_port}/metrics"]
     address = examples.http if protocol == "http" else examples.grpc
-    # Stability of the latency is the machine's affair: windows of 50 requests are taken as they are. But one of 2 ms in which the machine stops for 20 is ten times as slow as
-    # those beside it, and three in a row without such a one are wanted.
+    # The latency's stability depends on the machine, so windows of 50 requests count as they are.
+    # But if the machine stops for 20 ms in a window of 2 ms, the window is ten times as slow as its
+    # neighbours. The tool wants three windows in a row without such a stop.
     output = perf_analyzer("-m", model, "-u", address, "-i", protocol, "--measurement-mode", "count_windows", "--measurement-request-count", "50",
                            "--stability-percentage", "999", "--max-trials", "20", "-f", tmp_path / "report.csv", *more)
     assert "Failed" not in output, output
     row = next(csv.DictReader(open(tmp_path / "report.csv")))
     assert float(row["Inferences/Second"]) > 0 and int(row["p99 latency"]) > 0
-    # What the server says about itself came over the statistics endpoint.
+    # The server's own report came over the statistics endpoint.
     assert int(row["Server Compute Infer"]) > 0
 
 
@@ -90,7 +91,8 @@ def test_loadgen_performance(examples, tmp_path):
     summary = loadgen(examples, "performance", tmp_path)
     assert summary["Scenario"] == "Server" and summary["Mode"] == "PerformanceOnly"
     assert summary["Min queries satisfied"] == "Yes" and summary["Min duration satisfied"] == "Yes"
-    # All of its rules together: the 99th percentile under the model's SLO, and enough queries to be sure of it.
+    # The result of all rules of LoadGen: the 99th percentile under the model's SLO, and enough
+    # queries to be sure.
     assert summary["Result is"] == "VALID", summary
 
 
@@ -99,7 +101,7 @@ def test_loadgen_performance(examples, tmp_path):
 
 @pytest.mark.parametrize("names", [
     pytest.param("", id="random names"),
-    # Clients may load and unload `extra` meanwhile; what is asked of `simple` gets through to it.
+    # Clients may load and unload `extra` meanwhile; requests to `simple` reach the model.
     pytest.param('[parameters]\n"path.model" = "simple"\n"path.version" = "1"\n"path.entry" = "extra"\n', id="names that are there"),
 ])
 def test_schemathesis(start, repository, tmp_path, names):

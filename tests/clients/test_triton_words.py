@@ -1,4 +1,5 @@
-"""Names and texts that Triton's clients and examples compare: a program that was written against Triton finds them here."""
+"""Names and texts that Triton's clients and examples compare: programs written against Triton find
+the same in Downbeat."""
 import numpy as np
 import pytest
 import requests

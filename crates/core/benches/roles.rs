@@ -1,7 +1,10 @@
-//! What a request costs a frontend, a scheduler and a backend on one core, without wires and tensors: `cargo bench -p downbeat-core --bench roles`.
+//! The cost of a request in a frontend, a scheduler and a backend on one core, without wires and
+//! tensors: `cargo bench -p downbeat-core --bench roles`.
 //!
-//! Requests come at 100 000 a second of virtual time, so many in a round before outputs are polled; batches of 8 are planned, claimed, run and answered a millisecond later. What peers say comes over links of their own, which
-//! are not counted. Nanoseconds for each request, the median of rounds of 100 000 requests, and messages and frames for each request.
+//! Requests come at 100 000 a second of virtual time, so many in a round before outputs are polled.
+//! Batches of 8 are planned, claimed, run and answered a millisecond later. Peers' messages come
+//! over links of their own, which are not counted. The benchmark prints nanoseconds for each
+//! request, the median of rounds of 100 000 requests, and messages and frames for each request.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -45,7 +48,7 @@ fn queue() -> QueueKey {
     QueueKey { model: "resnet50".to_owned(), version: 1, shape: Vec::new() }
 }
 
-/// 32 slots, on which a batch of 8 takes 1 ms: more than are needed.
+/// 32 slots, on which a batch of 8 takes 1 ms: more than the load needs.
 fn offer() -> Offer {
     let micros = Duration::from_micros;
     let profile = LatencyProfile::linear(micros(50), micros(600), 8).expect("a profile");
@@ -91,7 +94,7 @@ struct World {
     nanos: u64,
     frames: u64,
     messages: u64,
-    /// Handed in or answered, and not yet in a batch.
+    /// Requests that were handed in or answered, and are not yet in a batch.
     waiting: VecDeque<u64>,
     ran: VecDeque<(Time, BatchKey, Vec<RequestKey>)>,
     batches: u64,
@@ -158,7 +161,7 @@ impl World {
         }
     }
 
-    /// What is measured: what the node does with what comes, until it has nothing more to say.
+    /// The measured part: the node handles its inputs until it has no more output.
     fn exchange(&mut self) {
         loop {
             let mut to_node = Vec::new();
@@ -249,7 +252,7 @@ impl World {
         }
     }
 
-    /// So many requests, and what follows from those before.
+    /// Sends so many requests, and handles the consequences of the earlier ones.
     fn round(&mut self, requests: u64, next: &mut u64) {
         self.time += EVERY.saturating_mul(requests);
         let deadline = self.time + Duration::from_millis(50);

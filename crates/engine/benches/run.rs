@@ -1,7 +1,9 @@
-//! What a run costs through the trait, from the requests' bytes to the replies': `cargo bench -p downbeat-engine`.
+//! The cost of a run through the trait, from the requests' bytes to the replies' bytes: `cargo
+//! bench -p downbeat-engine`.
 //!
-//! Prints microseconds a run of the `mlp` example (784-128-10), or of the model whose path is given, here and in a process
-//! of its own: the least of many short rounds that alternate between the rows, because whatever else the machine does can only add to them.
+//! Prints microseconds a run of the `mlp` example (784-128-10), or of the model at the given path,
+//! in this process and in an executor process. A figure is the least of many short rounds that
+//! alternate between the rows, because other work of the machine can only add to a time.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -14,9 +16,9 @@ use downbeat_engine::{
 };
 
 const ROUNDS: usize = 60;
-/// Argument with which this program is an executor process.
+/// The argument with which this program becomes an executor process.
 const EXECUTOR: &str = "executor";
-/// Time that one round of one row takes.
+/// The time that one round of one row takes.
 const ROUND: Duration = Duration::from_millis(8);
 
 fn main() {

@@ -1,5 +1,6 @@
-//! Prints whether the rows of models depend on each other, a line for each file: `rows FILE...`, or the files' names by line on
-//! the standard input if there are no arguments. Columns, by tabs: file, verdict, operator, node, reason, random operators.
+//! Prints whether the rows of models depend on each other, a line for each file: `rows FILE...`, or
+//! the files' names by line on the standard input if there are no arguments. Columns, by tabs:
+//! file, verdict, operator, node, reason, random operators.
 
 use std::io::BufRead;
 use std::path::Path;

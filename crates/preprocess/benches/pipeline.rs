@@ -1,4 +1,5 @@
-//! What a picture takes of a core on its way to a tensor: `cargo bench -p downbeat-preprocess --bench pipeline -- PICTURE`.
+//! The time of a core for a picture on its way to a tensor: `cargo bench -p downbeat-preprocess
+//! --bench pipeline -- PICTURE`.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a measurement, not the server")]
 
@@ -12,7 +13,7 @@ use serde_json::json;
 
 const ROUNDS: usize = 201;
 
-/// The median of what `work` takes, microseconds.
+/// The median time of `work`, microseconds.
 fn median_us(mut work: impl FnMut()) -> f64 {
     let mut all: Vec<f64> = (0..ROUNDS)
         .map(|_| {

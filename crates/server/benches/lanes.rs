@@ -1,7 +1,8 @@
-//! What the device policies cost in the server: `cargo bench -p downbeat-server`.
+//! The cost of the device policies in the server: `cargo bench -p downbeat-server`.
 //!
-//! Serves a model that takes next to nothing (emulated, 20 us a batch) through each policy, with many requests at once, and prints requests a second,
-//! and the microseconds that deciding takes, waiting for whoever decides included: a launch, and a request. Rounds alternate between the
+//! Serves a model that takes next to nothing (emulated, 20 us a batch) through each policy, with
+//! many requests at once. Prints requests a second, and the microseconds of scheduling for a launch
+//! and for a request, with the wait for another thread that decides. Rounds alternate between the
 //! policies; medians are printed.
 
 use std::sync::Arc;

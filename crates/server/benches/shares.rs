@@ -1,8 +1,14 @@
-//! What moving between partitions costs and brings on real cores: `cargo bench -p downbeat-server --bench shares`, on two cores or more, in the folder of the workspace.
+//! The cost and the gain of moving between partitions on real cores: `cargo bench -p
+//! downbeat-server --bench shares`, on two cores or more, in the folder of the workspace.
 //!
-//! First 200 switches of a model (`mlp`, rten, one thread) between two cores under eight clients that wait for answers: the time without service, from the end of the last launch on the
-//! former core to the begin of the first on the new one, beside the time between any two launches. Then a small model (`digits`, a request of one item every 5 ms) alone, beside a large one
-//! (`mlp`, requests of 128 items, four clients, two threads) that shares both cores with it freely, and with `shares = "auto"`; rounds alternate, medians are printed.
+//! First come 200 switches of a model (`mlp`, rten, one thread) between two cores, under eight
+//! clients that wait for answers. The bench measures the time without service, from the last launch
+//! on the former core to the first on the new core. The time between any two launches stands beside
+//! this time.
+//!
+//! Then a small model (`digits`, a request of one item every 5 ms) runs alone, and beside a large
+//! one (`mlp`, requests of 128 items, four clients, two threads). The large one shares both cores
+//! with it freely, or with `shares = "auto"`. Rounds alternate, medians are printed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +25,7 @@ use downbeat_server::service::{LoadOverrides, Service};
 
 const SWITCHES: u32 = 200;
 const ROUNDS: usize = 5;
-/// How long each round is measured.
+/// How long each round measures.
 const ROUND: Duration = Duration::from_secs(4);
 
 fn main() -> anyhow::Result<()> {
@@ -36,7 +42,7 @@ async fn serve(models: &[&str], change: impl FnOnce(&mut ServerOptions)) -> anyh
     options.device.policy = "windowed".parse().map_err(anyhow::Error::msg)?;
     options.model_control = ModelControl::Explicit { load: models.iter().map(|name| (*name).to_owned()).collect() };
     for name in models {
-        // Whatever comes is answered.
+        // The SLO is so long that every request is answered.
         let slo = Some(downbeat_core::Duration::from_millis(600_000));
         options.models.insert((*name).to_owned(), ModelOptions { slo, ..ModelOptions::default() });
     }
@@ -61,7 +67,7 @@ fn request(model: &str, rows: i64) -> InferRequest {
     InferRequest { model_name: model.to_owned(), inputs: vec![input], ..Default::default() }
 }
 
-/// Clients that ask again as soon as they have an answer; counts answers.
+/// Clients that ask again as soon as they have an answer. Counts the answers.
 fn closed(
     registry: &Registry,
     model: &'static str,

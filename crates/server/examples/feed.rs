@@ -1,8 +1,11 @@
-//! Frontends and backends that are played, around a real `downbeat scheduler`: what does it take in a second, as frames on sockets?
-//! `tools/cluster_bench.py feed` runs it: `cargo run --release -p downbeat-server --example feed -- ADDRESS PER_SECOND SECONDS`.
+//! Simulated frontends and backends around a real `downbeat scheduler`: how many requests does it
+//! take in a second, as frames on sockets? `tools/cluster_bench.py feed` runs it: `cargo run
+//! --release -p downbeat-server --example feed -- ADDRESS PER_SECOND SECONDS`.
 //!
-//! As `downbeat-lab scheduler`: 20 models, `l(b) = 1.053 b + 5.072` ms, an SLO of 100 ms, deferred, here on 64 backends of 64 devices, more than can be busy, from two frontends in turns. Each millisecond a frontend
-//! hands in what is due, and a backend says that it is done with what is. No request has tensors, nobody claims any: a scheduler hears of neither.
+//! The load is that of `downbeat-lab scheduler`: 20 models, `l(b) = 1.053 b + 5.072` ms, an SLO of
+//! 100 ms, deferred. It has 64 backends of 64 devices, more than can be busy, and two frontends in
+//! turns. Each millisecond a frontend hands in the due requests, and a backend reports its finished
+//! batches. Requests have no tensors and backends claim no inputs: a scheduler hears of neither.
 
 #[path = "support/peer.rs"]
 #[allow(dead_code, reason = "it looks at all peers each millisecond, and waits for none")]
@@ -26,9 +29,9 @@ const DEVICES: u32 = 64;
 const MAX_BATCH: u32 = 64;
 const SLO: Duration = Duration::from_millis(100);
 const TICK: std::time::Duration = std::time::Duration::from_millis(1);
-/// Requests in a message at most, as those of a frontend.
+/// Requests in a message at most, as in a frontend's messages.
 const A_MESSAGE: usize = 512;
-/// Not counted, so that devices and rates settle.
+/// Time that is not counted, so that devices and rates settle.
 const WARM_UP: Duration = Duration::from_millis(1_000);
 
 fn queue(model: u32) -> QueueKey {
@@ -58,7 +61,7 @@ fn offer() -> Result<Offer> {
     Ok(Offer { slots, models, ..Offer::default() })
 }
 
-/// A batch: when it is done, the place of its backend, its name, its items and what it takes.
+/// A batch: its end, the place of its backend, its name, its items and its latency.
 type Running = (Time, usize, BatchKey, u32, Duration);
 
 #[derive(Clone, Copy, Default)]

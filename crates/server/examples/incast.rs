@@ -1,8 +1,13 @@
-//! A scheduler that is played, around real frontends and a real backend: how long is a batch's plan on its way, with all that its inputs take (Symphony appendix B)?
-//! `tools/cluster_bench.py incast` runs it: `cargo run --release -p downbeat-server --example incast -- LISTEN FRONTENDS INPUTS BATCHES`.
+//! A simulated scheduler around real frontends and a real backend: how long does a batch's plan
+//! take on its way, with all that its inputs take (Symphony appendix B)? `tools/cluster_bench.py
+//! incast` runs it: `cargo run --release -p downbeat-server --example incast -- LISTEN FRONTENDS
+//! INPUTS BATCHES`.
 //!
-//! As soon as so many requests of a model wait, as many of each frontend, it plans them as one batch, one after another. From the plan to the word that the batch is done, less what the backend says that it
-//! ran: the plan's way, the claims, the inputs, and the word's way. For each model, once it has had so many batches, it prints a line with percentiles, and with what one copy of as many bytes takes here.
+//! As soon as so many requests of a model wait, as many of each frontend, it plans them as one
+//! batch, one after another. It measures the time from the plan to the report of the batch's end,
+//! less the batch's time on the backend. This is the way of the plan, the claims, the inputs and
+//! the report. After so many batches of a model, it prints a line with percentiles, and with the
+//! time of one copy of as many bytes on this machine.
 
 #[path = "support/peer.rs"]
 mod peer;
@@ -21,13 +26,13 @@ use peer::{Peer, hello};
 use tokio::net::TcpListener;
 
 const EPOCH: Epoch = Epoch { number: 1, rank: 0 };
-/// How often links are looked after.
+/// The interval at which links are served.
 const TICK: std::time::Duration = std::time::Duration::from_millis(5);
-/// Copies that are timed, and the bytes that they are taken from in turns, more than the caches have.
+/// Copies to time, and the bytes that they are taken from in turns, more than the caches hold.
 const COPIES: usize = 201;
 const COPIED_FROM: usize = 256 << 20;
 
-/// What is known of a model.
+/// The state of a model.
 #[derive(Default)]
 struct Queue {
     alias: u32,
@@ -98,7 +103,7 @@ impl Scheduler {
         }
     }
 
-    /// `message`: `None` when the link has come up.
+    /// Handles a message; `None` means that the link has come up.
     fn hear(&mut self, now: Time, place: usize, message: Option<Message<()>>) -> Result<()> {
         let from = self.peers[place].other.node;
         match message {
@@ -163,7 +168,7 @@ impl Scheduler {
         }
     }
 
-    /// Plans a batch, if none is under way and the requests for one are there.
+    /// Plans a batch, if no batch is under way and enough requests wait.
     fn plan(&mut self) {
         let (each, frontends) = (self.inputs / self.frontends, self.frontends);
         if self.under_way.is_some() {
@@ -202,7 +207,7 @@ fn report(model: &str, queue: &Queue, inputs: usize, clock: Clock) {
     );
 }
 
-/// What one copy of so many bytes takes that are in no cache, the median.
+/// The time of one copy of so many bytes that are in no cache, the median.
 fn copy(bytes: usize, clock: Clock) -> Duration {
     let (from, mut to) = (vec![1u8; COPIED_FROM], vec![0u8; bytes]);
     let mut took: Vec<Duration> = (0..COPIES)

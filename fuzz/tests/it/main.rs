@@ -1,5 +1,6 @@
-//! Every target on its seeds, changed at random. A failure names the seed and the file with the bytes: `DOWNBEAT_FUZZ_SEED=N cargo test
-//! -p downbeat-fuzz NAME` repeats it, `DOWNBEAT_FUZZ_ROUNDS=N` goes on for longer.
+//! Every target on its seeds, changed at random. A failure names the seed and the file with the
+//! bytes: `DOWNBEAT_FUZZ_SEED=N cargo test -p downbeat-fuzz NAME` repeats it,
+//! `DOWNBEAT_FUZZ_ROUNDS=N` goes on for longer.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
@@ -18,14 +19,15 @@ use mutation::Mutator;
 const ROUNDS: u64 = 500;
 /// Changed files of the target that starts a process for each.
 const PROCESSES: u64 = 100;
-/// What the first file is made with, unless told otherwise.
+/// The seed of the first file, unless a variable sets it.
 const SEED: u64 = 11;
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Panics of this process, on any thread: a server's task that panics ends nothing but its connection.
+/// Panics of this process, on any thread: a server's task that panics ends nothing but its
+/// connection.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 fn count_panics() {
@@ -52,7 +54,7 @@ fn seeds(target: &Target) -> Vec<Vec<u8>> {
 }
 
 fn try_one(target: &Target, data: &[u8], what: &str) {
-    // Where the process ends, this is what it ended on.
+    // If the process ends, this file has the bytes that ended it.
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{}", target.name));
     std::fs::write(&file, data).unwrap();
     let before = PANICS.load(SeqCst);
@@ -120,14 +122,15 @@ tests!(
     model_trial,
 );
 
-/// The process of [`model_trial`]: this test, of this program.
+/// The process of [`model_trial`]: this program, with this test alone.
 #[test]
 #[ignore = "it is for processes that model_trial starts"]
 fn model_process() {
     downbeat_engine::isolation::serve().unwrap();
 }
 
-/// A protocol of which nothing is read is not tried: `tools/record_roles.py` records what is said today.
+/// If no frame were read, the fuzzer would not try the protocol. `tools/record_roles.py` records
+/// the messages of today.
 #[test]
 fn recorded_messages_are_of_the_protocol_of_today() {
     let target = TARGETS.iter().find(|target| target.name == "role_frames").unwrap();

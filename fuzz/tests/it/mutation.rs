@@ -4,7 +4,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-/// Longest file that comes out.
+/// The longest file that a change makes.
 const MOST_BYTES: usize = 64 << 10;
 
 /// Numbers at the edges of types, as text.
@@ -45,7 +45,7 @@ impl Mutator {
         Mutator(Pcg64Mcg::seed_from_u64(seed))
     }
 
-    /// One of `seeds`, changed in one place to eight.
+    /// Returns a random seed file, changed in one place to eight.
     pub fn change(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
         let mut data = seeds.choose(&mut self.0).cloned().unwrap_or_default();
         for _ in 0..1 << self.0.random_range(0..4) {
@@ -67,7 +67,7 @@ impl Mutator {
                 data.splice(place..place, part.repeat(times));
             }
             3 => {
-                // From here on as another file has it.
+                // From this place on, the file continues as another file.
                 let other = seeds.choose(&mut self.0).map_or(&[][..], |seed| seed);
                 let from = self.0.random_range(0..=other.len());
                 data.splice(place.., other[from..].iter().copied());
@@ -95,7 +95,7 @@ impl Mutator {
         }
     }
 
-    /// The next number that is written in digits becomes one at the edge of a type.
+    /// Replaces the next number in digits by a number at the edge of a type.
     fn change_number(&mut self, data: &mut Vec<u8>, place: usize) {
         let Some(first) = data[place..].iter().position(u8::is_ascii_digit).map(|offset| place + offset) else {
             return;

@@ -6,9 +6,9 @@ use downbeat_protocol::inference as proto;
 use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceService;
 use tonic::{Request, Response, Status};
 
-/// What a test server or example answers.
+/// The answers of a test server or an example.
 pub trait Answers: Send + Sync + 'static {
-    /// To an inference.
+    /// The answer to an inference.
     fn infer(
         &self,
         request: proto::ModelInferRequest,
@@ -17,13 +17,13 @@ pub trait Answers: Send + Sync + 'static {
     /// Elements of the one FP32 input that every model has.
     fn elements(&self) -> i64;
 
-    /// To a request for statistics.
+    /// The answer to a request for statistics.
     fn statistics(&self) -> Result<proto::ModelStatisticsResponse, Status> {
         Err(Status::unimplemented("no statistics"))
     }
 }
 
-/// The service around the answers.
+/// The gRPC service that gives the answers.
 pub struct Service<A>(pub A);
 
 macro_rules! service {

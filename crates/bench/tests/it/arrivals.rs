@@ -1,4 +1,4 @@
-//! The random processes are what they are called, and the same for the same seed.
+//! The random processes have the properties of their names, and are the same for the same seed.
 
 use downbeat_bench::arrivals::{Schedule, Step, Until};
 use downbeat_bench::mix::Mix;
@@ -54,7 +54,8 @@ fn steps_of_requests_change_the_rate_after_that_many() {
 
 #[test]
 fn steps_of_time_keep_the_part_of_a_gap_that_crosses_them() {
-    // At 4/s the fifth gap has spent 0.25 s of the first second exactly; at 1.5 s into 2/s steps half gaps remain.
+    // At 4/s the fifth gap has spent 0.25 s of the first second exactly; at 1.5 s into 2/s steps
+    // half gaps remain.
     let schedule = Schedule { gaps: Arrivals::Constant, steps: steps("2x0.75s,10x1s").expect("valid") };
     let times: Vec<u64> = schedule.arrivals(1).map(|t| t.as_nanos() / 1_000_000).collect();
     // 0.5 s, then half a gap until 0.75 s, the other half at 10/s: 0.8 s.

@@ -1,4 +1,5 @@
-//! The search finds the capacity of servers whose capacity is known. Virtual time: no server, no clock.
+//! The search finds the capacity of servers whose capacity is known. Virtual time: no server, no
+//! clock.
 
 use downbeat_bench::arrivals::Schedule;
 use downbeat_bench::capacity::{Bisection, search_with};
@@ -40,7 +41,8 @@ fn search(start: f64, p99_ms: Option<u64>) -> Search {
 
 #[test]
 fn drops_bound_the_capacity() {
-    // 5 ms each: 200/s if it never idles. With evenly spaced arrivals at most 1% may be dropped: 202/s.
+    // 5 ms each: 200/s if it never idles. With evenly spaced arrivals at most 1% may be dropped:
+    // 202/s.
     let service = Duration::from_millis(5);
     for start in [1.0, 190.0, 5000.0] {
         let (outcome, found) = search_with(&search(start, None), LENGTH, None, |rate, _| {
@@ -56,8 +58,9 @@ fn drops_bound_the_capacity() {
 
 #[test]
 fn the_latency_target_bounds_the_capacity() {
-    // M/D/1 with 5 ms service: the 99th percentile of the whole time in the system is 50 ms at a load near 0.79
-    // (heavy-traffic tail exp(-2 (1 - rho) t / (rho s)), t = 45 ms: 1 - rho = 0.256 rho).
+    // M/D/1 with 5 ms service: the 99th percentile of the whole time in the system is 50 ms at a
+    // load near 0.79 (heavy-traffic tail exp(-2 (1 - rho) t / (rho s)), t = 45 ms: 1 - rho = 0.256
+    // rho).
     let (_, found) = search_with(&search(10.0, Some(50)), LENGTH, None, |rate, _| {
         Ok(one_server(rate, Arrivals::Poisson, Duration::from_millis(5), 100_000, None))
     })
@@ -99,7 +102,7 @@ fn bursts_cost_capacity() {
 #[test]
 fn a_server_that_never_passes_has_no_capacity_and_a_run_to_show() {
     let (outcome, found) = search_with(&search(1000.0, None), LENGTH, None, |rate, _| {
-        // Nothing is ever answered.
+        // The server never answers a request.
         let mut outcome = one_server(rate, Arrivals::Constant, Duration::from_millis(60_000_000), 0, None);
         outcome.record.models[0].ok = 0;
         let failed = Failed::new(Failure::Timeout, "");
@@ -113,7 +116,7 @@ fn a_server_that_never_passes_has_no_capacity_and_a_run_to_show() {
     assert!(outcome.record.total().failed() > 0);
 }
 
-/// A person who has seen enough gets the rates that were found out.
+/// A user who interrupts the search gets the rates found so far.
 #[test]
 fn an_interrupted_search_has_the_best_rate_so_far() {
     let mut trials = 0;

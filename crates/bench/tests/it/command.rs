@@ -1,4 +1,4 @@
-//! The command line: complete, and wrong values are refused by the flag's name.
+//! The command line: all flags exist, and an error about a wrong value names the flag.
 
 use clap::CommandFactory;
 

@@ -1,4 +1,4 @@
-//! Every request that was due ends once, whatever a gRPC server does.
+//! Every request that was due ends once, however a gRPC server behaves.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use tonic::{Code, Status};
 use crate::servers::{Server, assert_accounted, bench, plan};
 use crate::service::{Answers, Service};
 
-/// What the server does with an inference.
+/// The server's reaction to an inference.
 #[derive(Clone, Copy)]
 enum Behaviour {
     Answer,
     Fail(Code),
     Hang,
-    /// Fails every second one.
+    /// Fails every second inference.
     Alternate,
 }
 
@@ -132,11 +132,13 @@ fn statuses_are_counted_with_their_message() {
 
 #[test]
 fn a_server_that_hangs_costs_timeouts_and_its_streams_are_freed() {
-    // More are seen than there are streams at once: cancelled ones made room. Longer where the machine is so busy that calls time out before they are sent.
+    // The server sees more calls than streams that fit at once: cancelled calls made room. The run
+    // is longer if the machine is so busy that calls time out before they are sent.
     let made_room = ["0.2", "1", "5"].into_iter().any(|seconds| {
         let server = serve(Behaviour::Hang, Some(50));
         let total = offer_for(seconds, &server.url, &["--request-timeout", "0.1", "--grpc-connections", "1"]);
-        // HTTP/2 servers close connections on which many streams are reset (CVE-2023-44487), also under calls that are being sent.
+        // HTTP/2 servers close connections on which many streams are reset (CVE-2023-44487), also
+        // under calls that are being sent.
         let closed = count(&total, Failure::Closed) + count(&total, Failure::Connect);
         let ended = count(&total, Failure::Timeout) + closed;
         assert!(count(&total, Failure::Timeout) > 0 && ended == total.scheduled, "{:?}", total.failures);

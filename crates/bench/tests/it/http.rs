@@ -1,4 +1,4 @@
-//! Every request that was due ends once, whatever an HTTP server does.
+//! Every request that was due ends once, however an HTTP server behaves.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use downbeat_bench::record::ModelRecord;
 
 use crate::servers::{Server, assert_accounted, bench, plan, respond};
 
-/// 300 requests at once, as good as.
+/// 300 requests nearly at once.
 const BURST: [&str; 8] = ["-m", "m", "--rate", "3000", "--warmup", "0", "--duration", "0.1"];
 
 fn offer(server: &Server, words: &[&str]) -> ModelRecord {
@@ -41,7 +41,7 @@ fn good_answers_count_and_connections_are_kept() {
     let total = offer(&server, &["--max-connections", "8"]);
     assert_eq!(total.ok, total.scheduled, "{:?}", total.failures);
     assert_eq!(seen.load(Ordering::Relaxed), total.scheduled);
-    // The control's connections come on top.
+    // The control's connections come in addition.
     assert!(server.connections.load(Ordering::Relaxed) <= 8 + 4);
 }
 
@@ -138,9 +138,9 @@ fn a_server_that_hangs_costs_timeouts_and_nothing_more() {
 
 #[test]
 fn a_server_that_takes_no_bytes_costs_timeouts() {
-    // Larger than the buffers of both sockets: the request cannot be sent whole.
+    // Larger than the buffers of both sockets: the client cannot send the whole request.
     let server = Server::raw(|stream, _| {
-        // Longer than any test; the thread goes with the process.
+        // Longer than any test; the thread ends with the process.
         std::thread::park_timeout(std::time::Duration::from_secs(600));
         drop(stream);
     });
@@ -210,7 +210,7 @@ fn a_server_that_goes_away_costs_failed_connections() {
     let url = server.url();
     let plan = plan(&[&BURST[..], &["--url", &url]].concat()).expect("metadata");
     drop(server);
-    // Until the listener is gone.
+    // Until the listener has gone.
     while std::net::TcpStream::connect(plan.target.address).is_ok() {
         std::thread::yield_now();
     }

@@ -1,5 +1,5 @@
-//! Tests of the load generator: its random processes, its accounting against servers that misbehave, its search and
-//! its reports.
+//! Tests of the load generator: its random processes, its accounting against servers that
+//! misbehave, its search and its reports.
 
 mod arrivals;
 mod capacity;

@@ -1,4 +1,4 @@
-//! Reports can be read by programs and browsers, and say what was counted.
+//! Programs and browsers can read the reports, which have the counted numbers.
 
 use downbeat_bench::html;
 use downbeat_bench::report::Report;
@@ -10,7 +10,7 @@ fn report(words: &[&str]) -> Report {
     Report::new(&plan(words).expect("valid"), &bench(words), None)
 }
 
-/// Every element is closed in order; returns the names seen.
+/// Checks that every element is closed in order. Returns the names of the elements.
 fn check_nesting(html: &str) -> Vec<String> {
     const VOID: [&str; 2] = ["meta", "!doctype"];
     let mut open: Vec<String> = Vec::new();

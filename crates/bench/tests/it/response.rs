@@ -1,4 +1,4 @@
-//! HTTP responses are read the same however they are cut, and garbage is refused.
+//! The reader understands an HTTP response alike for all cuts, and refuses garbage.
 
 use downbeat_bench::response::{Finished, Invalid, Keep, ResponseReader};
 use proptest::prelude::*;

@@ -1,4 +1,5 @@
-//! Servers to offer load to: good ones, and ones that misbehave in every way a socket allows.
+//! Servers to offer load to: good ones, and servers that misbehave in every way that a socket
+//! allows.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,7 +12,7 @@ use downbeat_bench::plan::Plan;
 use downbeat_bench::record::ModelRecord;
 use downbeat_bench::run::{Hopeless, Outcome, run};
 
-/// The arguments as a command of their own.
+/// The arguments, parsed as a command of their own.
 #[derive(Parser, Debug)]
 pub struct Command {
     #[command(flatten)]
@@ -29,7 +30,7 @@ pub fn bench(words: &[&str]) -> Outcome {
     run(&plan, &plan.pace, Hopeless::default(), &mut |_| {}).expect("a run")
 }
 
-/// Every request that was due ended in exactly one way.
+/// Checks that every request that was due ended in exactly one way.
 pub fn assert_accounted(record: &ModelRecord) {
     assert_eq!(record.scheduled, record.ok + record.failed(), "{:?}", record.failures);
     assert_eq!(record.ok, record.latency.len());
@@ -39,13 +40,14 @@ pub fn assert_accounted(record: &ModelRecord) {
 /// A server on a port of its own; connections end with it only if the handler ends.
 pub struct Server {
     pub address: SocketAddr,
-    /// Connections taken.
+    /// The number of accepted connections.
     pub connections: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
 }
 
 impl Server {
-    /// `handle` gets each connection, on a thread of its own, and how many came before it.
+    /// Starts a server. `handle` gets each connection, on a thread of its own, and the number of
+    /// earlier connections.
     pub fn raw(handle: impl Fn(TcpStream, u64) + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = listener.local_addr().expect("an address");
@@ -66,9 +68,9 @@ impl Server {
         Server { address, connections, stop }
     }
 
-    /// Speaks HTTP/1.1: `answer` gets the head and body of each request, the stream to answer on, and the request's
-    /// number on its connection; it returns whether the connection goes on. Metadata is answered here; statistics are
-    /// not kept.
+    /// Speaks HTTP/1.1. `answer` gets the head and body of each request, the stream to answer on,
+    /// and the request's number on its connection. It returns whether the connection goes on. The
+    /// server answers metadata itself, and keeps no statistics.
     pub fn http(answer: impl Fn(&str, &[u8], &mut TcpStream, u64) -> bool + Send + Sync + 'static) -> Server {
         Server::raw(move |mut stream, _| {
             let _ = stream.set_nodelay(true);
@@ -99,7 +101,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes the listener, which then ends.
+        // The connection wakes the listener, which then ends.
         let _ = TcpStream::connect(self.address);
     }
 }

@@ -60,7 +60,8 @@ fn lognormal_sizes_are_equal_within_a_request_and_have_their_median() {
         })
         .collect();
     sizes.sort_unstable();
-    // RTE of workloads.md: p5 29, p50 56, p95 157 as measured on the text; the fit gives 26, 61, 143.
+    // RTE of workloads.md: p5 29, p50 56, p95 157 as measured on the text. The fit gives 26, 61,
+    // 143.
     let at = |q: f64| sizes[(q * 4000.0) as usize] as f64;
     assert!((at(0.5) - 61.0).abs() < 3.0, "median {}", at(0.5));
     assert!((at(0.05) - 26.0).abs() < 3.0 && (at(0.95) - 143.0).abs() < 10.0, "{} {}", at(0.05), at(0.95));

@@ -16,12 +16,13 @@ thread_local! {
     static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is passed on to the system's allocator as it came; the counter allocates nothing.
+// SAFETY: every call is passed on to the system's allocator as it came; the counter allocates
+// nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
         BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as u64));
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: our caller keeps the promises that the system's allocator asks for.
         unsafe { System.alloc(layout) }
     }
 
@@ -92,7 +93,8 @@ fn a_settled_scheduler_allocates_nothing() {
     allocates_nothing(Journal::off);
 }
 
-/// The decision log takes no allocation either, if what is written is taken away as it comes.
+/// The decision log takes no allocation either, if the caller takes written bytes away as they
+/// come.
 #[test]
 fn a_settled_journal_allocates_nothing() {
     allocates_nothing(Journal::on);
@@ -135,16 +137,18 @@ fn allocates_nothing(journal: fn(Scheduler) -> Journal<Scheduler>) {
     assert_eq!(allocations, 0, "allocations for 20,000 requests in {batches} batches");
 }
 
-/// A log is a file that anybody may have written. A length in it that is beyond the file takes no such memory.
+/// A log is a file, and anybody may write one. A length that is larger than the file must not make
+/// the reader allocate that much.
 #[test]
 fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
     // 2^60, as postcard writes it.
     let huge = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10];
     let (scheduler, device) = (b"DBLOG\x04\0", b"DBLOG\x04\x03\0");
     let cases: [(&[u8], &[u8]); 6] = [
-        // A dispatch with so many members.
+        // A dispatch with so many members (2^60, as in all cases).
         (scheduler, &[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
-        // A model added to a scheduler, the same profile for all kinds of devices, with so many batch sizes.
+        // A model added to a scheduler, the same profile for all kinds of devices, with so many
+        // batch sizes.
         (scheduler, &[0x40, 0, 4, 0, 0]),
         // A layout of so many partitions.
         (device, &[0x40, 0, 0]),
@@ -152,7 +156,7 @@ fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
         (device, &[0x40, 0, 1, 0, 1]),
         // A refusal of so many bytes.
         (device, &[0x41]),
-        // So many launches together.
+        // A group of so many launches.
         (device, &[0x42, 2]),
     ];
     for (number, (header, entry)) in cases.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What `auto` chooses, and when it goes back.
+//! The choices of `auto`, and the cases in which it returns to `exclusive`.
 
 use downbeat_core::device::{
     AutoGuard, AutoInputs, DeviceUse, GuardEnd, GuardOptions, GuardState, LaneMix, MARGIN, Overlap, OverlapPoint,
@@ -16,7 +16,7 @@ fn linear(alpha: u64, beta: u64, max_batch: u32) -> SegmentProfile {
     SegmentProfile::whole(&LatencyProfile::linear(us(alpha), us(beta), max_batch).unwrap())
 }
 
-/// A model on two cores, which each run of it keeps one of busy.
+/// A model on two cores, of which each run keeps one busy.
 fn inputs(profile: SegmentProfile) -> AutoInputs {
     AutoInputs {
         max_batch: profile.max_rows(),
@@ -34,7 +34,7 @@ fn inputs(profile: SegmentProfile) -> AutoInputs {
     }
 }
 
-/// Two lanes that do so many thousandths of what one does.
+/// Two lanes that together do `permille` thousandths of one lane's work.
 fn overlap(permille: u64) -> Overlap {
     let point =
         |batch| OverlapPoint { batch, alone: Duration::from_nanos(permille), together: Duration::from_nanos(2000) };
@@ -47,7 +47,8 @@ fn gain(inputs: &AutoInputs, permille: u64, policy: &str) -> f64 {
 }
 
 proptest! {
-    /// Whatever a model takes: where two lanes do no more than one, there is nothing to gain by several batches, smaller ones and more launches.
+    /// If two lanes do no more than one, several batches at once, smaller batches and more launches
+    /// gain nothing. This holds for every latency table.
     #[test]
     fn without_overlap_it_is_exclusive(
         times in prop::collection::vec(1u64..100_000, 1..48),
@@ -82,7 +83,7 @@ fn small_batches_that_do_not_disturb_each_other_are_run_together() {
 
 #[test]
 fn where_only_large_batches_are_worth_it_these_are_cut_not_made_smaller() {
-    // A launch of one item takes nearly as long as one of 16.
+    // A launch of one item takes nearly as long as a launch of 16.
     let choice = inputs(linear(50, 10_000, 16)).choose(&overlap(1900));
     assert_eq!(choice.policy.name(), "staged", "{}", choice.reason);
     assert!(gain(&inputs(linear(50, 10_000, 16)), 1900, "elastic") < 1.0);
@@ -98,7 +99,8 @@ fn a_gain_up_to_the_margin_is_none() {
 
 #[test]
 fn exclusive_keeps_a_model_whose_launches_take_microseconds() {
-    // E²bird's naive lanes hand over seven launches where two do, and each answer takes a core as long as a launch.
+    // E²bird's naive lanes hand over seven launches where two do, and each answer takes a core as
+    // long as a launch.
     let model = inputs(linear(1, 5, 32));
     let choice = model.choose(&overlap(2000));
     assert_eq!(choice.policy, PolicyName::EXCLUSIVE, "{}", choice.reason);
@@ -128,7 +130,7 @@ fn what_exclusive_runs_at_once_by_itself_is_not_gained_again() {
 fn what_cutting_costs_counts_once_it_is_known() {
     let model = inputs(linear(50, 10_000, 16));
     let half = LatencyProfile::linear(us(50), us(10_000), 16).unwrap();
-    // Each of two segments takes as long as the whole does.
+    // Each of two segments takes as long as the whole model.
     let cut = SegmentProfile::new(vec![0], &[vec![half.clone()], vec![half]]).unwrap();
     assert!(gain(&model, 1900, "staged") > 1.5);
     assert!(gain(&AutoInputs { cut: Some(cut), ..model }, 1900, "staged") < 1.0);
@@ -146,7 +148,7 @@ fn a_model_without_batches_or_whose_requests_vary_is_left_to_exclusive() {
 
 #[test]
 fn lanes_that_would_refuse_the_largest_requests_are_no_choice() {
-    // Lanes are of powers of two.
+    // Lanes have sizes that are powers of two.
     let choice = AutoInputs { stages: 1, ..inputs(linear(1000, 100, 12)) }.choose(&overlap(2000));
     assert_eq!(choice.policy, PolicyName::EXCLUSIVE);
     let names: Vec<_> = choice.candidates.iter().map(|candidate| candidate.policy.name()).collect();
@@ -172,11 +174,12 @@ fn between_two_sizes_the_overlap_is_the_lesser_one() {
     assert_eq!(Overlap::new(vec![point(1, 50)]).factor(1), 2.0, "two lanes do no more than twice");
 }
 
-/// Requests of one item, `every` microseconds one, that each take `took`; gives after how many the policy went back.
+/// Sends requests of one item, one every `every` microseconds, that each take `took`. Returns the
+/// number after which the policy went back.
 struct Requests {
     guard: AutoGuard,
     sent: u64,
-    /// The share of its devices that others have all the time.
+    /// The share of the devices that other models have all the time.
     others: f64,
 }
 
@@ -185,12 +188,13 @@ impl Requests {
         let profile = linear(100, 900, 8);
         let options = GuardOptions { profile, max_batch: 8, launch: us(0), at_once: 1, drop };
         let mut requests = Requests { guard: AutoGuard::new(options), sent: 0, others: 0.0 };
-        // What is not compared.
+        // The guard compares none of these requests.
         requests.send(64, 1, 0, LONG, GuardEnd::Answered);
         requests
     }
 
-    /// A window of them, each `allowed` microseconds long, that end so; says whether the policy lost for good.
+    /// Sends a window of requests, each `allowed` microseconds long, that end in this way. Returns
+    /// whether the policy lost for good.
     fn window(&mut self, every: u64, took: u64, allowed: u64, end: GuardEnd) -> bool {
         self.send(256, every, took, allowed, end)
     }
@@ -218,7 +222,7 @@ const LONG: u64 = 1_000_000;
 fn two_windows_lost_in_a_row_end_a_policy_and_no_fewer() {
     let mut requests = Requests::new(false);
     use GuardEnd::Answered;
-    // Alone, a request takes 1,000 us with exclusive.
+    // With exclusive a request alone takes 1,000 us.
     assert!(!requests.window(5000, 1200, LONG, Answered));
     assert_eq!(requests.report(), (GuardState::Watching, 1, 1));
     assert!(!requests.window(5000, 1050, LONG, Answered), "within the margin");
@@ -237,7 +241,7 @@ fn two_windows_lost_in_a_row_end_a_policy_and_no_fewer() {
 fn a_load_that_exclusive_could_not_answer_is_won() {
     let mut requests = Requests::new(false);
     for windows in 1..4 {
-        // 10,000 a second, of which batches of 8 can answer 4,700.
+        // 10,000 a second, of which exclusive's batches of 8 can answer 4,700.
         assert!(!requests.window(100, 5000, LONG, GuardEnd::Answered));
         assert_eq!(requests.report(), (GuardState::Watching, windows, 0));
     }
@@ -292,7 +296,7 @@ fn what_waits_when_a_window_begins_is_in_the_way_of_exclusive_too() {
     assert!(requests.guard.report().windows == 2 && last.exclusive_latency > us(1000), "{last}");
 }
 
-/// Of a device that others have half of, `exclusive` would have the other half.
+/// If others have half of a device, `exclusive` would have the other half.
 #[test]
 fn what_others_had_of_the_devices_exclusive_would_not_have() {
     let lost = |took| {
@@ -332,7 +336,7 @@ fn launches_that_run_at_a_time_share_their_device() {
     used.begin(at(200), two);
     used.begin(at(200), two);
     assert_eq!((used.others(at(200), one), used.others(at(200), two)), (us(0), us(100)));
-    // A third each for 300 us.
+    // For 300 us each of three launches has a third of the device.
     used.end(at(500), two);
     assert_eq!((used.others(at(500), one), used.others(at(500), two)), (us(200), us(200)));
     used.end(at(600), one);

@@ -1,4 +1,5 @@
-//! Groups of operators on a device (Abacus §6): launches of several models that begin together, the barrier, what fails, comes and goes.
+//! Groups of operators on a device (Abacus §6): launches of several models that begin together, the
+//! barrier, failures, and models that come and go.
 
 use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, Layer, LearnedPredictor, Mlp};
 use downbeat_core::device::*;
@@ -10,7 +11,8 @@ fn at(ms: u64) -> Time {
     Time::ZERO + Duration::from_millis(ms)
 }
 
-/// 40 ms, and in a group of two up to 50 ms, by how many operators of the second are in it.
+/// Predicts 40 ms, and up to 50 ms for a group of two: the more operators of the second, the
+/// longer.
 fn predictor() -> LearnedPredictor {
     let known = |model| FeatureModel { model: ModelId(model), operators: OPERATORS };
     let layout = FeatureLayout { models: (0..3).map(known).collect(), at_once: 2 };
@@ -22,7 +24,7 @@ fn predictor() -> LearnedPredictor {
     LearnedPredictor::new(layout, mlp).unwrap()
 }
 
-/// A device with three models of four operators, of which each takes 10 ms alone.
+/// A device with three models of four operators. Each operator takes 10 ms alone.
 struct Device {
     scheduler: DeviceScheduler,
     /// Launches under way.
@@ -53,7 +55,7 @@ impl Device {
         self.decided()
     }
 
-    /// Ends the launch that a request is in.
+    /// Ends the launch that holds a request.
     fn complete(&mut self, from: u64, now: u64, id: u64) -> Vec<String> {
         let is_in = |launch: &Launch| launch.members.contains(&RequestId(id));
         let launch = self.launches.remove(self.launches.iter().position(is_in).unwrap());
@@ -120,7 +122,7 @@ fn section_6_2_operators_that_do_not_fit_are_left_for_the_next_group() {
     device.request(0, 1, 2, 400);
     device.request(0, 2, 0, 86);
     device.request(0, 3, 1, 400);
-    // 46 ms are left: of the third, 2 operators make 44.7 ms, 3 make 47.3.
+    // 46 ms are left: 2 operators of the third request make 44.7 ms, 3 make 47.3.
     assert_eq!(device.complete(0, 40, 1).last().unwrap(), "together 2:0-4 3:0-2");
     let batch =
         |device: &Device, id| device.launches.iter().find(|launch| launch.members == [RequestId(id)]).unwrap().batch;
@@ -138,7 +140,8 @@ fn a_launch_that_fails_ends_its_request_and_the_group_goes_on() {
     device.request(0, 3, 1, 401);
     device.request(0, 4, 0, 402);
     device.complete(0, 40, 1);
-    // As a driver does: it is answered with the error, and then its launch is done.
+    // As a driver does: it answers the request with the error, and then reports the launch as
+    // done.
     assert!(device.scheduler.handle_cancel(at(50), ModelId(0), RequestId(2)));
     assert!(device.complete(40, 50, 2).is_empty(), "nothing begins before the barrier");
     assert_eq!(device.complete(40, 80, 3), ["reply 3", "2 took 40 ms, predicted 50", "4:0-4"]);

@@ -51,7 +51,8 @@ fn request(id: u64) -> DeviceInput {
     DeviceInput::Request(DeviceRequest { id: RequestId(id), model: MODEL, deadline, size: 1, length: 0 })
 }
 
-/// Four requests for a model with this policy, and their inputs; the end of a launch. With the policy windowed the last is refused.
+/// Four requests for a model with this policy, and their inputs; then the end of a launch. The
+/// policy windowed refuses the last request.
 fn log(spec: ModelSpec) -> Vec<u8> {
     let mut journal = Journal::on(DeviceScheduler::numbered(3));
     let mut tell = |ms, input| {
@@ -114,7 +115,8 @@ fn a_log_has_the_objects_of_the_lines_of_json_before() {
     has(r#"{"at":12000000,"decision":{"Reply":{"request":0,"launch":0}}}"#);
 }
 
-/// A log of a device on which batches are made ahead has the number in the model's options; one without is of a build that made none.
+/// A device that makes batches ahead has their number in the model's options in its log. A log
+/// without the number is from a build that made none.
 #[test]
 fn a_log_with_frozen_batches_plays_again() {
     let options = WindowedOptions { max_batch: 1, ahead: 1, ..windowed() };
@@ -141,7 +143,7 @@ fn a_log_that_says_something_else_parts_from_its_replay_there() {
         let mut missing = pieces.clone();
         missing.remove(index);
         let next = replay(&missing.concat()).unwrap().divergence;
-        // The last one may have been cut off.
+        // The last entry may have been cut off.
         assert!(
             next.is_some_and(|divergence| divergence.entry >= entry.number) || index + 1 == pieces.len(),
             "without {entry:?}"
@@ -208,8 +210,9 @@ fn a_policy_is_found_by_its_name_in_the_table() {
     assert!(matches!(other.build(), Err(BadPolicy::Options { policy: "elastic", .. })));
 }
 
-/// A policy that is not in the table: answers each request after a launch of its own. All that there is to one is from here to the end of its
-/// `impl`s; with its `ENTRY` as a line of the table it could be named.
+/// A policy that is not in the table: it answers each request after a launch of its own. A policy
+/// needs only the code from here to the end of its `impl`s. With its `ENTRY` as a line of the table
+/// a configuration could name it.
 #[derive(Debug)]
 struct Toy {
     profile: SegmentProfile,
@@ -303,7 +306,8 @@ fn a_new_policy_is_its_options_with_their_check_and_itself() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
-    /// Bytes of a log are changed: it plays, parts or is refused, and nothing else happens.
+    /// Random changes of a log's bytes: it replays, diverges or is refused, and nothing else
+    /// happens.
     #[test]
     fn nothing_in_a_log_does_harm(policy in 0..2u32, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)) {
         let mut bytes = log(if policy == 0 { spec(&windowed()) } else { spec(&elastic()) });
@@ -315,7 +319,7 @@ proptest! {
         does_no_harm(&bytes);
     }
 
-    /// Digits are changed, which are those of a policy's options.
+    /// Changes digits of the log, which are the digits of a policy's options.
     #[test]
     fn no_options_in_a_log_do_harm(policy in 0..2u32, changes in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..12)) {
         let mut bytes = log(if policy == 0 { spec(&windowed()) } else { spec(&elastic()) });
@@ -350,7 +354,7 @@ fn a_limit_of_batches_holds_for_the_policies_that_follow_and_plays_again() {
     tell(1, DeviceInput::Model(MODEL, Some(unlimited()))).unwrap();
     assert_eq!(tell(2, DeviceInput::Limit(MODEL, 3)), Ok(true));
     (0..5).for_each(|id| assert_eq!(tell(3, request(id)), Ok(true)));
-    // While it is idle, too.
+    // At 40 ms the policy changes while the device is idle.
     tell(13, end(0, 13)).unwrap();
     tell(23, end(1, 23)).unwrap();
     tell(33, end(2, 33)).unwrap();

@@ -1,4 +1,5 @@
-//! Several models with different policies on one device, which come, change, move and go at random times: judged from outside, and played again.
+//! Several models with different policies on one device, which come, change, move and go at random
+//! times. The test judges from outside, and replays the log.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -70,7 +71,7 @@ impl Kind {
     }
 }
 
-/// Says the same of all groups of up to three of the models that there may be.
+/// Predicts the same for all groups of up to three of the models of the test.
 fn predictor(ms: f32) -> LearnedPredictor {
     let known = |model| FeatureModel { model: ModelId(model), operators: SEGMENTS };
     let layout = FeatureLayout { models: (0..120).map(known).collect(), at_once: 3 };
@@ -81,7 +82,8 @@ fn predictor(ms: f32) -> LearnedPredictor {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request, or for an exclusive model a batch of so many requests; to which of the models that there are.
+    /// A request, or for an exclusive model a batch of so many requests. `model` chooses among the
+    /// models.
     Arrive {
         model: usize,
         size: u32,
@@ -95,11 +97,11 @@ enum Step {
     Share(u32),
     /// To another partition, or back.
     Move(usize, u32),
-    /// What was asked for is there, or cannot be made.
+    /// A model's lanes are ready, or cannot be made.
     Prepared(usize, bool),
     Switch(usize),
     Limit(usize, u32),
-    /// Groups are predicted to take so long, milliseconds, or nobody can say it.
+    /// The predictor says that a group takes so many milliseconds. None: there is no predictor.
     Predict(Option<f32>),
 }
 
@@ -149,26 +151,27 @@ struct World {
     models: BTreeMap<ModelId, Kind>,
     gone: BTreeSet<ModelId>,
     requests: BTreeMap<RequestId, Known>,
-    /// What each lane has: the first runs, since when.
+    /// The launches of each lane: the first one runs, since the time in `since`.
     lanes: BTreeMap<LaneId, VecDeque<Launch>>,
     since: BTreeMap<LaneId, Time>,
     ends: BTreeSet<(Time, LaneId)>,
     inputs: BTreeSet<(Time, ModelId, RequestId)>,
-    /// Lanes of models, until they are free.
+    /// The model of each lane, until the lane is free.
     owners: BTreeMap<LaneId, ModelId>,
     /// Models that wait for lanes.
     preparing: Vec<ModelId>,
     switches: u32,
-    /// Whose batches were launched, and what they were granted as.
+    /// The launched batches: each with its model and the batch as which it was granted.
     batches: BTreeMap<BatchId, (ModelId, Option<BatchId>)>,
-    /// Models that have run in groups, and whose requests may be given up by what is predicted.
+    /// Models that have run in groups. A prediction may make the arbiter give up their requests.
     grouped: BTreeSet<ModelId>,
-    /// Their lanes.
+    /// The group lanes of these models.
     group_lanes: BTreeSet<LaneId>,
-    /// Launches of the group that runs.
+    /// Launches of the running group.
     group: BTreeSet<LaunchId>,
     state: u64,
-    /// Answered in time, late, given up as hopeless or with their model, cancelled.
+    /// Counts of requests answered in time, answered late, dropped as hopeless or with their model,
+    /// and cancelled.
     met: u32,
     missed: u32,
     dropped: u32,
@@ -303,7 +306,8 @@ impl World {
         }
     }
 
-    /// Launches that begin together, each of another model, when none of the group before them runs (Abacus §6.1).
+    /// Launches that begin together, each of another model, while no launch of the group before
+    /// still runs (Abacus §6.1).
     fn begin_group(&mut self, launches: &[Launch]) {
         assert!(self.group.is_empty(), "one group at a time");
         let models: BTreeSet<ModelId> = launches.iter().map(|launch| launch.model).collect();
@@ -357,7 +361,7 @@ impl World {
                 }
             }
             DeviceOutput::Prepare { model, lanes, partition } => {
-                // A model that has changed may have some under way for its former policy.
+                // A changed model may have launches under way for its former policy.
                 self.preparing.push(model);
                 if self.models.get(&model) == Some(&Kind::Overlap) {
                     self.group_lanes.extend(&lanes);
@@ -412,7 +416,7 @@ impl World {
                 assert!(!told || to < 2 && !lanes.is_empty());
             }
             Step::Prepared(n, made) => {
-                // Of those that go, too.
+                // The chosen model may be one that goes.
                 let Some(model) = self.preparing.get(n % self.preparing.len().max(1)).copied() else { return };
                 self.prepared(now, model, made);
             }
@@ -424,7 +428,7 @@ impl World {
             }
             Step::Limit(n, rows) => {
                 let Some(model) = pick(&self.models, n) else { return };
-                // Not by every policy.
+                // Not every policy takes a limit.
                 self.tell(now, DeviceInput::Limit(model, rows));
             }
             Step::Predict(ms) => {
@@ -437,7 +441,8 @@ impl World {
             Step::Cancel(n) => {
                 let Some((request, known)) = self.requests.iter().nth(n % self.requests.len().max(1)) else { return };
                 let (request, model, is_open) = (*request, known.model, known.is_open);
-                // Before it is told: the launch that it is in goes on.
+                // The request is closed before the scheduler learns of the cancel: a launch that
+                // holds it goes on.
                 if is_open {
                     self.close(request);
                     self.cancelled += 1;
@@ -489,7 +494,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Each request is answered, dropped or cancelled once and counted so; no lane runs two, or has two waiting; the log plays again.
+    /// Each request is answered, dropped or cancelled once and counted so. No lane runs two
+    /// launches, or has two waiting. The log replays alike.
     #[test]
     fn models_come_change_and_go(steps in steps(), seed in any::<u64>()) {
         let mut world = World::new();

@@ -34,7 +34,8 @@ fn arrival() -> impl Strategy<Value = Arrival> {
     )
 }
 
-/// Times of `segments` segments for lengths 1 and 40: a fixed part, and one for each item and length, flat up to some size.
+/// Times of `segments` segments for lengths 1 and 40: a fixed part, and one for each item and
+/// length, flat up to some size.
 fn profile(segments: usize, fixed_us: u64, item_us: u64, flat: u64, varies: bool) -> SegmentProfile {
     let table = |segment: usize, length: u64| {
         let item = if segment.is_multiple_of(2) { item_us } else { item_us / 2 + 1 };
@@ -46,7 +47,7 @@ fn profile(segments: usize, fixed_us: u64, item_us: u64, flat: u64, varies: bool
     SegmentProfile::new(lengths.to_vec(), &(0..segments).map(of).collect::<Vec<_>>()).unwrap()
 }
 
-/// Sends the requests; gives the world after the last answer, and how many were sent.
+/// Sends the requests. Returns the world after the last answer, and how many were sent.
 fn run(policy: Box<dyn DevicePolicy>, profile: SegmentProfile, ring: u32, varies: bool, arrivals: &[Arrival]) -> World {
     let mut world = World::new(policy, profile, ring, Duration::from_micros(20));
     let mut events: Vec<(Time, u64, Option<&Arrival>)> = Vec::new();
@@ -85,7 +86,8 @@ fn run(policy: Box<dyn DevicePolicy>, profile: SegmentProfile, ring: u32, varies
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Each request is answered, dropped or cancelled once, by the launch that completed it; no lane runs two launches; stages run in order.
+    /// Each request is answered, dropped or cancelled once, by the launch that completed it; no
+    /// lane runs two launches; stages run in order.
     #[test]
     fn staged(
         arrivals in prop::collection::vec(arrival(), 1..60),
@@ -128,7 +130,7 @@ proptest! {
         run(policy, profile, 0, true, &arrivals);
     }
 
-    /// What is given out is given out once, in order, and all of it comes back.
+    /// The ring gives each slot to one owner at a time, in order, and gets all slots back.
     #[test]
     fn ring(slots in 1..20u32, steps in prop::collection::vec((any::<bool>(), 1..6u32, any::<prop::sample::Index>()), 1..80)) {
         let mut ring = InputRing::new(slots);

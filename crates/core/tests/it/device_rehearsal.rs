@@ -1,4 +1,5 @@
-//! The rehearsal of device policies: what it may try, what it finds, and that nothing but its inputs decides.
+//! The rehearsal of device policies: the candidates that it may try, its findings, and that only
+//! its inputs decide.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, PastArrival};
 use downbeat_core::device::{
@@ -13,13 +14,13 @@ fn us(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
-/// Two lanes that together do so many percent of what one does, whatever their batches.
+/// Two lanes that together do `percent` percent of one lane's work, for all batch sizes.
 fn overlap(percent: u64) -> Overlap {
     let point = |batch| OverlapPoint { batch, alone: us(percent), together: us(200) };
     Overlap::new(vec![point(1), point(8)])
 }
 
-/// A model that takes 1 ms an item and 4 ms a batch, of at most 8.
+/// A model that takes 1 ms an item and 4 ms a batch, with batches of at most 8.
 fn model(overlap: Option<Overlap>) -> RehearsedModel {
     let profile = LatencyProfile::linear(us(1_000), us(4_000), 8).unwrap();
     let adaptive = DispatchPolicy::Adaptive { consolidate: false };
@@ -52,7 +53,7 @@ fn fed(model: RehearsedModel, gap_us: u64, count: u64) -> DeviceRehearsal {
     let mut rehearsal = DeviceRehearsal::new(1);
     rehearsal.set_model(MODEL, Some(model));
     for number in 0..count {
-        // Of four one comes early.
+        // One of four requests comes early.
         let early = if number % 4 == 3 { gap_us / 2 } else { 0 };
         let at = Time::ZERO + us(number * gap_us - early);
         rehearsal.arrival(PastArrival { at, budget: us(50_000), model: MODEL, size: 1, level: 0 });
@@ -60,7 +61,7 @@ fn fed(model: RehearsedModel, gap_us: u64, count: u64) -> DeviceRehearsal {
     rehearsal
 }
 
-/// A thousand requests ended, of which such a share was bad, after so many seconds.
+/// Reports the end of a thousand requests after so many seconds, with this share of bad ones.
 fn end(rehearsal: &mut DeviceRehearsal, bad: f64, delay: f64) {
     for number in 0..1_000 {
         rehearsal.ended(Some(Duration::from_secs_f64(delay)), f64::from(number) >= bad * 1_000.0);
@@ -72,7 +73,8 @@ fn trial(rehearsal: &mut DeviceRehearsal) -> DeviceDecision {
     rehearsal.poll_decision().expect("enough has come for a trial")
 }
 
-/// What a trial finds where requests fare as the replay of what the model has says, and that it changes nothing where they do not.
+/// The decision of a trial whose replay agrees with the requests' real ends. Checks too that a
+/// trial changes nothing if the replay disagrees.
 fn decision(make: impl Fn() -> DeviceRehearsal) -> DeviceDecision {
     let mut other = make();
     end(&mut other, 0.5, 3.0);
@@ -101,7 +103,8 @@ fn only_what_was_measured_is_a_candidate() {
     model.overlap = Some(overlap(140));
     let all = names(&model);
     assert!(known(&all, "elastic") && !known(&all, "staged (stages = 4)"), "{all:?}");
-    // Nobody knows what lanes take that hold less than a request may have.
+    // No measurement says how long a lane takes whose batches hold fewer items than a request may
+    // have.
     model.model.max_batch = 7;
     assert!(!known(&names(&model), "elastic"));
 }
@@ -114,7 +117,8 @@ fn what_was_said_about_a_policy_holds() {
     assert_eq!(found, ["exclusive", "windowed", "elastic"], "{found:?}");
 }
 
-/// 900 requests a second are more than one batch after another answers (8 of 12 ms: 667), and less than two lanes that do not disturb each other.
+/// 900 requests a second are more than batches one after another can answer (8 of 12 ms: 667). They
+/// are less than two lanes can answer that do not disturb each other.
 #[test]
 fn lanes_side_by_side_are_found_where_they_gain_and_only_there() {
     let found = decision(|| fed(model(Some(overlap(200))), 1_100, 8_000));
@@ -127,7 +131,7 @@ fn lanes_side_by_side_are_found_where_they_gain_and_only_there() {
     assert!(taking_turns.best.policy != PolicyName::ELASTIC, "{taking_turns:?}");
 }
 
-/// Where there is next to nothing to do all policies are one, but for those that wait.
+/// With next to nothing to do all policies do the same, except those that make requests wait.
 #[test]
 fn sparse_requests_change_nothing() {
     let found = decision(|| fed(model(Some(overlap(200))), 40_000, 600));
@@ -161,7 +165,7 @@ fn no_trial_before_the_first_request_and_none_without_new_requests() {
     assert_eq!(rehearsal.step(u64::MAX), 0);
 }
 
-/// What it is lent, in which parts, changes nothing.
+/// The portions in which a trial gets its time change nothing.
 #[test]
 fn a_trial_follows_from_what_came_alone() {
     let mut whole = fed(model(Some(overlap(150))), 1_500, 3_000);
@@ -182,7 +186,7 @@ fn a_trial_follows_from_what_came_alone() {
 #[test]
 fn what_has_lost_in_reality_is_held_off_ever_longer() {
     const GAP_US: u64 = 2_500;
-    // So many requests, until this is due.
+    // Feeds `seconds` seconds of requests, all answered in time.
     fn more(rehearsal: &mut DeviceRehearsal, sent: &mut u64, seconds: u64) {
         for number in *sent..*sent + seconds * 1_000_000 / GAP_US {
             let at = Time::ZERO + us(number * GAP_US);

@@ -1,7 +1,8 @@
 //! Scenario files of device policies: requests in, launches out, readable without Rust.
 //!
-//! As with the cluster's scenarios (`scenario.rs`) a file has a script, a line of dashes, and the timeline; `UPDATE_SCENARIOS=1` writes the
-//! timelines anew. Launches take what the script says, whatever else runs. The script (times in milliseconds):
+//! As with the cluster's scenarios (`scenario.rs`) a file has a script, a line of dashes, and the
+//! timeline; `UPDATE_SCENARIOS=1` writes the timelines anew. A launch takes as long as the script
+//! says, also beside other launches. The script (times in milliseconds):
 //!
 //! ```text
 //! # a comment
@@ -19,7 +20,8 @@
 //! exit r1 after 1                     its answer is final after stage 1
 //! ```
 //!
-//! `arrived=0` counts a request's latency from there. A request r0 does not count in the mean: it keeps the device busy until others are there.
+//! With `arrived=0` a request's latency counts from time 0. A request r0 does not count in the
+//! mean: it keeps the device busy until other requests have arrived.
 //!
 //! At one instant: the script's events, then completions, inputs, timers.
 
@@ -219,22 +221,23 @@ scenarios! {
     one_pair_is_serial
     /// DVABatch §6.2, figure 2: two pairs make them a pipeline.
     two_pairs_are_a_pipeline
-    /// DVABatch §5.2.2: nobody joins a batch that may be split.
+    /// DVABatch §5.2.2: no request joins a batch that may be split.
     a_batch_that_may_split_is_not_stretched
-    /// DVABatch §7.2, policy III: nobody joins a batch that is old.
+    /// DVABatch §7.2, policy III: no request joins a batch that is old.
     an_old_batch_is_not_stretched
     a_cancelled_member_leaves_at_the_next_stage
     all_members_exit
     /// DVABatch §7.2, policy II, and §6.2: the serial manner.
     parts_of_a_split_batch_run_one_after_another
     nobody_is_left_to_join
-    /// E²bird figure 10: 8 run, 4 more wait for no one.
+    /// E²bird figure 10: 8 requests run, and 4 more start without waiting.
     elastic_figure_10
     /// E²bird algorithm 1: no more than MaxInf at once.
     elastic_is_bounded
-    /// Where launches share cores: what comes while they are taken is one larger batch, not many small ones.
+    /// If launches share cores, requests that come while all cores are taken become one larger
+    /// batch, not many small ones.
     elastic_on_two_cores
-    /// Nor are brief ones begun side by side.
+    /// Brief launches do not begin side by side either.
     elastic_with_brief_launches
     elastic_with_brief_launches_by_length
     /// E²bird algorithm 2: lanes by load.
@@ -247,10 +250,11 @@ scenarios! {
     elastic_with_a_request_of_several_items
     a_hole_in_the_ring_parts_a_batch
     windowed_static_fills_up
-    /// DVABatch §8.1: its Triton made batches ahead, which nobody joined (its issue 3624).
+    /// DVABatch §8.1: the Triton of its measurements made batches ahead, and no request joined them
+    /// (Triton's issue 3624).
     a_frozen_batch_does_not_grow
     no_more_batches_are_frozen_than_ahead
-    /// Triton's queue times out who waits in the queue, not who is in a batch.
+    /// Triton's queue times out requests in the queue, not requests in a batch.
     who_is_in_a_frozen_batch_is_not_given_up
     who_goes_leaves_a_frozen_batch
     hopeless_requests_are_dropped

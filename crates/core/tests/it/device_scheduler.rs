@@ -1,4 +1,5 @@
-//! What [`DeviceScheduler`] promises whatever its policies are: lanes, models that come, change and go, forecasts.
+//! The promises of [`DeviceScheduler`] under every policy: lanes, models that come, change and go,
+//! forecasts.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,7 +30,7 @@ fn batch(id: u64, of: u32, lane: LaneId) -> GrantedBatch {
     GrantedBatch { id: BatchId(id), model: model(of), lane, members: vec![RequestId(id)], rows: 1 }
 }
 
-/// One batch of at most two after another.
+/// A policy that runs batches of at most two requests one after another.
 fn windowed() -> Windowed {
     Windowed::new(WindowedOptions {
         profile: profile(),
@@ -63,13 +64,14 @@ fn complete(scheduler: &mut DeviceScheduler, launch: &Launch, start: u64, end: u
     scheduler.handle_completion(at(end), launch.id, Span { start: at(start), end: at(end) }, &[]);
 }
 
-/// Launches each request by itself: two at a time together on its two lanes, or behind one another on the first of them; moves when its period ends.
+/// A policy that launches each request by itself. Its two lanes run two launches together, or its
+/// first lane runs them one after another. It changes the manner when its period ends.
 #[derive(Debug, Default)]
 struct Test {
     together: bool,
     waiting: VecDeque<RequestId>,
     running: BTreeMap<LaunchId, RequestId>,
-    /// Moves to the other partition and back so often.
+    /// The policy moves to the other partition and back with this period.
     period: Option<Duration>,
     next: Option<Time>,
     partition: PartitionId,
@@ -164,7 +166,8 @@ impl DevicePolicy for Test {
     }
 }
 
-/// Two partitions with a shared lane each, and a [`Test`] that moves every 100 ms: its lanes are l2 and l3.
+/// Two partitions with a shared lane each, and a [`Test`] that moves every 100 ms: its lanes are l2
+/// and l3.
 fn moving() -> DeviceScheduler {
     let mut scheduler = DeviceScheduler::new();
     scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1, 1] }).unwrap();
@@ -333,7 +336,7 @@ fn a_policy_moves_between_two_launches_once_the_other_lanes_are_there() {
     assert!(
         matches!(&moved[2..], [DeviceOutput::Launch(launch)] if launch.lane == LaneId(4) && launch.members == [RequestId(2)])
     );
-    // What runs, and what is behind it, ends where it is.
+    // The launch that runs and the one behind it end on the old lane.
     complete(&mut scheduler, &before[0], 50, 102);
     assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(0), launch: before[0].id }]);
     complete(&mut scheduler, &before[1], 102, 112);
@@ -431,7 +434,7 @@ fn a_forecast_has_the_work_of_all_models_in_the_partition() {
     scheduler.handle_batch(at(10), batch(1, 0, lane)).unwrap();
     assert_eq!(scheduler.free_at(at(10), model(1)), at(30), "one that runs, one behind it");
     assert_eq!(scheduler.free_at(at(16), model(1)), at(30), "it goes on");
-    // 3 requests: one that runs, 2 that wait for it and are a batch.
+    // 3 requests: one runs. The 2 that wait for its end are one batch.
     (2..5).for_each(|id| scheduler.handle_request(at(16), &request(id, 1)).unwrap());
     assert_eq!(scheduler.free_at(at(16), model(0)), at(50), "14 ms of the first model, 20 of the second");
     assert_eq!(scheduler.free_at(at(16), model(2)), at(16), "another partition");
@@ -448,7 +451,7 @@ fn a_load_is_the_work_of_models_with_lanes_of_their_own() {
     scheduler.handle_batch(at(0), batch(0, 0, lane)).unwrap();
     scheduler.handle_batch(at(0), batch(1, 0, lane)).unwrap();
     assert_eq!(scheduler.load(at(0), P0), Time::ZERO, "who granted these knows of them");
-    // One that runs, and two that wait for it and are a batch.
+    // One request runs. The two that wait for its end are one batch.
     (2..5).for_each(|id| scheduler.handle_request(at(0), &request(id, 1)).unwrap());
     assert_eq!(scheduler.load(at(0), P0), at(20));
     assert_eq!(scheduler.load(at(0), P1), Time::ZERO, "another partition");
@@ -478,7 +481,7 @@ fn a_completion_corrects_the_forecast() {
         let first = launches(&mut scheduler).remove(0);
         assert_eq!(scheduler.free_at(at(0), model(0)), at(20));
         assert_eq!(scheduler.free_at(at(25), model(0)), at(35), "one that is overdue is as good as done");
-        // It is told a millisecond later.
+        // The scheduler learns of the end a millisecond later.
         let span = Span { start: at(0), end: at(end) };
         scheduler.handle_completion(at(end + 1), first.id, span, &[]);
         assert_eq!(scheduler.free_at(at(end + 1), model(0)), at(end + 10), "the next has run since {end}");

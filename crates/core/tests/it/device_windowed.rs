@@ -1,4 +1,5 @@
-//! Batches that `windowed` makes ahead, as the Triton did that DVABatch was measured on: to the rest of the device they wait, as what is in no batch does.
+//! Batches that `windowed` makes ahead, as in the Triton that DVABatch measured. For the rest of
+//! the device such a batch waits like a request in no batch.
 
 use downbeat_core::device::*;
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -13,7 +14,7 @@ fn request(id: u64) -> DeviceRequest {
     DeviceRequest { id: RequestId(id), model: MODEL, deadline: Time::MAX, size: 1, length: 0 }
 }
 
-/// r0 runs for 10 ms, r1 is in a batch that is made, r2 waits: one batch ahead, of at most two.
+/// r0 runs for 10 ms, r1 is in a batch made ahead, r2 waits: one batch ahead, of at most two.
 fn one_ahead() -> DeviceScheduler {
     let profile = SegmentProfile::whole(&LatencyProfile::from_table(vec![Duration::from_millis(10); 2]).unwrap());
     let windowed = WindowedOptions {

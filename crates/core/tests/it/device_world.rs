@@ -1,4 +1,5 @@
-//! A device policy on lanes that take exactly what its profile says, with a checker that judges every output from outside.
+//! A device policy on lanes that take exactly what its profile says, with a checker that judges
+//! every output from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -6,18 +7,18 @@ use std::fmt::Write;
 use downbeat_core::device::*;
 use downbeat_core::{BatchId, Duration, ModelId, RequestId, Time};
 
-/// What is known of a request.
+/// The state of a request.
 struct Known {
     request: DeviceRequest,
     arrival: Time,
     /// Segments that have run.
     done: u16,
     running: bool,
-    /// The launch that its outputs are in, if they are final.
+    /// The launch that produced the request's outputs, if they are final.
     last: Option<LaunchId>,
 }
 
-/// The model.
+/// The model of all requests.
 const MODEL: ModelId = ModelId(0);
 
 /// A policy with its device.
@@ -25,12 +26,12 @@ pub struct World {
     scheduler: DeviceScheduler,
     profile: SegmentProfile,
     ring_slots: u32,
-    /// What bringing an input takes.
+    /// How long the transfer of an input takes.
     transfer: Duration,
-    /// Requests that are answered after a segment: by id.
+    /// Requests that are answered after a segment, by id.
     exits: BTreeMap<RequestId, u16>,
     requests: BTreeMap<RequestId, Known>,
-    /// Also of those whose clients have gone.
+    /// Ring slots of requests, also of those with a client that has gone.
     slots: BTreeMap<RequestId, RingRun>,
     busy: BTreeMap<LaneId, LaunchId>,
     launches: BTreeMap<(Time, LaunchId), (Time, Launch)>,
@@ -82,7 +83,7 @@ impl World {
         self.request_that_came(now, now, request);
     }
 
-    /// A request that was kept elsewhere since `arrival`.
+    /// A request that another process has kept since `arrival`.
     pub fn request_that_came(&mut self, arrival: Time, now: Time, request: DeviceRequest) {
         self.run_until(now);
         match self.scheduler.handle_request(now, &request) {
@@ -101,7 +102,7 @@ impl World {
         assert_eq!(there, self.requests.contains_key(&request), "{request} is there or not");
         if there {
             self.say(now, &format!("{request} cancelled"));
-            // What runs of it runs on, and nobody is told.
+            // A launch that runs with this request goes on, and the request gets no reply.
             self.requests.remove(&request);
             self.cancelled += 1;
         }
@@ -170,7 +171,7 @@ impl World {
         }
         let span = Span { start, end: now };
         self.scheduler.handle_completion(now, launch.id, span, &exits);
-        // Told twice, it does no harm.
+        // A repeated report does no harm.
         self.scheduler.handle_completion(now, launch.id, span, &exits);
         self.carry_out(now);
     }
@@ -181,7 +182,7 @@ impl World {
                 DeviceOutput::Admit { request, slots, .. } => {
                     assert!(slots.first < self.ring_slots && slots.count <= self.ring_slots);
                     assert!(self.slots.insert(request, slots).is_none(), "{request} is admitted once");
-                    // It may have been cancelled between.
+                    // The request may have been cancelled during the transfer.
                     let size = self.requests.get(&request).map_or(slots.count, |known| known.request.size);
                     assert_eq!(slots.count, size);
                     self.copies_until = self.copies_until.max(now) + self.transfer;

@@ -1,4 +1,4 @@
-//! A queue says which updates may be left out, and makes others shorter; that changes nothing.
+//! A queue says which updates may be left out, and shortens others. The decisions stay the same.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -68,12 +68,14 @@ fn dropped(queue: &mut ModelQueue) -> Vec<Dropped> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The queue `exact` is updated wholly after each change and at each wake-up of either queue. The queue
-    /// `lazy` is updated only when and as far as it has to be. Whenever a batch may start, both know the same.
+    /// The queue `exact` is updated wholly after each change and at each wake-up of either queue.
+    /// The queue `lazy` is updated only when and as far as it has to be. Whenever a batch may
+    /// start, both know the same.
     ///
-    /// A target is worked out at the first update after a change of the devices, or after 100 ms. An update at
-    /// another time would find another mean budget. Therefore `exact` has every update of `lazy`. `exact` foresees no
-    /// growth, since foreseen growth would wake `exact` while `lazy` sleeps.
+    /// A target is worked out at the first update after a change of the devices, or after 100 ms.
+    /// An update at another time would find another mean budget. Therefore `exact` has every update
+    /// of `lazy`. `exact` foresees no growth, since foreseen growth would wake `exact` while `lazy`
+    /// sleeps.
     #[test]
     fn updates_that_may_be_left_out_are_missed_by_nobody(
         options in models(),
@@ -141,7 +143,8 @@ proptest! {
                 Event::Take => {
                     let (mut a, mut b) = (Vec::new(), Vec::new());
                     let departures = [exact.take(now, KIND, Time::ZERO, &mut a), lazy.take(now, KIND, Time::ZERO, &mut b)];
-                    // Since when the window is open is told of the last update.
+                    // The comparison leaves out the start of the window: each queue reports it as
+                    // of its last update.
                     let [x, y] = departures.map(|d| d.map(|d| (d.size, d.start, d.expected, d.reason.latest, d.reason.left)));
                     prop_assert_eq!(x, y);
                     prop_assert_eq!(a, b);
@@ -154,7 +157,7 @@ proptest! {
     }
 }
 
-/// An update that leaves nothing out, and foresees nothing.
+/// An update that leaves nothing out and foresees no growth.
 fn update_wholly(queue: &mut ModelQueue, now: Time) {
     queue.set_wake_margin(Duration::ZERO);
     queue.update(now);

@@ -1,4 +1,5 @@
-//! The decision log: what is written is what happened, it plays again, and nothing in a file can do harm.
+//! The decision log: it holds the run as it happened, it can be replayed, and a damaged file does
+//! no harm.
 
 use downbeat_core::cluster::*;
 use downbeat_core::journal::cluster::*;
@@ -36,7 +37,7 @@ fn options(alpha_us: u64, kinds: bool, dispatch: DispatchPolicy) -> ModelOptions
     }
 }
 
-/// What came of a trial.
+/// The record of a trial.
 fn trial(changed: bool, behaviour: Option<Behaviour>) -> TrialRecord {
     let tried = |behaviours: Vec<Option<Behaviour>>, bad: f64| Tried {
         behaviours,
@@ -57,7 +58,7 @@ fn trial(changed: bool, behaviour: Option<Behaviour>) -> TrialRecord {
     TrialRecord::new(7, &decision)
 }
 
-/// A step of a run; the numbers choose among what is there.
+/// A step of a run. Its numbers choose among the devices, models and requests of the moment.
 #[derive(Clone, Debug)]
 enum Step {
     Request { us: u64, id: u64, model: u32, slo_us: Option<u64>, expiry_us: Option<u64>, level: u32, size: u32 },
@@ -106,7 +107,7 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => (0..200u64, any::<u64>(), 0..3u32, maybe(2_000), maybe(900), 0..3u32, size).prop_map(
             |(us, id, model, slo_us, expiry_us, level, size)| {
-                // Mostly counted, as a driver does; now and then anything.
+                // Mostly small numbers, as a driver counts; now and then any number.
                 let id = if id % 9 == 0 { id } else { id % 100 };
                 Step::Request { us, id, model, slo_us, expiry_us: expiry_us.filter(|us| us % 3 == 0), level: level / 2, size }
             }),
@@ -118,7 +119,7 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Runs the steps; the log with what went in and what came out.
+/// Runs the steps. Returns the log and the records of all inputs and outputs.
 fn record(steps: &[Step]) -> (Vec<u8>, Vec<Record<ClusterRecords>>) {
     let mut journal = Journal::on(Scheduler::new());
     let (mut log, mut records, mut tickets, mut running) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -195,7 +196,8 @@ proptest! {
         check(Scheduler::new(), &log);
     }
 
-    /// A damaged log is read and replayed without a panic, for each machine that its header may name.
+    /// A damaged log is read and replayed without a panic, for each machine that its header may
+    /// name.
     #[test]
     fn a_damaged_log_does_no_harm(
         steps in prop::collection::vec(steps(), 0..40),
@@ -274,7 +276,8 @@ impl Machine for Impatient {
     }
 }
 
-/// The log of another scheduler, or of another version of it, says where this one decides otherwise.
+/// Replaying the log of another scheduler or another version reports where this scheduler decides
+/// otherwise.
 #[test]
 fn a_replay_says_where_the_decisions_part() {
     let mut journal = Journal::on(Impatient(Scheduler::new(), 0));
@@ -300,7 +303,7 @@ fn a_replay_says_where_the_decisions_part() {
     assert_eq!(divergence.to_string(), text);
 }
 
-/// A driver that runs queues and matchmaker apart writes each down, and each plays again by itself.
+/// A driver that runs queues and matchmaker apart writes a log for each. Each log replays alone.
 #[test]
 fn a_shard_and_the_matchmaker_have_logs_of_their_own() {
     let (mut shard, mut matchmaker) = (Journal::on(Shard::new(1, 3)), Journal::on(Matchmaker::new()));
@@ -353,7 +356,8 @@ fn a_shard_and_the_matchmaker_have_logs_of_their_own() {
     }
 }
 
-/// An event that changes the candidates of several models says so in the same order again, though polls that gave nothing are in no log.
+/// An event that changes the candidates of several models reports them in the same order when it is
+/// replayed. No log has polls that gave nothing.
 #[test]
 fn candidates_that_change_together_play_again() {
     let mut shard = Journal::on(Shard::new(0, 1));
@@ -378,7 +382,7 @@ fn candidates_that_change_together_play_again() {
     assert_eq!(replay(&log).unwrap().divergence, None);
 }
 
-/// A completion names its batch by its own number, whatever the order.
+/// In every order, a completion names its batch by the batch's own number.
 #[test]
 fn a_journal_that_is_off_writes_nothing() {
     let mut journal = Journal::off(Scheduler::new());
@@ -389,7 +393,8 @@ fn a_journal_that_is_off_writes_nothing() {
     assert_eq!(journal.machine().stats().stray_completions, 1);
 }
 
-/// One that changes something has a line for each candidate, one that does not has the numbers of what goes on.
+/// A trial that changes something has a line for each candidate. A trial that changes nothing has
+/// only the numbers of the behaviour that stays.
 #[test]
 fn a_trial_is_told_and_takes_few_bytes() {
     let aim = Some(Behaviour { wait: 50, throughput: 94, size: 75, limit: 90, margin: 5 });

@@ -2,11 +2,11 @@
 
 use downbeat_core::journal::*;
 
-/// Checks that the log is read as it was written and replays alike, that a part of it does too, and
-/// that damage does no harm.
+/// Checks that the log is read as it was written and replays alike. Checks the same for a part of
+/// the log, and that damage does no harm.
 ///
-/// The entries are handed to a fresh machine, whose journal must write the same bytes: so nothing
-/// is lost in reading.
+/// The entries go to a fresh machine, and its journal must write the same bytes: so reading loses
+/// nothing.
 pub fn check<M: Machine>(fresh: M, log: &[u8]) {
     let entries = entries::<M::Records>(log);
     let inputs = entries.iter().filter(|entry| matches!(entry.record, Record::Input(..))).count();
@@ -20,7 +20,7 @@ pub fn check<M: Machine>(fresh: M, log: &[u8]) {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % below
     };
-    // The last entries: those before are the same in other logs.
+    // The last entries: the earlier ones are the same in other logs.
     let length = log.len() - draw(log.len().min(60));
     let (cut, is_whole) = (&log[..length], length >= header(log));
     assert_eq!(is_whole, read::<M::Records>(cut).is_ok(), "{length} of {} bytes", log.len());
@@ -74,7 +74,7 @@ fn shown(log: &[u8], lines: usize) {
     }
 }
 
-/// Whatever a file holds, reading and replaying it ends in an answer.
+/// Reading and replaying end in an answer for every content of a file.
 pub fn does_no_harm(log: &[u8]) {
     for form in [Form::Text, Form::Json] {
         if let Ok(lines) = show(log, form) {

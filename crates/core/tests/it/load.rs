@@ -1,4 +1,5 @@
-//! What devices run beside the scheduler's batches: it prefers those that are done with it first, and waits for none.
+//! Work on devices beside the scheduler's batches: the scheduler prefers devices that finish this
+//! work first, and waits for none.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -40,12 +41,13 @@ fn next(matchmaker: &mut Matchmaker, now: Time, model: ModelId, delay: u64, batc
     Some(grant.device)
 }
 
-/// Those that run nothing else first, then those that will be done first, though they are not done yet; of equals the smallest id.
+/// Devices without other work go first. Then come the devices that will finish their other work
+/// first, though they have not finished. Of equals the smallest id goes first.
 #[test]
 fn of_free_devices_the_one_that_is_done_first_with_other_work_is_taken() {
     let (mut matchmaker, model, d) = loaded(&[40, 0, 30, 0, 30, 7]);
     let taken: Vec<_> = (0..7).map(|batch| next(&mut matchmaker, at(10), model, 0, batch)).collect();
-    // What was to be done by 7 ms is late, and still there.
+    // The other work that should have ended by 7 ms is late, and still runs.
     assert_eq!(taken, [Some(d[1]), Some(d[3]), Some(d[5]), Some(d[2]), Some(d[4]), Some(d[0]), None]);
     assert_eq!(matchmaker.free_devices(), 0, "none was left idle because it is loaded");
 }
@@ -60,19 +62,20 @@ fn a_device_is_taken_whatever_its_load_and_nothing_is_due_for_a_new_one() {
     let grant = matchmaker.poll_grant(at(0)).unwrap();
     assert_eq!((grant.device, grant.free_at), (d[0], Time::ZERO), "its own batches may begin at once");
     assert_eq!(matchmaker.expected_free(), Time::MAX, "but that it is granted");
-    // One that is not there has no load.
+    // A device that does not exist has no load.
     matchmaker.set_load(DeviceId(9), at(1));
     assert_eq!(matchmaker.load(DeviceId(9)), Time::ZERO);
 }
 
-/// A batch is not sent behind another to a device without load while a loaded one has no batch at all.
+/// A batch is not sent behind another to a device without load while a loaded one has no batch at
+/// all.
 #[test]
 fn a_loaded_device_is_free_before_a_busy_one_is() {
     let (mut matchmaker, model, d) = loaded(&[0, 500]);
     matchmaker.set_sends_ahead(true);
     let taken: Vec<_> = (0..2).map(|batch| next(&mut matchmaker, at(1), model, 1, batch)).collect();
     assert_eq!(taken, [Some(d[0]), Some(d[1])]);
-    // Both will have a batch's end by the time that the next gets there.
+    // Both devices have a batch that runs when the next batch arrives.
     matchmaker.set_load(d[0], at(900));
     assert_eq!(next(&mut matchmaker, at(11), model, 1, 2), Some(d[1]));
     assert_eq!(next(&mut matchmaker, at(11), model, 1, 3), Some(d[0]));
@@ -92,7 +95,7 @@ fn faster_kinds_go_first_then_the_less_loaded_device() {
     }
 }
 
-/// Batches that start, with the devices that they are on.
+/// Batches that start, with their devices.
 fn batches(scheduler: &mut Scheduler) -> Vec<(Time, u32, DeviceId, BatchId)> {
     let mut batches = Vec::new();
     while let Some(output) = scheduler.poll_output() {
@@ -103,7 +106,8 @@ fn batches(scheduler: &mut Scheduler) -> Vec<(Time, u32, DeviceId, BatchId)> {
 }
 
 proptest! {
-    /// On devices that are alike a load decides where batches run, and neither when nor of which requests they are.
+    /// On devices of one kind, a load decides where batches run. It decides neither when they run
+    /// nor which requests they hold.
     #[test]
     fn loads_change_no_batch(
         steps in prop::collection::vec((0..40u64, 0..4usize, 0..100u64), 1..80),

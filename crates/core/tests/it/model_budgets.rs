@@ -1,4 +1,5 @@
-//! What a scheduler plans with for messages, by model and by the backends that have it (Symphony §4.3, appendix D).
+//! The time that a scheduler plans for messages, by model and by the backends that serve it
+//! (Symphony §4.3, appendix D).
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::Reject;
@@ -6,14 +7,16 @@ use downbeat_core::roles::*;
 
 use crate::scheduler_node::{World, model, ms, numbers, offer};
 
-/// What a way that takes no time is measured to take: the least that is told apart.
+/// The measured time of a way that takes no time: the smallest value that the measurement can tell
+/// apart.
 const WAY: Duration = Duration::from_nanos(1024);
 
 fn us(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
-/// A backend with a slot, whose fetches take `fetch`, and so much more for each KiB; its replies take `control`.
+/// A backend with a slot, whose fetches take `fetch`, and so much more for each KiB; its replies
+/// take `control`.
 fn backend(world: &mut World, node: u64, models: Vec<OfferedModel>, delays: [Duration; 3]) -> NodeId {
     let mut offer = offer(1, models);
     offer.slots[0].hardware = format!("of {node}");
@@ -23,7 +26,7 @@ fn backend(world: &mut World, node: u64, models: Vec<OfferedModel>, delays: [Dur
     backend
 }
 
-/// In how long the next batch of a model (`m` 0, `n` 1) is planned to start, on an idle backend.
+/// The time until the next batch of a model (`m` 0, `n` 1) is planned to start, on an idle backend.
 fn starts_in(world: &mut World, frontend: NodeId, backend: NodeId, queue: u32) -> Duration {
     world.ask_of(frontend, queue, &[world.node.requests() as u64 + 1], ms(400));
     let plan = world.plans(backend).remove(0);
@@ -55,7 +58,8 @@ fn a_backend_that_does_not_have_a_model_costs_it_no_time() {
     world.pass(ms(100));
     assert_eq!(starts_in(&mut world, frontend, near, 0), us(110) + WAY);
     assert_eq!(starts_in(&mut world, frontend, far, 1), us(4_500) + WAY);
-    // Nor do the replies of the other: 5 ms of work, and what messages take, are within 6 ms here and not there.
+    // The other backend's replies cost the model no time either: 5 ms of work and the messages fit
+    // into 6 ms on the near backend only.
     for (queue, backend, is_planned) in [(0, near, true), (1, far, false)] {
         world.ask_of(frontend, queue, &[77], ms(6));
         assert_eq!(world.plans(backend).len(), usize::from(is_planned));

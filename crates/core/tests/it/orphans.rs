@@ -6,7 +6,7 @@ use downbeat_core::roles::*;
 
 use crate::scheduler_node::{LOST_AFTER, P, World, model, ms, numbers, offer};
 
-/// The names in each list of models that was said.
+/// The names in each list of models that the scheduler sent.
 fn lists<'a>(said: &'a [Message<P>]) -> Vec<Vec<&'a str>> {
     let list = |said: &'a Message<P>| if let Message::Models(models) = said { Some(models) } else { None };
     let names = |models: &'a Vec<ServedModel>| models.iter().map(|model| model.model.as_str()).collect();
@@ -22,7 +22,7 @@ fn requests_of_a_lost_model_are_refused_and_frontends_learn_of_it() {
     world.ask(frontend, &[0], Duration::MAX);
     world.disconnect(backend);
     assert_eq!(world.refused(frontend), [(0, Refusal::Lost)]);
-    // Without a deadline, and with one that is still far.
+    // One request without a deadline, and one whose deadline is still far.
     world.ask(frontend, &[0], Duration::MAX);
     world.ask(frontend, &[1], ms(100_000));
     world.pass(LOST_AFTER.saturating_mul(10).saturating_sub(ms(1)));
@@ -38,7 +38,7 @@ fn requests_of_a_lost_model_are_refused_and_frontends_learn_of_it() {
     assert_eq!(world.node.requests(), 0);
     world.ask(frontend, &[2], Duration::MAX);
     assert_eq!(world.refused(frontend), [(2, Refusal::Rejected(Reject::UnknownModel))]);
-    // Whoever comes after all is as welcome as anybody.
+    // A backend that comes after all is as welcome as any other.
     let late = world.backend(3, vec![], offer(1, vec![model("m", ms(5), 1)]));
     assert_eq!(lists(&world.heard(frontend)), [["m", "n"]]);
     world.ask(frontend, &[3], Duration::MAX);
@@ -54,7 +54,7 @@ fn what_waits_for_a_model_runs_if_somebody_comes_back_with_it() {
         if number > 0 {
             assert_eq!(world.plans(backend).iter().map(numbers).collect::<Vec<_>>(), [[number]]);
         }
-        // Each time it begins anew.
+        // Each time the wait begins anew.
         world.pass(LOST_AFTER.saturating_mul(6));
         world.disconnect(backend);
         world.heard(frontend);

@@ -1,4 +1,4 @@
-//! What is out of the ordinary has a clear outcome: one test for each, named after it.
+//! Every unusual event has a clear outcome: one test for each, named after it.
 
 use downbeat_core::cluster::*;
 use downbeat_core::profile::ProfileError;
@@ -7,7 +7,7 @@ use downbeat_core::{
 };
 
 const KIND: DeviceKind = DeviceKind(0);
-/// Nobody's.
+/// A model that does not exist.
 const STRANGER: ModelId = ModelId(7);
 
 fn at(ms: u64) -> Time {
@@ -137,7 +137,7 @@ fn empty_cluster_keeps_requests_until_they_are_hopeless() {
     assert_eq!((s.devices(), s.free_devices(), s.expected_free()), (0, 0, Time::MAX));
     s.handle_request(at(0), request(0, at(10))).unwrap();
     s.handle_request(at(0), request(1, Time::MAX)).unwrap();
-    // First the batch of both expires, then what is left of it.
+    // First the batch of both expires, then the batch of the remaining request.
     let mut dropped = None;
     while dropped.is_none() {
         let (due, _) = s.poll_timeout().unwrap();
@@ -208,7 +208,8 @@ fn a_foreign_completion_is_counted_and_ignored() {
 fn time_going_backwards_is_taken_as_standing_still() {
     let mut s = scheduler(1);
     s.handle_timeout(at(50));
-    // Judged as of 50: a deadline of 40 is over, whatever the caller's clock says.
+    // The scheduler judges as of 50, its latest time: a deadline of 40 is over, though the caller's
+    // clock says 10.
     let allowed = Duration::ZERO;
     let rejected = s.handle_request(at(10), request(0, at(40)));
     assert_eq!(rejected, Err(Reject::DeadlineImpossible { needed: Duration::from_millis(6), allowed }));
@@ -218,14 +219,14 @@ fn time_going_backwards_is_taken_as_standing_still() {
     assert!(s.poll_timeout().is_none_or(|(due, _)| due > at(50)));
 }
 
-/// A clock that is broken, or a log that says so: what comes is decided, once.
+/// With a broken clock, or a log of one, the scheduler still decides each request once.
 #[test]
 fn the_end_of_time_is_a_time() {
     let dispatch = DispatchPolicy::Adaptive { consolidate: false };
     let mut s = Scheduler::new();
     let model = s.add_model(at(0), ModelOptions { dispatch, drop: DropPolicy::Adaptive, ..model() });
     s.add_device(at(0), KIND);
-    // The last 3 s, ever more requests, so that the demand is another one in each tenth of a second.
+    // The last 3 s have ever more requests, so that the demand differs in each tenth of a second.
     for id in 0..=300 {
         let left = (300 - id) * (300 - id) * 33_333 + if id < 300 { 20_000_000 } else { 0 };
         let now = Time::from_nanos(u64::MAX - left);

@@ -1,4 +1,5 @@
-//! Abacus' parts by themselves: the search beside all groups there are, figures 8 and 12, the perceptron, margins.
+//! Abacus' parts by themselves: the search compared with all possible groups, figures 8 and 12, the
+//! perceptron, margins.
 
 use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::*;
@@ -14,7 +15,8 @@ fn part(model: u32, first: u16, end: u16) -> GroupPart {
     GroupPart { request: RequestId(u64::from(model)), model: ModelId(model), operators, rows: 1, length: 0 }
 }
 
-/// Milliseconds by model and operator; what is shorter adds a share of it to the longest.
+/// Milliseconds by model and operator; each shorter request adds a share of its time to the
+/// longest.
 struct Table {
     operators: Vec<Vec<u64>>,
     share: u64,
@@ -63,7 +65,7 @@ fn section_6_2_who_does_not_fit_alone_is_in_no_group() {
     );
 }
 
-/// All groups that the search chooses among: some requests whole, then some operators of the next.
+/// All groups among which the search chooses: some requests whole, then some operators of the next.
 fn groups(candidates: &[GroupPart]) -> Vec<Vec<GroupPart>> {
     let mut groups = Vec::new();
     for (whole, next) in candidates.iter().enumerate() {
@@ -186,7 +188,8 @@ fn made_up(inputs: usize) -> (Vec<f32>, Vec<f32>, Vec<Layer>) {
 #[test]
 fn a_perceptron_is_its_layers_with_relu_between_them() {
     let layer = |weights: &[f32], biases: &[f32]| Layer { weights: weights.to_vec(), biases: biases.to_vec() };
-    // (x - 1) / 2 = (1, -2): the first hidden value is 1*3 + -2*1 + 0.5 = 1.5, the second 1*1 + -2*4 = -7, which ReLU makes 0.
+    // (x - 1) / 2 = (1, -2). The first hidden value is 1*3 + -2*1 + 0.5 = 1.5. The second is 1*1 +
+    // -2*4 = -7, and ReLU makes it 0.
     let layers = vec![layer(&[3.0, 1.0, 1.0, 4.0], &[0.5, 0.0]), layer(&[2.0, 100.0], &[-1.0])];
     let mlp = Mlp::new(vec![1.0; 2], vec![2.0; 2], layers).unwrap();
     assert_eq!(mlp.infer(&[3.0, -3.0]), [2.0_f32.exp()]);

@@ -1,4 +1,5 @@
-//! Abacus' controller step by step and in runs: who goes first, who is given up, the next group beside the running one, wrong predictors.
+//! Abacus' controller step by step and in runs: the order of requests, drops, the next group beside
+//! the running one, wrong predictors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +20,8 @@ fn request(id: u64, model: u32, deadline: u64) -> DeviceRequest {
     DeviceRequest { id: RequestId(id), model: ModelId(model), deadline: at(deadline), size: 1, length: 0 }
 }
 
-/// A device on which an operator takes a millisecond, and each of the shorter requests of a group adds 40% of its own; predictions are off by factors, one for a request alone, one for several.
+/// A device on which an operator takes a millisecond. Each shorter request of a group adds 40% of
+/// its own time. Two factors make the predictions wrong: one for a request alone, one for several.
 #[derive(Clone, Copy, Debug)]
 struct Biased {
     alone: f64,
@@ -56,7 +58,7 @@ fn overlap<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
     overlap
 }
 
-/// As that, of which as many groups have run as it takes to believe its predictions of requests alone.
+/// The same device, after so many groups that its predictions for requests alone are believed.
 fn measured<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
     let mut overlap = overlap(predictor, models);
     overlap.handle_model(Time::ZERO, ModelId(99), Some(model(10)));
@@ -69,7 +71,7 @@ fn measured<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
     overlap
 }
 
-/// What is decided, carried out at once.
+/// Takes the controller's outputs and carries them out at once.
 fn outputs<P: Predictor>(overlap: &mut Overlap<P>) -> Vec<OverlapOutput> {
     let mut outputs = Vec::new();
     loop {
@@ -79,7 +81,7 @@ fn outputs<P: Predictor>(overlap: &mut Overlap<P>) -> Vec<OverlapOutput> {
     }
 }
 
-/// The only group among what was decided: requests with their operators.
+/// The only group among the outputs: requests with their operators.
 fn group<P: Predictor>(overlap: &mut Overlap<P>) -> (OperatorGroup, Vec<(u64, SegmentRange)>) {
     let mut groups: Vec<OperatorGroup> = outputs(overlap)
         .into_iter()
@@ -102,12 +104,13 @@ fn range(first: u16, end: u16) -> SegmentRange {
     SegmentRange::new(first, end)
 }
 
-/// In which order three requests run behind one that takes until `free`, and who is given up: 20, 30 and 10 operators with deadlines at 80, 60 and 70 ms.
+/// The order in which three requests run behind one that takes until `free`, and the requests that
+/// are dropped. They have 20, 30 and 10 operators, and deadlines at 80, 60 and 70 ms.
 fn in_order(order: GroupOrder, free: u64) -> (Vec<u64>, Vec<u64>) {
     let mut overlap = overlap(RIGHT, &[5, 20, 30, 10]);
     overlap.handle_request(at(0), &request(0, 0, 500)).unwrap();
     let (mut running, _) = group(&mut overlap);
-    // Also of those that wait already.
+    // The order holds also for requests that already wait.
     overlap.handle_request(at(1), &request(1, 1, 80)).unwrap();
     overlap.handle_order(at(1), order);
     overlap.handle_request(at(1), &request(2, 2, 60)).unwrap();
@@ -141,9 +144,11 @@ fn section_7_1_baselines_run_in_order_and_drop_late_requests() {
     assert_eq!(in_order(GroupOrder::Fcfs, 5), (vec![1, 2, 3], vec![]), "as they came");
     assert_eq!(in_order(GroupOrder::Sjf, 5), (vec![3, 1, 2], vec![]), "the shortest first");
     assert_eq!(in_order(GroupOrder::Edf, 5), (vec![2, 3, 1], vec![]), "the earliest deadline first");
-    // At 45 ms all are in time; the second comes to its turn at 65 and is late, which nobody knew before.
+    // At 45 ms all can be in time. The second gets its turn at 65 and is late, which no prediction
+    // could tell before.
     assert_eq!(in_order(GroupOrder::Fcfs, 45), (vec![1, 3], vec![2]));
-    // What cannot make it runs as long as it is not late: until 75 ms, when the third is late.
+    // A request that cannot be in time runs as long as it is not late: until 75 ms, when the third
+    // is late.
     assert_eq!(in_order(GroupOrder::Edf, 45), (vec![2, 1], vec![3]));
 }
 
@@ -175,7 +180,8 @@ fn section_6_2_who_cannot_make_it_even_alone_is_given_up() {
 
 #[test]
 fn equation_3_takes_off_what_still_runs_whatever_the_predictor_is_off_by() {
-    // What groups took before mends a predictor that says half of it, or four times as much.
+    // The times of earlier groups correct a predictor that says half of the truth, or four times
+    // the truth.
     for off in [1.0, 0.5, 4.0] {
         let mut overlap = measured(Biased { alone: off, together: off }, &[10, 20]);
         overlap.handle_request(at(0), &request(1, 1, 20)).unwrap();
@@ -187,7 +193,7 @@ fn equation_3_takes_off_what_still_runs_whatever_the_predictor_is_off_by() {
         overlap.handle_request(at(5), &request(3, 0, 30)).unwrap();
         assert_eq!(outputs(&mut overlap), [], "x{off}");
         overlap.handle_cancel(at(6), RequestId(3));
-        // It takes longer than expected: from then on it may be done at any time.
+        // The group takes longer than expected: from then on it may end at any time.
         overlap.handle_request(at(25), &request(4, 0, 34)).unwrap();
         assert_eq!(outputs(&mut overlap), [dropped(4)], "x{off}");
         overlap.handle_request(at(25), &request(5, 0, 35)).unwrap();
@@ -216,7 +222,8 @@ fn section_6_3_a_group_that_was_overtaken_is_decided_again() {
     let (first, _) = group(&mut overlap);
     overlap.handle_request(at(1), &request(2, 0, 24)).unwrap();
     overlap.handle_request(at(1), &request(3, 1, 90)).unwrap();
-    // Planned for 10 to 24: all of the second, with ten operators of the third. It is three late.
+    // The plan covers 10 to 24: all of the second request, with ten operators of the third. The
+    // running group is three late.
     complete(&mut overlap, &first, 0, 13);
     let (next, parts) = group(&mut overlap);
     assert_eq!(parts, [(2, range(0, 10)), (3, range(0, 2))], "11 ms are left");
@@ -246,7 +253,7 @@ fn what_saves_too_little_does_not_run_side_by_side() {
         overlap.handle_request(at(0), &request(2, 0, 90)).unwrap();
         overlap.handle_request(at(0), &request(3, 1, 91)).unwrap();
         complete(&mut overlap, &first, 0, 10);
-        // 14 ms, where one after the other takes 20: 43% more.
+        // 14 ms. One after the other takes 20: 43% more.
         let (next, parts) = group(&mut overlap);
         assert_eq!((parts.len() == 2, next.predicted == Some(ms(10))), (together, !together), "{worth}");
     }
@@ -267,7 +274,7 @@ fn without_a_predictor_requests_run_one_at_a_time_the_most_urgent_first() {
     assert_eq!(group(&mut overlap).1, [(2, range(0, 1))], "a model of one operator");
 }
 
-/// Knows pairs.
+/// A predictor that knows pairs only.
 struct Pairs;
 
 impl Predictor for Pairs {
@@ -288,11 +295,11 @@ fn eight_models_under_a_predictor_of_pairs_run_in_pairs() {
     assert_eq!(group(&mut overlap).1, [(0, range(0, 10)), (1, range(0, 10))]);
 }
 
-/// Of models 0 and 90, each of so many operators.
+/// A predictor trained on models 0 and 90, each of so many operators.
 fn trained_for_others(operators: u16) -> LearnedPredictor {
     let known = |model| FeatureModel { model: ModelId(model), operators };
     let layout = FeatureLayout { models: vec![known(0), known(90)], at_once: 2 };
-    // The logarithm of 10 ms, whatever comes.
+    // The predictor says the logarithm of 10 ms for all groups.
     let layer = Layer { weights: vec![0.0; layout.len()], biases: vec![10.0_f32.ln()] };
     let mlp = Mlp::new(vec![0.0; layout.len()], vec![1.0; layout.len()], vec![layer]).unwrap();
     LearnedPredictor::new(layout, mlp).unwrap()
@@ -300,7 +307,8 @@ fn trained_for_others(operators: u16) -> LearnedPredictor {
 
 #[test]
 fn models_outside_the_predictor_run_alone_and_lose_no_request() {
-    // Of model 0 it knows 5 operators, and there are 10: it is another one.
+    // The second predictor knows 5 operators of model 0. On this device model 0 has 10, so it is
+    // another model.
     for predictor in [trained_for_others(10), trained_for_others(5)] {
         let mut overlap = measured(predictor, &[10, 10, 10]);
         for (id, model) in [(1, 2), (2, 0), (3, 1), (4, 2)] {
@@ -317,7 +325,8 @@ fn models_outside_the_predictor_run_alone_and_lose_no_request() {
 
 #[test]
 fn a_model_of_one_operator_is_in_a_group_whole_or_not_at_all() {
-    // A request takes a millisecond an operator, and beside others 40% of it: 20 ms, then 20.4, and 20.8 with the second small one.
+    // A request takes a millisecond an operator, and beside others 40% of that: 20 ms, then 20.4,
+    // and 20.8 with the second small request.
     for (headroom, ids) in [(20, vec![1]), (21, vec![1, 2, 3]), (19, vec![])] {
         let mut overlap = measured(RIGHT, &[20, 1, 1]);
         overlap.handle_request(at(0), &request(9, 0, 900)).unwrap();
@@ -331,7 +340,7 @@ fn a_model_of_one_operator_is_in_a_group_whole_or_not_at_all() {
         assert_eq!(found, if ids.is_empty() { vec![2, 3] } else { ids }, "headroom of {headroom} ms");
         assert!(parts.iter().all(|(_, operators)| operators.first == 0), "{parts:?}");
     }
-    // And alone on the device.
+    // The same holds alone on the device.
     let mut overlap = overlap(RIGHT, &[1]);
     overlap.handle_request(at(0), &request(1, 0, 5)).unwrap();
     assert_eq!(group(&mut overlap).1, [(1, range(0, 1))]);
@@ -383,7 +392,7 @@ fn who_goes_takes_nobody_along() {
     assert_eq!(group(&mut overlap).1, [(4, range(0, 20))], "nobody wants the answer of the first");
 }
 
-/// What became of a run: requests in time, late, given up.
+/// The result of a run: the numbers of requests in time, late and dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Came {
     good: u32,
@@ -397,8 +406,9 @@ impl Came {
     }
 }
 
-/// Requests of two models on the device of [`takes`], so many a thousand milliseconds; `slower`: what groups of several take from some time on. Checks that each is answered once, and that operators run
-/// in order, one group at a time.
+/// Requests of two models on the device of [`takes`], so many a thousand milliseconds; `slower`:
+/// what groups of several take from some time on. Checks that each is answered once, and that
+/// operators run in order, one group at a time.
 fn run<P: Predictor>(predictor: P, rate: u64, count: u64, seed: u64, slower: impl Fn(Time) -> f64) -> Came {
     const MODELS: [u16; 2] = [18, 26];
     let mut overlap = overlap(predictor, &MODELS);
@@ -496,7 +506,7 @@ fn a_biased_predictor_does_not_make_violations_explode() {
 
 #[test]
 fn what_has_become_slow_side_by_side_runs_alone_and_comes_back() {
-    // From 10 s to 20 s groups take four times as long as they did.
+    // From 10 s to 20 s groups take four times their usual time.
     let disturbed = |now: Time| if (at(10_000)..at(20_000)).contains(&now) { 4.0 } else { 1.0 };
     let came = run(RIGHT, 40, 4000, 3, disturbed);
     let (never, alone) = (run(RIGHT, 40, 4000, 3, |_| 1.0), run(Unpredicted, 40, 4000, 3, |_| 1.0));

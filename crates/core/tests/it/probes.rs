@@ -1,5 +1,5 @@
-//! Requests that cannot meet their deadline by a profile that may be wrong. A guess keeps no request from being tried, and an old measurement is
-//! tried again.
+//! Requests that cannot meet their deadline by a profile that may be wrong. A guess keeps no
+//! request from being tried, and an old measurement is tried again.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -31,7 +31,7 @@ impl World {
         World { scheduler, next: 0 }
     }
 
-    /// Whether a request of so many items that has 5 s is taken in.
+    /// Whether the scheduler accepts a request of so many items with 5 s to its deadline.
     fn is_taken(&mut self, ms: u64, size: u32) -> bool {
         let (id, deadline) = (RequestId(self.next), at(ms + 5 * SECOND));
         self.next += 1;
@@ -46,7 +46,7 @@ impl World {
         }
     }
 
-    /// The batch that was started, if there is one.
+    /// The batch that was started, if any.
     fn started(&mut self) -> Option<(DeviceId, BatchId)> {
         match self.scheduler.poll_output()? {
             Output::Dispatch { device, batch, .. } => Some((device, batch)),
@@ -54,14 +54,15 @@ impl World {
         }
     }
 
-    /// The batch under way is done, and the model takes this, as the driver has learned.
+    /// The batch under way is done. The driver has learned the profile `learned`.
     fn done(&mut self, ms: u64, (device, batch): (DeviceId, BatchId), learned: LatencyProfile) {
         self.scheduler.handle_completion(at(ms), device, batch);
         self.scheduler.set_profile(at(ms), MODEL, learned);
     }
 }
 
-/// A shape of 200,000 elements, guessed from one of 2: it "needs 200 s even on an idle device", and takes 20 ms.
+/// A shape of 200,000 elements, guessed from one of 2: it "needs 200 s even on an idle device", and
+/// takes 20 ms.
 #[test]
 fn a_guess_keeps_no_request_from_being_tried_and_is_corrected() {
     let mut world = World::new(profile(200_000.0).learned(0));
@@ -91,7 +92,7 @@ fn a_batch_size_that_was_never_run_is_tried_though_smaller_ones_are_known() {
     assert!(world.is_taken(0, 1), "as measured");
     assert!(world.is_taken(0, 8), "nobody knows");
     assert!(!world.is_taken(0, 8));
-    // A smaller batch takes too long already, which was measured.
+    // A measured smaller batch takes too long already.
     let mut slow = World::new(profile(5_100.0).learned(1));
     assert!(!slow.is_taken(0, 8));
 }

@@ -1,4 +1,4 @@
-//! Random events against a checker that knows only what went in and what came out.
+//! Random events against a checker that knows only the scheduler's inputs and outputs.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use downbeat_core::{
 };
 use proptest::prelude::*;
 
-/// An event; the numbers choose among what is there.
+/// An event. Its numbers choose among the devices, models and requests of the moment.
 #[derive(Clone, Debug)]
 enum Event {
     Wait { us: u64, punctual: bool },
@@ -144,7 +144,7 @@ fn events() -> impl Strategy<Value = Event> {
 }
 
 struct Queued {
-    /// With the deadline that counts here: less the reply.
+    /// The request, with the deadline that counts for the scheduler: less the reply.
     request: Request,
     arrival: Time,
     delayed: bool,
@@ -152,9 +152,9 @@ struct Queued {
 
 struct Device {
     kind: DeviceKind,
-    /// In the order in which they run; two at most.
+    /// Batches of a device in the order in which they run; two at most.
     batches: Vec<Sent>,
-    /// When the first is planned to be done.
+    /// The planned end of the first batch.
     free_at: Time,
 }
 
@@ -171,12 +171,12 @@ struct Outside {
     scheduler: Scheduler,
     now: Time,
     network: NetworkBudget,
-    /// Of models that have their own.
+    /// Budgets of models that have their own.
     networks: BTreeMap<ModelId, Vec<(DeviceKind, NetworkBudget)>>,
     models: Vec<(ModelOptions, bool)>,
-    /// By how much adaptive models' executions are planned longer, percent.
+    /// The percentage that the scheduler adds to planned executions of adaptive models.
     margins: BTreeMap<ModelId, u8>,
-    /// Those present.
+    /// Devices that are present.
     devices: BTreeMap<DeviceId, Device>,
     queued: BTreeMap<RequestId, Queued>,
     tickets: Vec<(RequestId, ModelId, Ticket)>,
@@ -184,7 +184,8 @@ struct Outside {
     accepted: u64,
     answered: u64,
     outputs: Vec<Output>,
-    /// Of a higher level than a batch that was sent: they were given up for it, which is said after it.
+    /// Requests of a higher level than a batch that was sent. The scheduler gave them up for this
+    /// batch, and reports their drops after the batch.
     passed_over: Vec<RequestId>,
 }
 
@@ -194,7 +195,8 @@ impl Outside {
         self.queued.values().filter(of).map(|q| u64::from(q.request.size)).sum()
     }
 
-    /// The kinds that the model may run on: those there is a device of, or all of them.
+    /// The kinds that the model may run on: those of devices that exist, or all of them if none
+    /// exists.
     fn kinds_of(&self, model: ModelId) -> Vec<DeviceKind> {
         let profiles = &self.models[model.0 as usize].0.profiles;
         let all = (0..KINDS).map(DeviceKind).filter(|kind| profiles.get(*kind).is_some());
@@ -202,7 +204,7 @@ impl Outside {
         if present.is_empty() { all.collect() } else { present }
     }
 
-    /// From the decision to the end, alone on an idle device.
+    /// The time from the decision to the end, alone on an idle device.
     fn needed(&self, request: &Request, kind: DeviceKind) -> Duration {
         let ModelOptions { profiles, dispatch, .. } = &self.models[request.model.0 as usize].0;
         let is_adaptive = matches!(dispatch, DispatchPolicy::Adaptive { .. });
@@ -211,7 +213,8 @@ impl Outside {
         self.network(request.model, kind).delay(request.size) + profile.latency(request.size)
     }
 
-    /// What messages take for a model's batches on a kind of device. Of kinds that nothing is known of, the worst; so of those of a model with one profile for all.
+    /// The time that messages take for a model's batches on a kind of device. An unknown kind
+    /// counts as the worst kind. So does every kind of a model with one profile for all kinds.
     fn network(&self, model: ModelId, kind: DeviceKind) -> NetworkBudget {
         let Some(networks) = self.networks.get(&model) else { return self.network };
         let one_profile = self.models[model.0 as usize].0.profiles.iter().all(|(kind, _)| kind.is_none());
@@ -234,7 +237,7 @@ impl Outside {
         !self.kinds_of(request.model).into_iter().any(|kind| self.fits(request, kind))
     }
 
-    /// The model whose limit holds for it.
+    /// The model whose limit holds for `model`.
     fn limit_of(&self, model: ModelId) -> ModelId {
         let shared = self.models[model.0 as usize].0.shares_limit.filter(|other| other.0 < model.0);
         shared.map_or(model, |other| self.limit_of(other))
@@ -242,7 +245,7 @@ impl Outside {
 
     fn max_in_flight(&self, model: ModelId) -> u32 {
         let ModelOptions { max_in_flight, shares_limit, .. } = &self.models[self.limit_of(model).0 as usize].0;
-        // There was none to share it with.
+        // The model that it shares a limit with does not exist.
         if shares_limit.is_some() { 1 } else { *max_in_flight }
     }
 
@@ -269,7 +272,7 @@ impl Outside {
         self.kinds_of(model).into_iter().map(pace).min().unwrap()
     }
 
-    /// How long what waits in the request's level and those above takes at least.
+    /// A lower bound for the wait behind the requests of the request's level and the levels above.
     fn wait_before(&self, request: &Request) -> Duration {
         let options = &self.models[request.model.0 as usize].0;
         let items: u64 = (0..=request.level).map(|level| self.weight(request.model, level)).sum();
@@ -311,7 +314,7 @@ impl Outside {
                 let result = self.scheduler.handle_request(self.now, request);
                 let reply = self.worst_network(request.model).reply;
                 let request = Request { deadline: request.deadline - reply, ..request };
-                // What was due before the request comes first; it may have made room.
+                // Outputs that were due before the request come first; they may have made room.
                 let before = self.collect_until(id);
                 assert_eq!(result.map(|_| ()), self.expected_answer(&request), "{request:?}");
                 if let Ok(ticket) = result {
@@ -327,7 +330,8 @@ impl Outside {
                 if self.tickets.is_empty() {
                     return;
                 }
-                // Mostly of the last ones, which may still wait; those that do not must be told from their slots' next holders.
+                // Mostly the last requests, which may still wait. The others have ended: the
+                // scheduler must tell them from the next holders of their slots.
                 let back = if n % 4 == 0 { n / 4 } else { n / 4 % 8 };
                 let (id, model, ticket) = self.tickets[self.tickets.len() - 1 - back % self.tickets.len()];
                 let left = self.scheduler.handle_cancel(self.now, model, ticket);
@@ -339,7 +343,7 @@ impl Outside {
                 assert!(!self.queued.contains_key(&id), "{id} was cancelled and is still queued");
             }
             Event::Complete(n) => {
-                // Timers of this instant are the scheduler's to do first; the device goes on from then on.
+                // The scheduler's timers of this instant come first; the device goes on after them.
                 self.scheduler.handle_timeout(self.now);
                 self.collect();
                 let busy: Vec<DeviceId> =
@@ -347,7 +351,7 @@ impl Outside {
                 if !busy.is_empty() {
                     let id = busy[n % busy.len()];
                     let device = self.devices.get_mut(&id).unwrap();
-                    // Now and then the second overtakes the first.
+                    // Now and then the second batch is reported before the first.
                     let which = if n % 7 == 0 { device.batches.len() - 1 } else { 0 };
                     let done = device.batches.remove(which);
                     if which == 0 {
@@ -440,7 +444,7 @@ impl Outside {
         self.judge_state();
     }
 
-    /// What `handle_request` should say, from what is queued now.
+    /// The answer that `handle_request` should give, judged by the queue of the moment.
     fn expected_answer(&self, request: &Request) -> Result<(), Reject> {
         let Some((options, true)) = self.models.get(request.model.0 as usize) else { return Err(Reject::UnknownModel) };
         let Some(level) = options.levels.get(request.level as usize) else { return Err(Reject::UnknownLevel) };
@@ -464,7 +468,8 @@ impl Outside {
         if wait > bound { Err(Reject::WaitTooLong { wait, bound }) } else { Ok(()) }
     }
 
-    /// Takes the outputs; those about `id`, and all that come after the first of them, are returned unjudged.
+    /// Takes the outputs; those about `id`, and all that come after the first of them, are returned
+    /// unjudged.
     fn collect_until(&mut self, id: RequestId) -> Vec<Output> {
         let mut rest = Vec::new();
         while let Some(output) = self.scheduler.poll_output() {
@@ -572,7 +577,7 @@ impl Outside {
         }
     }
 
-    /// What must hold after every event.
+    /// Checks the invariants that hold after every event.
     fn judge_state(&mut self) {
         // Everything due at this instant has been done by now.
         self.scheduler.handle_timeout(self.now);
@@ -614,7 +619,7 @@ impl Outside {
         assert_eq!(self.accepted, self.answered + self.queued.len() as u64, "nothing is lost, nothing answered twice");
     }
 
-    /// Runs until everything is answered.
+    /// Runs until every request is answered.
     fn finish(&mut self) {
         for kind in 0..KINDS {
             self.apply(&Event::AddDevice(DeviceKind(kind)));
@@ -648,7 +653,7 @@ fn run(models: &[ModelOptions], devices: &[DeviceKind], events: &[Event]) -> Vec
     outside.outputs
 }
 
-/// Who is sent where and who is dropped, without the reasons.
+/// The batches with their devices and the drops, without the reasons.
 fn decisions(outputs: &[Output]) -> Vec<(Option<DeviceId>, Vec<RequestId>)> {
     let decision = |output: &Output| match output {
         Output::Dispatch { device, members, .. } => (Some(*device), members.clone()),
@@ -686,7 +691,7 @@ proptest! {
         prop_assert_eq!(decisions(&timeout), decisions(&eager));
     }
 
-    /// The ends of what a [`Behaviour`] can be are the fixed policies, where no batch is sent ahead.
+    /// At the limits of a [`Behaviour`] are the fixed policies, where no batch is sent ahead.
     #[test]
     fn behaviours_reach_from_eager_to_deferred_and_from_head_to_window_drop(
         model in models(),
@@ -700,7 +705,8 @@ proptest! {
         };
         let mut events: Vec<Event> = events.into_iter().filter(kept).collect();
         if aims {
-            // What window drop aims at follows from the mean of the SLOs, which the one takes before the first second is over and the other when it drops.
+            // Window drop's aim follows from the mean of the SLOs. One scheduler takes this mean
+            // before the first second is over, the other when it drops.
             let slos = events.iter_mut().filter_map(|event| match event {
                 Event::Request { slo_us: Some(slo), .. } => Some(slo),
                 _ => None,
@@ -718,7 +724,8 @@ proptest! {
     }
 }
 
-/// What is dropped for a batch is said after it. Found by the test above, once in hundreds of runs.
+/// The scheduler reports a batch first, then the drops that made it possible. Found by the test
+/// above, once in hundreds of runs.
 #[test]
 fn who_is_given_up_for_a_batch_is_not_passed_over_by_a_lower_level_in_it() {
     let us = Duration::from_micros;
@@ -755,7 +762,9 @@ fn who_is_given_up_for_a_batch_is_not_passed_over_by_a_lower_level_in_it() {
     assert_eq!(decided[batch + 1], (None, sent(&[3])));
 }
 
-/// Who may not wait for long joins one whose time in the queue is its own: it leaves when its own is up. Found by a test above, once in thousands of runs.
+/// Requests with the model's bound on their wait stand beside a request with its own time in the
+/// queue. The latter leaves when its own time is up. Found by a test above, once in thousands of
+/// runs.
 #[test]
 fn the_first_who_may_not_wait_for_long_is_looked_for() {
     let level = || PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject };
@@ -778,8 +787,9 @@ fn the_first_who_may_not_wait_for_long_is_looked_for() {
     run(&[adaptive], &[DeviceKind(0)], &events);
 }
 
-/// A target that was worked out before any deadline was known is worked out again at the first deadline. Otherwise the
-/// model gave `r0` up for five others in the first 100 ms. Found by a test above, once in thousands of runs.
+/// A target that was worked out before any deadline was known is worked out again at the first
+/// deadline. Otherwise the model gave `r0` up for five others in the first 100 ms. Found by a test
+/// above, once in thousands of runs.
 #[test]
 fn the_first_deadline_sets_what_drops_aim_at() {
     let us = Duration::from_micros;
@@ -801,8 +811,9 @@ fn the_first_deadline_sets_what_drops_aim_at() {
     assert_eq!(decided[0], (Some(DeviceId(0)), vec![RequestId(0)]));
 }
 
-/// A head that the fastest kind is too slow for is left to the other kinds. The fastest kind for batches of 3 needs
-/// 292 us in this test. The other kind needs 189 us for two requests. Found by a test above, once in ten thousand runs.
+/// A head that the fastest kind is too slow for is left to the other kinds. The fastest kind for
+/// batches of 3 needs 292 us in this test. The other kind needs 189 us for two requests. Found by a
+/// test above, once in ten thousand runs.
 #[test]
 fn a_head_that_the_fastest_kind_passes_over_is_not_given_up() {
     let us = Duration::from_micros;

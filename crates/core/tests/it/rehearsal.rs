@@ -1,4 +1,4 @@
-//! The rehearsal: what it finds, and that nothing but its inputs decides.
+//! The rehearsal: its findings, and that only its inputs decide.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -15,7 +15,7 @@ fn options(alpha_us: u64, beta_us: u64) -> ModelOptions {
     ModelOptions::new(LatencyProfile::linear(alpha, beta, 64).unwrap(), ADAPTIVE, DropPolicy::Adaptive)
 }
 
-/// A rehearsal of `models` like this on so many devices.
+/// A rehearsal of `models` models with these options, on so many devices.
 fn rehearsal(consolidate: bool, models: u32, options: &ModelOptions, devices: u32) -> Rehearsal {
     let mut rehearsal = Rehearsal::new(consolidate, 7);
     rehearsal.set_devices(DeviceKind(0), devices);
@@ -40,7 +40,7 @@ fn decision(rehearsal: &mut Rehearsal) -> RehearsalDecision {
     rehearsal.poll_decision().expect("enough has come for a trial")
 }
 
-/// ResNet50 of Symphony's table 2 at 97% of the staggered bound: eager dispatch is far below that.
+/// ResNet50 of Symphony's table 2 at 97% of the staggered bound: eager dispatch holds far less.
 #[test]
 fn a_model_that_fills_its_devices_waits_for_its_window() {
     let mut rehearsal = rehearsal(false, 1, &options(1_053, 5_072), 8);
@@ -63,8 +63,9 @@ fn a_model_that_fills_its_devices_waits_for_its_window() {
     );
 }
 
-/// Bursts of 20 on 12 devices, of a model that gains nothing by batching and takes 5% more or less: of the 8 that do not find a device at once, two would
-/// just fit in a batch that is late every other time. Devices are there for each alone, or for a batch with a margin.
+/// Bursts of 20 on 12 devices, of a model that gains nothing by batching and takes 5% more or less.
+/// Of the 8 requests that find no device at once, two would just fit into one batch. Every other
+/// such batch would be late. Enough devices exist to run each alone, or in a batch with a margin.
 #[test]
 fn what_varies_is_planned_with_a_margin_or_in_small_batches() {
     let mut rehearsal = rehearsal(false, 1, &options(7_000, 280), 12);
@@ -89,7 +90,8 @@ fn what_varies_is_planned_with_a_margin_or_in_small_batches() {
     assert!(of_found == 0.0 && bad(decision.tried.first()) > 0.05, "{decision:?}");
 }
 
-/// In one second 4,000 requests, more than the device holds, and nearly none after it: what is tried in the quiet time is tried on the rush, too.
+/// One second has 4,000 requests, more than the device can serve, and the time after it nearly
+/// none. A behaviour that is tried in the quiet time is tried on the rush, too.
 #[test]
 fn what_a_rush_needs_is_tried_in_the_quiet_time_too() {
     let options = options(100, 10_000);
@@ -110,7 +112,7 @@ fn what_a_rush_needs_is_tried_in_the_quiet_time_too() {
     assert!(lost(&with) && !lost(&without));
 }
 
-/// Devices are idle: nobody waits, unless few of them should be busy.
+/// Devices are idle: no request waits, unless the user wants few devices to be busy.
 #[test]
 fn at_low_load_nobody_waits_unless_that_is_wished() {
     for (consolidate, wait) in [(false, 0), (true, 100)] {
@@ -118,7 +120,7 @@ fn at_low_load_nobody_waits_unless_that_is_wished() {
         rehearsal.set_model(ModelId(1), None);
         feed(&mut rehearsal, 1, ms(50), 1_500, 1_500);
         let decision = decision(&mut rehearsal);
-        // The rule may say so already.
+        // The start rule may have this behaviour already.
         let rule = if consolidate { 100 } else { 0 };
         let found = decision.behaviours[0].map_or(rule, |behaviour| behaviour.wait);
         assert_eq!(found, wait, "{decision:?}");
@@ -139,7 +141,8 @@ fn no_trial_before_the_first_request_and_none_without_new_requests() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// In whatever steps it is lent time, it uses no more and comes to the same; and whatever comes, it comes to something.
+    /// The size of the steps changes neither the time that the rehearsal uses nor its result. All
+    /// inputs lead to some result.
     #[test]
     fn steps_are_kept_and_change_nothing(
         step in 1..5_000u64,
@@ -179,7 +182,7 @@ proptest! {
     }
 }
 
-/// Nobody can be late, so that all behaviours are one: no time is spent.
+/// No request can be late, so all behaviours are equal: the rehearsal spends no time.
 #[test]
 fn without_a_deadline_nothing_is_tried() {
     let mut rehearsal = rehearsal(false, 2, &options(1_000, 2_000), 2);
@@ -189,7 +192,9 @@ fn without_a_deadline_nothing_is_tried() {
     assert!(rehearsal.step(u64::MAX) > 0);
 }
 
-/// `clients` of a model, of whom each asks again 0.3 ms after its answer (`slowed`: or up to 4 ms after it, while the device computes), on one device: requests a second over the last second of five. With a rehearsal, or by the start rule.
+/// `clients` of a model on one device. Each asks again 0.3 ms after its answer (`slowed`: or up to
+/// 4 ms after it, while the device computes). Returns the requests a second over the last second of
+/// five, with a rehearsal or by the start rule.
 fn closed_loop(clients: u64, max_batch: u32, slowed: bool, rehearse: bool) -> f64 {
     let (alpha, beta, slo, pause) = (Duration::from_micros(110), ms(3), ms(50), Duration::from_micros(300));
     let options =
@@ -246,7 +251,7 @@ fn closed_loop(clients: u64, max_batch: u32, slowed: bool, rehearse: bool) -> f6
     }
 }
 
-/// Half of the clients would wait while the others' batch runs, for ever: batches of half the size.
+/// Half of the clients would always wait while the others' batch runs: batches of half the size.
 #[test]
 fn clients_that_wait_for_answers_are_served_together() {
     for (clients, max_batch, slowed) in [(32, 32, false), (24, 32, false), (32, 32, true)] {
@@ -255,14 +260,16 @@ fn clients_that_wait_for_answers_are_served_together() {
     }
 }
 
-/// Where all wait alike, the large model for its batches, a quick one waits as long for nothing.
+/// If all models wait alike, the large model for its batches, a quick one waits as long for
+/// nothing.
 #[test]
 fn a_quick_model_does_not_wait_because_a_slow_one_has_to() {
     let mut rehearsal = rehearsal(false, 1, &options(1_053, 5_072), 8);
     rehearsal.set_model(ModelId(1), Some(options(20, 60)));
     let mut found = None;
     for number in 0..60_000 {
-        // 5,400 requests a second of the first, as above; of the second one in twenty of them.
+        // 5,400 requests a second of the first model, as above. For each twenty comes one of the
+        // second.
         let (model, slo) = if number % 21 == 20 { (1, 250) } else { (0, 25) };
         let at = Time::ZERO + Duration::from_micros(number * 176 - if number % 4 == 3 { 88 } else { 0 });
         rehearsal.arrival(PastArrival { at, budget: ms(slo), model: ModelId(model), size: 1, level: 0 });
@@ -300,8 +307,10 @@ fn order_found(policy: OrderPolicy, models: [(ModelOptions, Duration); 2], of: u
     order
 }
 
-/// A model keeps the device busy with batches of 8 ms that have to start within 4 ms when the one before ends. By urgency one beside it that could wait for 99 ms is passed over until
-/// its last 4 ms, and every other time its last moment is while a batch runs. Policies of their own: what adaptive models do instead loses nothing in this order, too.
+/// A model keeps the device busy with batches of 8 ms. Each must start within 4 ms of the end of
+/// the last one. A second model could wait for 99 ms. By urgency it is passed over until its last 4
+/// ms, and every other time its last moment is while a batch runs. The models have fixed policies:
+/// adaptive models would adapt and lose nothing in this order, too.
 #[test]
 fn an_order_that_loses_less_is_found() {
     let eager = |options| ModelOptions { dispatch: DispatchPolicy::Eager, drop: DropPolicy::HeadDrop, ..options };

@@ -1,4 +1,5 @@
-//! Links over a wire that loses, doubles, reorders and delays, with sides that begin anew: messages come in order, once, or the link is lost.
+//! Links over a wire that loses, doubles, reorders and delays, with sides that begin anew. Messages
+//! come in order and once, or the link is lost.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,23 +21,23 @@ fn hello(node: u64) -> Hello {
     Hello { protocol: PROTOCOL, node: NodeId(node), role, name: format!("n{node}"), address: String::new() }
 }
 
-/// A message that says which it is.
+/// A message with its number.
 fn tagged(link: u64, number: u64) -> Message<P> {
     Message::Cancel(vec![link, number])
 }
 
-/// One side, with what it has said and heard.
+/// One side of a link, with the messages that it sent and received.
 struct Side {
     links: Links<P>,
     peer: u64,
     /// Links that came up so far.
     ups: u64,
     is_up: bool,
-    /// Said on the link that is up.
+    /// Messages sent on the current link.
     said: u64,
-    /// Of the link that is up: which of the peer's links it hears, and how many messages.
+    /// The peer's link that the current link receives, and how many messages have come.
     heard: Option<(u64, u64)>,
-    /// The peer's links that were heard before.
+    /// The peer's earlier links.
     before: Vec<u64>,
 }
 
@@ -53,7 +54,7 @@ impl Side {
         }
     }
 
-    /// Judges what has happened; whether that was anything but a message.
+    /// Judges an event. Returns true if it was not a message.
     fn judge(&mut self) {
         while let Some(event) = self.links.poll_event() {
             match event {
@@ -85,7 +86,7 @@ impl Side {
 struct World {
     now: Time,
     sides: [Side; 2],
-    /// Frames on their way, to whom.
+    /// Frames on their way, each with the index of the receiver.
     wire: VecDeque<(usize, Frame<P>)>,
     /// Messages in frames so far.
     sent: usize,
@@ -127,7 +128,7 @@ impl World {
         }
     }
 
-    /// From now on the wire is good, and both are connected.
+    /// From now on the wire is good, and connects both sides.
     fn calm(&mut self, rounds: usize) {
         for _ in 0..rounds {
             for side in 0..2 {
@@ -165,7 +166,7 @@ impl World {
             _ => {}
         }
         self.send();
-        // A wire that is very long is no harder.
+        // A very long wire is no harder.
         self.wire.truncate(400);
     }
 }
@@ -191,7 +192,7 @@ proptest! {
         for (what, pick) in steps {
             world.step(what, pick);
         }
-        // What was on its way may still come. Then all is well within a while.
+        // Frames on their way may still arrive. After that, all is well within a while.
         world.calm(800);
         for side in &world.sides {
             prop_assert!(side.is_up, "they find each other");
@@ -233,7 +234,7 @@ proptest! {
     }
 }
 
-/// Two that are up, at 1 ms.
+/// Two links that are up, at 1 ms.
 fn up() -> World {
     let mut world = World::new();
     world.calm(2);
@@ -305,7 +306,7 @@ fn budgets_shrink_while_they_wait_and_on_their_way() {
     world.calm(20);
     world.sides[0].links.say(world.now, NodeId(2), Message::Requests(vec![request]));
     world.send();
-    // Lost, and sent again after 2.5 ms; then 3 ms on its way.
+    // The frame is lost, and sent again after 2.5 ms; then it takes 3 ms.
     world.wire.clear();
     while !world.wire.iter().any(|(_, frame)| !frame.messages.is_empty()) {
         world.pass(Duration::from_micros(500));
@@ -420,7 +421,7 @@ fn the_way_is_known_without_a_common_clock() {
     for (side, peer) in [(0, NodeId(2)), (1, NodeId(1))] {
         let round_trip = links(side).round_trip(peer).unwrap();
         assert!(round_trip >= Duration::from_micros(400) && round_trip <= Duration::from_micros(520), "{round_trip}");
-        // Which way is the longer one cannot be known: each is taken for half.
+        // The links cannot know which way is the longer: each counts as half.
         let one_way = links(side).one_way(peer).unwrap();
         assert!(one_way >= Duration::from_micros(200) && one_way <= Duration::from_micros(300), "{one_way}");
     }

@@ -1,4 +1,5 @@
-//! Whatever peers say, of whatever size and at whatever time: no node panics, and none keeps what it was not given.
+//! No message of a peer, of any size and at any time, makes a node panic. No node keeps a request
+//! or tensor that it was not given.
 
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::roles::*;
@@ -19,7 +20,7 @@ fn hello(node: NodeId, role: Role) -> Hello {
     Hello { protocol: PROTOCOL, node, role, name: String::new(), address: String::new() }
 }
 
-/// What is done to a node: what, by whom, and numbers.
+/// An action on a node: its kind, its peer, and numbers.
 #[derive(Clone, Debug)]
 struct Step {
     what: u8,
@@ -90,7 +91,7 @@ enum Node {
     Backend(BackendNode<P>),
 }
 
-/// A node among peers that say anything.
+/// A node among peers that send any messages.
 struct World {
     node: Node,
     now: Time,
@@ -200,7 +201,7 @@ fn play(node: Node, start: Time, steps: &[Step]) -> World {
     world
 }
 
-/// Instants at which time may begin: at the last one it is about to end.
+/// Instants at which time may begin. At the last one, the counter of time is about to end.
 fn starts() -> impl Strategy<Value = Time> {
     prop::sample::select(vec![0, 1_000_000_000, u64::MAX - 100_000_000]).prop_map(Time::from_nanos)
 }

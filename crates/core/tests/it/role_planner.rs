@@ -1,4 +1,5 @@
-//! A scheduler for tests of the other roles: it plans whatever it has been handed, anywhere.
+//! A scheduler for tests of the other roles: it plans any request that was handed in, on any
+//! backend.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +28,8 @@ impl Random {
     }
 }
 
-/// A scheduler that plans whatever it has been handed, anywhere, and sometimes what it has not.
+/// A scheduler that plans any request that was handed in, on any backend, and sometimes requests
+/// that were not handed in.
 pub struct Planner {
     pub links: Links<P>,
     pub epoch: Option<Epoch>,
@@ -116,7 +118,7 @@ impl Planner {
                 }
             }
             LinkEvent::Message(from, Message::Standing { epoch, .. }) => {
-                // It steps down.
+                // The scheduler steps down.
                 if Some(epoch) > self.epoch && self.peers.contains_key(&from) {
                     self.epoch = None;
                 }

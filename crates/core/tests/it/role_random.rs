@@ -1,4 +1,5 @@
-//! Frontends and backends with schedulers that plan anything, over wires that lose, double, reorder and end: each request ends once, and what must not run twice does not.
+//! Frontends and backends with schedulers that plan anything, over wires that lose, double, reorder
+//! and end. Each request ends once, and a request that must not run twice does not.
 //!
 //! `ROLE_SEED=17 cargo test -p downbeat-core --test it -- role_random` plays that seed alone.
 
@@ -13,7 +14,7 @@ const TIMING: LinkTiming = LinkTiming { heartbeat: Duration::from_millis(1), los
 /// The longest that a frame is on its way.
 const LONGEST_WAY: Duration = Duration::from_micros(1_000);
 
-/// Frames are brought at its end.
+/// Frames arrive at its end.
 const TICK: Duration = Duration::from_micros(100);
 
 enum Node {
@@ -22,10 +23,10 @@ enum Node {
     Scheduler(Planner),
 }
 
-/// What a backend's slots do.
+/// The work in a backend's slots.
 #[derive(Default)]
 struct Engine {
-    /// By slot: the batches, when the first is done.
+    /// By slot: its batches, and when the first is done.
     slots: [VecDeque<(BatchKey, Vec<RequestKey>)>; 2],
     free_at: [Time; 2],
     /// The epoch of the last batch that a slot began.
@@ -47,7 +48,7 @@ struct World {
     open: BTreeMap<RequestKey, Time>,
     /// Requests so far.
     issued: BTreeMap<NodeId, u64>,
-    /// How often something came of requests that must not run twice.
+    /// How many outcomes each request had that must not run twice.
     ran_once: BTreeMap<RequestKey, u32>,
     ends: BTreeMap<&'static str, u64>,
 }
@@ -126,7 +127,7 @@ impl World {
         }
     }
 
-    /// One side has closed, or is gone; the other hears of it, now or never.
+    /// One side has closed or is gone; the other side hears of the end now or never.
     fn disconnect(&mut self, a: NodeId, b: NodeId) {
         if !self.wires.remove(&(a.min(b), a.max(b))) {
             return;
@@ -256,7 +257,7 @@ impl World {
         for member in &members {
             assert_eq!(member.payload, member.request.number, "somebody else's inputs");
             if let Some(deadline) = self.open.get(&member.request) {
-                // What has none left has none left when it comes.
+                // A budget that was zero when it was sent is still zero on arrival.
                 let grew = if member.deadline > self.now { member.deadline.since(*deadline) } else { Duration::ZERO };
                 assert!(grew <= LONGEST_WAY + TICK, "a budget grew by {grew} on the way");
             }
@@ -297,7 +298,7 @@ impl World {
         };
         let Some((_, Node::Frontend(node))) = self.nodes.get_mut(&frontend) else { return };
         let next = self.issued.entry(frontend).or_default();
-        // Odd ones must not run twice.
+        // Requests with odd numbers must not run twice.
         let model = if *next % 2 == 1 { "once" } else { "m" };
         let queue_expiry = Time::MAX;
         let new = NewRequest { queue: queue(model), payload: *next, deadline, queue_expiry, level: 0, size: 1 };
@@ -307,7 +308,7 @@ impl World {
         self.open.insert(RequestKey { frontend, number }, deadline);
     }
 
-    /// Something that happens to a cluster.
+    /// An event in a cluster.
     fn disturb(&mut self) {
         let all: Vec<NodeId> = self.nodes.keys().copied().collect();
         match self.random.below(400) {
@@ -317,7 +318,7 @@ impl World {
             }
             3 => self.take_over(),
             4 => {
-                // Killed, and started anew.
+                // The process is killed, and started anew.
                 let mortal = self.ids(|role| role != Role::Frontend);
                 let dead = mortal[self.random.below(mortal.len())];
                 if let Some((hello, _)) = self.nodes.remove(&dead) {
@@ -355,7 +356,7 @@ impl World {
         }
     }
 
-    /// A scheduler says what is not so.
+    /// A scheduler sends messages that are not true.
     fn talk_nonsense(&mut self) {
         let numbers = [0, 1, self.random.next() % 40, u64::MAX];
         let epoch = Epoch { number: self.random.next() % (self.epoch + 1), rank: self.random.below(3) as u32 };
@@ -387,7 +388,7 @@ impl World {
     fn tick(&mut self) {
         self.now += TICK;
         for scheduler in self.ids(|role| matches!(role, Role::Scheduler { .. })) {
-            // Whoever is not connected dials again, sooner or later.
+            // Each node without a connection dials again, sooner or later.
             for other in self.ids(|role| !matches!(role, Role::Scheduler { .. })) {
                 if self.is_calm || self.random.one_in(60) {
                     self.connect(scheduler, other);
@@ -420,7 +421,7 @@ fn play(seed: u64) -> World {
         world.disturb();
         world.tick();
     }
-    // From now on nothing is lost, and one leads.
+    // From now on no message is lost, and one scheduler leads.
     world.is_calm = true;
     for scheduler in world.ids(|role| matches!(role, Role::Scheduler { .. })) {
         if let Some((_, Node::Scheduler(node))) = world.nodes.get_mut(&scheduler) {

@@ -1,7 +1,8 @@
-//! Scenarios of one role: what its peers say in, what it does out, readable without Rust.
+//! Scenarios of one role: its peers' messages in, its actions out, readable without Rust.
 //!
-//! A file has a script, a line of dashes, and the timeline that is made of it (`UPDATE_SCENARIOS=1` writes it anew: read the difference). The one role that is tested is real; its peers are links that say what the
-//! script has them say. Wires take no time. The script (times in milliseconds):
+//! A file has a script, a line of dashes, and the timeline that is made of it (`UPDATE_SCENARIOS=1`
+//! writes it anew: read the difference). The one role that is tested is real; its peers are links
+//! that say what the script has them say. Wires take no time. The script (times in milliseconds):
 //!
 //! ```text
 //! frontend [tries=2] [lost_after=10]     or: backend [fetch_within=5] [lost_after=10]
@@ -163,7 +164,7 @@ impl World {
         }
     }
 
-    /// Brings frames to and fro until all is said.
+    /// Carries frames to and fro until no side has more.
     fn exchange(&mut self) {
         loop {
             let mut is_quiet = true;
@@ -183,7 +184,7 @@ impl World {
         }
     }
 
-    /// What a peer hears, and sends; whether there was anything.
+    /// Handles a peer's received messages and sends its own. Returns true if there were any.
     fn hear(&mut self, peer: &str) -> bool {
         let mut was_any = false;
         while let Some(event) = self.peers.get_mut(peer).and_then(|(_, links)| links.poll_event()) {

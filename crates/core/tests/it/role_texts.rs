@@ -1,4 +1,4 @@
-//! What role scenarios say, as their scripts and timelines have it.
+//! The messages and actions of role scenarios, as text for their scripts and timelines.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, Reject};
 use downbeat_core::roles::*;

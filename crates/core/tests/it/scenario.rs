@@ -1,7 +1,8 @@
 //! Scenario files: events in, decisions out, readable without Rust.
 //!
-//! A file has a script, a line of dashes, and the timeline that the scheduler makes of it. `UPDATE_SCENARIOS=1 cargo test -p
-//! downbeat-core` writes the timelines anew: read the difference before you commit it. The script (times in milliseconds):
+//! A file has a script, a line of dashes, and the scheduler's timeline. `UPDATE_SCENARIOS=1 cargo
+//! test -p downbeat-core` writes the timelines anew: read the difference before you commit it. The
+//! script (times in milliseconds):
 //!
 //! ```text
 //! # a comment
@@ -51,12 +52,12 @@ struct World {
     network: NetworkBudget,
     /// What runs.
     completions: BTreeMap<(Time, BatchId), (DeviceId, Vec<RequestId>)>,
-    /// What was sent to a device that still runs another batch, in order.
+    /// Batches sent to a device that still runs another batch, in order.
     sent: BTreeMap<(DeviceId, BatchId), Sent>,
     /// Milliseconds that a batch takes longer than its profile says.
     slow: BTreeMap<BatchId, f64>,
     deadlines: BTreeMap<RequestId, Time>,
-    /// Of every request that was accepted.
+    /// The ticket of every accepted request.
     tickets: BTreeMap<RequestId, Ticket>,
     timeline: String,
 }
@@ -269,7 +270,7 @@ impl World {
         Time::ZERO + Duration::from_millis_f64(number(start + expected) + longer)
     }
 
-    /// A device turns to a batch, which may still be on its way.
+    /// A device turns to a batch whose message may still be on its way.
     fn begin(&mut self, now: Time, device: DeviceId, batch: BatchId, sent: Sent) {
         let start = sent.arrives.max(now);
         let until = self.until(start, batch, sent.expected);

@@ -1,9 +1,9 @@
-//! Scenario files: a script, a line of dashes, and the timeline that is made of it.
+//! Scenario files: a script, a line of dashes, and the resulting timeline.
 
 use std::path::PathBuf;
 
-/// Runs the scenario of that name in a folder beside this file, and compares its timeline with the file's. `UPDATE_SCENARIOS=1` writes the
-/// timeline anew.
+/// Runs the scenario of that name in a folder beside this file, and compares its timeline with the
+/// file's. `UPDATE_SCENARIOS=1` writes the timeline anew.
 #[track_caller]
 pub fn check(folder: &str, name: &str, run: fn(&str) -> String) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/it/{folder}/{name}.txt"));

@@ -1,4 +1,5 @@
-//! A scheduler with frontends and backends that say what a test has them say, over wires that take no time.
+//! A scheduler with frontends and backends that say what a test has them say, over wires that take
+//! no time.
 
 use std::collections::BTreeMap;
 
@@ -24,12 +25,12 @@ pub struct World {
     pub node: SchedulerNode<P>,
     pub now: Time,
     peers: BTreeMap<NodeId, Links<P>>,
-    /// What each peer has heard and not yet looked at.
+    /// The messages that each peer has received and the test has not yet looked at.
     heard: BTreeMap<NodeId, Vec<Message<P>>>,
     pub notes: Vec<String>,
-    /// Epochs in which it led.
+    /// The epochs in which the scheduler led.
     led: Vec<Epoch>,
-    /// Questions how to divide models.
+    /// The scheduler's questions how to divide models.
     pub wanted: Vec<PlanWanted>,
 }
 
@@ -110,7 +111,7 @@ impl World {
         self.ask_of(from, 0, numbers, left);
     }
 
-    /// Of model `m` (0) or `n` (1).
+    /// Hands in requests of model `m` (0) or `n` (1).
     pub fn ask_of(&mut self, from: NodeId, queue: u32, numbers: &[u64], left: Duration) {
         let one = |number: &u64| HandedIn {
             number: *number,
@@ -124,7 +125,7 @@ impl World {
         self.say(from, Message::Requests(numbers.iter().map(one).collect()));
     }
 
-    /// Everything that is said comes.
+    /// Delivers all messages on their way.
     pub fn exchange(&mut self) {
         loop {
             let mut moved = false;
@@ -183,7 +184,7 @@ impl World {
         self.heard(node).into_iter().flat_map(refused).collect()
     }
 
-    /// Requests 0 and 1 in one batch, which have waited for another.
+    /// Puts requests 0 and 1, which waited for another batch, in one batch.
     fn batch_of_two(&mut self, backend: NodeId, frontend: NodeId) -> Plan {
         self.ask(frontend, &[9], ms(100));
         self.ask(frontend, &[0, 1], ms(100));
@@ -268,7 +269,7 @@ fn what_is_handed_in_twice_waits_once() {
     world.ask(frontend, &[0], ms(100));
     let first = world.plans(backend).remove(0);
     world.ask(frontend, &[1, 1], ms(100));
-    // In a batch, and handed in anew: it is in that batch no more.
+    // A request in a batch that is handed in anew leaves that batch.
     world.ask(frontend, &[0, 1], ms(100));
     world.complete(backend, first.batch);
     let [plan] = &world.plans(backend)[..] else { panic!("one batch") };
@@ -303,7 +304,8 @@ fn members_that_a_backend_missed_are_given_back() {
     assert_eq!((world.refused(frontend), world.node.requests()), (vec![(1, Refusal::Lost)], 0));
 }
 
-/// What more devices would mend counts as bad, and two slots of a device are busy half of its time each.
+/// A request counts as bad if more devices would have helped. Two slots of a device are busy half
+/// of the device's time each.
 #[test]
 fn requests_and_busy_time_are_counted_for_advice_on_devices() {
     let mut world = World::leading();
@@ -356,7 +358,7 @@ fn requests_of_an_unoffered_model_are_refused_after_the_settle_time() {
     assert_eq!(world.refused(frontend), [(1, Refusal::Rejected(Reject::UnknownModel))]);
 }
 
-/// Its offer may be lost on the way again and again.
+/// The backend's offer may be lost on the way again and again.
 #[test]
 fn a_backend_that_is_here_and_has_not_said_what_it_offers_is_waited_for() {
     let mut world = World::leading();
@@ -388,7 +390,8 @@ fn a_backend_that_never_says_what_it_offers_is_not_waited_for_for_ever() {
     assert_eq!(world.refused(frontend), [(0, Refusal::Rejected(Reject::UnknownModel))]);
 }
 
-/// It went on while another one led, and the frontend had not heard of that.
+/// Another scheduler led for a while, and the frontend has not heard of the new lead: it uses an
+/// alias of an earlier one.
 #[test]
 fn a_scheduler_that_leads_again_forgets_its_old_requests() {
     let mut world = World::leading();
@@ -479,7 +482,8 @@ fn a_model_that_is_offered_no_more_is_gone() {
     assert_eq!(said.iter().find_map(names), Some(vec!["n".to_owned()]));
 }
 
-/// A slot is one kind with the models that it runs: what becomes another kind never gets what it does not run.
+/// A slot is of one kind as long as it runs the same models. A slot that becomes another kind never
+/// gets a model that it does not run.
 #[test]
 fn a_model_runs_only_on_slots_that_have_it() {
     let mut world = World::leading();
@@ -549,7 +553,8 @@ fn a_leader_that_hears_of_a_higher_epoch_stands_by_and_forgets() {
     world.heard(backend);
     world.ask(frontend, &[1], ms(100));
     assert_eq!(world.plans(backend), []);
-    // It takes over from that one, with the next number, at once when its connection ends.
+    // The node takes over from the other scheduler when the connection ends, at once and with the
+    // next number.
     world.disconnect(other);
     assert_eq!(world.led[1..], [Epoch { number: 2, rank: 1 }]);
     assert!(world.heard(frontend).contains(&Message::Leads(Epoch { number: 2, rank: 1 })));
@@ -623,7 +628,8 @@ fn anything() -> impl Strategy<Value = Message<P>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever peers say, in whatever order, nothing panics; and once all frontends are gone and all backends lost nothing is kept.
+    /// Nothing panics for any messages of peers in any order. Once all frontends are gone and all
+    /// backends lost, the node keeps nothing.
     #[test]
     fn nonsense_harms_nobody(steps in prop::collection::vec((0u8..12, 1u64..7, anything()), 1..60)) {
         let mut world = World::leading();

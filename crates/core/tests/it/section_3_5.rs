@@ -1,15 +1,16 @@
-//! Symphony §3.5: what the autoscale advisor makes of bad rates and idle time.
+//! Symphony §3.5: the autoscale advisor's conclusions from bad rates and idle time.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{Duration, Time};
 use proptest::prelude::*;
 
-/// The paper's formulas and nothing else: no gap, no spare.
+/// The paper's formulas alone: no gap, no spare.
 fn paper() -> AutoscaleOptions {
     AutoscaleOptions { idle_threshold: 0.0, spare: 0.0, ..AutoscaleOptions::default() }
 }
 
-/// A cluster whose counters grow once a second by what its number of devices makes of the load, and which does as advised.
+/// A cluster that follows the advice. Once a second its counters grow, by the share of the load
+/// that its number of devices serves.
 #[derive(Clone)]
 struct World {
     advisor: Autoscale,
@@ -27,7 +28,8 @@ impl World {
         World { advisor: Autoscale::new(options).unwrap(), now: Time::ZERO, sample, changes: Vec::new() }
     }
 
-    /// A second with so many requests, of which so many are bad, in which devices are busy for such a share of their time.
+    /// A second with so many requests, of which so many are bad. Devices are busy for this share of
+    /// their time.
     fn second(&mut self, requests: u64, bad: u64, busy: f64) -> Advice {
         self.now += SECOND;
         self.sample.good += requests - bad;
@@ -41,8 +43,8 @@ impl World {
         (0..seconds).map(|_| self.second(requests, bad, busy)).last().unwrap()
     }
 
-    /// A second of a cluster that behaves as `behave` says of its number of devices: bad requests and busy share; advice is
-    /// followed at once.
+    /// A second of a cluster that behaves as `behave` says of its number of devices: bad requests
+    /// and busy share; advice is followed at once.
     fn follow(&mut self, requests: u64, behave: &dyn Fn(u32) -> (u64, f64)) {
         let (bad, busy) = behave(self.sample.devices);
         let change = self.second(requests, bad, busy).change;
@@ -63,7 +65,7 @@ fn allocate_n_r_over_1_minus_r() {
     // Devices are whole.
     assert_eq!(World::new(paper(), 10).seconds(12, 1000, 50, 1.0).change, 1);
     assert_eq!(World::new(paper(), 10).seconds(12, 1000, 100, 1.0).change, 2);
-    // At the threshold is not above it.
+    // At the threshold is not above the threshold.
     let advice = World::new(paper(), 24).seconds(12, 1000, 10, 1.0);
     assert_eq!(advice.change, 0);
 }
@@ -79,7 +81,8 @@ fn deallocate_n_f() {
     assert_eq!(World::new(paper(), 10).seconds(61, 0, 0, 0.0).change, -9, "one stays");
 }
 
-/// Goodput stability and load-proportional use: where both hold, one piece of advice leads to the right number at once.
+/// Goodput stability and load-proportional use: where both hold, one piece of advice leads to the
+/// right number at once.
 #[test]
 fn on_a_flat_top_one_step_is_enough() {
     for (devices, needed) in [(8, 24.0), (24, 24.0), (60, 24.0), (1, 9.5), (40, 0.5)] {
@@ -110,19 +113,20 @@ fn a_change_is_judged_only_by_what_came_after_it() {
     let mut world = World::new(AutoscaleOptions::default(), 8);
     assert_eq!(world.seconds(12, 1000, 500, 1.0).change, 8);
     world.sample.devices = 16;
-    // The bad requests were with 8 devices. Those of the first seconds with 16 are not yet a window.
+    // The bad requests were with 8 devices. The first seconds with 16 are not yet a window.
     assert_eq!(world.seconds(9, 1000, 300, 1.0).reason, AdviceReason::Settling);
     assert_eq!(world.seconds(3, 1000, 0, 0.9).change, 5, "2100 of 10000 at most; the window is over");
     // Idle time takes its own, longer window.
     world.sample.devices = 17;
     assert_eq!(world.seconds(59, 800, 0, 0.3).reason, AdviceReason::Settling);
     assert_eq!(world.seconds(3, 800, 0, 0.3).reason, AdviceReason::Idle);
-    // At the load that 16 devices were too few for, idle ones stay.
+    // At a load for which 16 devices were too few, idle devices stay.
     let mut same = world.clone();
     assert_eq!(same.seconds(70, 1000, 0, 0.3).reason, AdviceReason::TooFewBefore);
 }
 
-/// Whoever scales by the absolute number starts devices one by one: those that are still to come are not given up for it.
+/// A user who scales by the absolute number starts devices one by one. This must not make the
+/// advice give up devices that are still to come.
 #[test]
 fn the_number_wanted_stands_until_the_next_judgement() {
     let mut world = World::new(AutoscaleOptions::default(), 4);
@@ -196,8 +200,8 @@ fn options_that_contradict_themselves_are_told() {
 }
 
 proptest! {
-    /// On a constant load the advice comes to rest, whatever a number of devices makes of the load: here anything, also fewer
-    /// bad requests with fewer devices.
+    /// On a constant load the advice comes to rest, for every relation of devices to bad requests:
+    /// also where fewer devices mean fewer bad requests.
     #[test]
     fn advice_does_not_oscillate_on_a_constant_load(
         bad in prop::collection::vec(prop_oneof![2 => Just(0_u64), 1 => 0..400_u64], 21),
@@ -213,11 +217,12 @@ proptest! {
             // Constant up to 4% from second to second.
             world.follow(1_000 + jitter[second % jitter.len()], &behave);
         }
-        // Each number of devices is found too small at most once, and left downwards at most once after each.
+        // Each number of devices is found too small at most once, and left downwards at most once
+        // after each.
         prop_assert!(world.changes.len() as u32 <= 2 * most, "{:?}", world.changes);
         let last = world.changes.last().map_or(Time::ZERO, |(at, _)| *at);
         prop_assert!(last < Time::ZERO + Duration::from_millis(4_500_000), "still changing: {:?}", world.changes);
-        // Nor does advice that nobody follows change any more.
+        // Advice that is not followed does not change any more either.
         let rest = world.advisor.advice();
         for second in 0..200_usize {
             let (bad, busy) = behave(world.sample.devices);
@@ -226,11 +231,13 @@ proptest! {
         }
     }
 
-    /// Where more devices never serve less, what it comes to rest at serves the load, if any number does.
+    /// Where more devices never serve less, the number at which the advice comes to rest serves the
+    /// load, if any number does.
     #[test]
     fn advice_ends_where_the_load_is_served(needed in 1..20_u32, start in 1..20_u32, efficiency in 0.5..1.0_f64) {
         let mut world = World::new(AutoscaleOptions::default(), start);
-        // Devices may be idle and the load still be too much: what the busy share says is not to be believed everywhere.
+        // Devices may be idle while the load is too much: the advice must not believe the busy
+        // share everywhere.
         let behave = |n: u32| {
             let bad = if n < needed { 50 + u64::from(needed - n) * 40 } else { 0 };
             (bad, efficiency * (f64::from(needed) / f64::from(n)).min(1.0))

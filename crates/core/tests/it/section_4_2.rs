@@ -1,4 +1,5 @@
-//! Symphony §4.2: model queues and the matchmaker are separate and talk in messages only, so that they can run apart.
+//! Symphony §4.2: model queues and the matchmaker are separate and talk in messages only, so that
+//! they can run apart.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -39,7 +40,8 @@ fn request(id: u64, deadline: u64) -> Request {
     Request { id, model, deadline: at(deadline), queue_expiry: Time::MAX, level: 0, size: 1 }
 }
 
-/// "RankThread only needs to pick up the latest candidate": a newer one replaces the former, timer and all.
+/// "RankThread only needs to pick up the latest candidate": a newer one replaces the former, timer
+/// and all.
 #[test]
 fn only_the_newest_candidate_counts() {
     let mut matchmaker = Matchmaker::new();
@@ -53,8 +55,8 @@ fn only_the_newest_candidate_counts() {
     assert_eq!(matchmaker.poll_grant(at(9)), None);
 }
 
-/// "RankThread sends a GPU Granted message and marks the GPU as unavailable": it grants it to nobody else until the queue
-/// has said when it will be free.
+/// "RankThread sends a GPU Granted message and marks the GPU as unavailable": no other queue gets
+/// the device until this queue has said when the device will be free.
 #[test]
 fn a_granted_device_is_unavailable_until_the_queue_answers() {
     let mut matchmaker = Matchmaker::new();
@@ -79,7 +81,8 @@ fn a_granted_device_is_unavailable_until_the_queue_answers() {
     assert_eq!(matchmaker.poll_grant(at(8)), Some(Grant { model: models[1], device, kind: KIND, free_at: at(0) }));
 }
 
-/// A grant can cross a cancellation: the queue has nothing any more, and the device goes to the next.
+/// A grant can cross a cancellation: the queue has nothing any more, and the device goes to the
+/// next.
 #[test]
 fn a_declined_device_goes_to_the_next_model() {
     let mut matchmaker = Matchmaker::new();
@@ -98,8 +101,8 @@ fn a_declined_device_goes_to_the_next_model() {
     assert_eq!(matchmaker.poll_grant(at(5)).map(|grant| grant.model), Some(models[1]));
 }
 
-/// A candidate that is sent before the queue knows of a grant may hold the requests that the grant takes: it gets no device until
-/// the answer, and then the newest counts.
+/// A candidate sent before the queue knows of a grant may hold requests that the grant takes. It
+/// gets no device until the answer, and then the newest candidate counts.
 #[test]
 fn a_model_with_an_open_grant_gets_no_second_one() {
     let mut matchmaker = Matchmaker::new();
@@ -120,7 +123,8 @@ fn a_model_with_an_open_grant_gets_no_second_one() {
     assert_eq!(matchmaker.poll_grant(at(2)), Some(Grant { model, device: devices[1], kind: KIND, free_at: at(0) }));
 }
 
-/// A device may leave while its grant is open; whatever the answer, it is gone, and holds no batch of the model.
+/// A device may leave while its grant is open. After either answer it is gone, and holds no batch
+/// of the model.
 #[test]
 fn a_device_that_leaves_before_the_answer_is_gone() {
     for started in [true, false] {
@@ -146,7 +150,8 @@ fn a_device_that_leaves_before_the_answer_is_gone() {
     }
 }
 
-/// A model may be removed while its grant is open: its queue declines, and the device goes to the next.
+/// A model may be removed while its grant is open: its queue declines, and the device goes to the
+/// next.
 #[test]
 fn a_grant_for_a_removed_model_is_declined() {
     let mut matchmaker = Matchmaker::new();
@@ -165,8 +170,9 @@ fn a_grant_for_a_removed_model_is_declined() {
     assert_eq!(matchmaker.poll_grant(at(1)), Some(Grant { model: models[1], device, kind: KIND, free_at: at(0) }));
 }
 
-/// "When the ModelThread receives GPU Granted, it updates the candidate and sends out the finalized batch": what came in the meantime is in
-/// it, if it fits, and the next candidate is of the rest.
+/// "When the ModelThread receives GPU Granted, it updates the candidate and sends out the finalized
+/// batch": the batch includes requests that came in the meantime, if they fit. The next candidate
+/// holds the rest.
 #[test]
 fn a_granted_queue_updates_its_candidate_first() {
     let mut queue = queue(DropPolicy::HeadDrop);
@@ -182,7 +188,7 @@ fn a_granted_queue_updates_its_candidate_first() {
     assert_eq!(queue.update(at(4)), candidate_since(4, 9, 10));
 }
 
-/// A message about something that is not there changes nothing.
+/// A message about a device or model that does not exist changes nothing.
 #[test]
 fn strangers_are_ignored() {
     let mut matchmaker = Matchmaker::new();

@@ -1,5 +1,5 @@
-//! Shards and the matchmaker with messages that take their time, in every order that a driver on threads may bring about, against a
-//! checker that knows only what went in and what came out.
+//! Shards and the matchmaker with messages that take their time, in every order that a driver on
+//! threads may bring about. The checker knows only the inputs and the outputs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -29,9 +29,9 @@ enum Step {
         slo_us: u64,
     },
     Cancel(usize),
-    /// One message reaches a shard.
+    /// A shard receives one message.
     ToShard(u32),
-    /// So many messages reach the matchmaker, which then grants what it can.
+    /// The matchmaker receives so many messages, and then grants as many candidates as it can.
     ToMatchmaker(usize),
     Complete(usize),
     RemoveDevice(usize),
@@ -58,7 +58,7 @@ fn steps() -> impl Strategy<Value = Step> {
 }
 
 enum ToMatchmaker {
-    /// The model's place for its newest candidate was written.
+    /// A shard wrote the model's place for its newest candidate.
     Changed(ModelId),
     Answer(Answer),
     Completed(DeviceId, BatchId),
@@ -72,7 +72,7 @@ struct World {
     grants: Vec<VecDeque<Grant>>,
     to_matchmaker: VecDeque<ToMatchmaker>,
     newest: BTreeMap<(ModelId, DeviceKind), Option<Candidate>>,
-    /// Devices that have not left, with what runs there and what was sent behind it.
+    /// Devices that have not left, with the running batch and the batches sent behind it.
     devices: BTreeMap<DeviceId, (DeviceKind, Vec<(BatchId, ModelId)>)>,
     waiting: BTreeMap<RequestId, (Request, Ticket)>,
     batches: BTreeSet<BatchId>,
@@ -179,7 +179,7 @@ impl World {
                 }
             }
             Step::RemoveDevice(n) => {
-                // One stays, so that everything is answered in the end.
+                // One device stays, so that everything is answered in the end.
                 if self.devices.len() > 1 {
                     let device = *self.devices.keys().nth(n % self.devices.len()).unwrap();
                     self.devices.remove(&device);
@@ -313,7 +313,8 @@ impl World {
         }
     }
 
-    /// Everything arrives at last, batches complete and timers ring: all that waits is answered.
+    /// In the end every message arrives, batches complete and timers ring: every waiting request is
+    /// answered.
     fn settle(&mut self) {
         for _ in 0..10_000 {
             while !self.to_matchmaker.is_empty() || self.grants.iter().any(|grants| !grants.is_empty()) {
@@ -343,8 +344,9 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever overtakes what: each request is answered once, no device runs two batches, no batch is planned to be late, and no
-    /// grant and no device is lost. The log of each shard and of the matchmaker says what happened.
+    /// For every order of messages: each request is answered once, no device runs two batches, no
+    /// batch is planned to be late, and no grant and no device is lost. The logs of each shard and
+    /// of the matchmaker agree with the run.
     #[test]
     fn messages_may_take_any_time(steps in prop::collection::vec(steps(), 0..250)) {
         let mut world = World::new();

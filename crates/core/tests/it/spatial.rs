@@ -1,4 +1,5 @@
-//! GSLICE's division of a device: the fair share by tables and properties, the controller step by step and under random events.
+//! GSLICE's division of a device: the fair share by tables and properties, the controller step by
+//! step and under random events.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
 const SLO: Duration = Duration::from_millis(50);
 
-/// Something that took so many ms, until now.
+/// A duration of so many ms that ends now.
 fn ran(now: Time, ms: u64) -> Span {
     Span { start: now - Duration::from_millis(ms), end: now }
 }
@@ -25,7 +26,7 @@ fn divide(units: u32, grain: u32, spread: bool, claims: &[(f64, f64)]) -> Option
     FairShare { units, grain, spread }.divide(&claims)
 }
 
-/// Units, grain, whether idle units are given away, demands, shares.
+/// A division: units, grain, whether idle units are given away, demands, shares.
 type Division = (u32, u32, bool, &'static [u32], &'static [u32]);
 
 #[test]
@@ -82,7 +83,7 @@ proptest! {
                 prop_assert!(*mine <= demand(one), "none above its demand unless the device is idle");
             }
             for (other, theirs) in gets.iter().enumerate() {
-                // Whoever wants more has as much as another, for its weight, to a step.
+                // A model that wants more has as much as any other for its weight, up to a step.
                 let fair = f64::from(mine + 1) * claims[other].1 / claims[one].1;
                 let envies = *mine < demand(one) && theirs > mine && f64::from(*theirs) > fair + 1e-9;
                 prop_assert!(!envies, "{one} envies {other}: {:?} of {:?}", gets, claims);
@@ -91,7 +92,7 @@ proptest! {
     }
 }
 
-/// A device with what it was told to do.
+/// A device with the orders that it got.
 struct Device {
     spatial: Spatial,
     now: Time,
@@ -108,7 +109,7 @@ impl Device {
         self.outputs()
     }
 
-    /// Without limits.
+    /// The outputs, without the limits of models.
     fn outputs(&mut self) -> Vec<SpatialOutput> {
         let all = std::iter::from_fn(|| self.spatial.poll_output());
         all.filter(|output| !matches!(output, SpatialOutput::Limit { .. })).collect()
@@ -252,7 +253,7 @@ fn a_share_that_was_set_by_hand_is_left_alone() {
     assert_eq!(device.come(ModelId(2), Some(90)), [prepare(ModelId(2), 50, ShareReason::Came)]);
     let share = device.spatial.share(B).unwrap();
     assert!(share.by_hand && share.active == 20 && share.target == 20);
-    // B has 20, and the third needs one.
+    // B has 20, and the third model needs at least 1.
     for units in [0, 80, 200] {
         let wrong = BadShare::Units { units, grain: 1, most: 79 };
         assert_eq!(device.spatial.handle_share(at(60_000), A, Some(units)), Err(wrong));
@@ -334,7 +335,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 proptest! {
-    /// What models run on is never more than the device has, changes only by lanes that were asked for and are ready, and whatever was asked for is answered.
+    /// The models' shares never exceed the device. A share changes only by lanes that were asked
+    /// for and are ready, and every request for lanes gets an answer.
     #[test]
     fn shares_are_kept_whatever_happens(events in events(), units in 4..100u32, grain in 1..9u32, spread: bool) {
         let options = SpatialOptions { spread, ..SpatialOptions::new(units.max(grain), grain) };

@@ -1,4 +1,4 @@
-//! Requests without a deadline wait for those that came before them, and for no others.
+//! Requests without a deadline wait for earlier requests only.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -7,8 +7,8 @@ use proptest::prelude::*;
 const CLIENTS: usize = 32;
 const SHAPES: u32 = 16;
 
-/// The longest that anybody waits in a closed loop: each client sends its next request, of the next of `shapes` (each has a queue), when it has its
-/// answer.
+/// The longest wait in a closed loop. Each client sends its next request when it has its answer. A
+/// request takes the next of `shapes`, and each shape has a queue.
 fn longest_wait(profile: &LatencyProfile, dispatch: DispatchPolicy, shapes: &[u32]) -> Duration {
     let mut scheduler = Scheduler::new();
     scheduler.add_device(Time::ZERO, DeviceKind(0));
@@ -46,10 +46,11 @@ fn longest_wait(profile: &LatencyProfile, dispatch: DispatchPolicy, shapes: &[u3
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// What a request waits for are the batches of those that came before it: at most one for each other client, and the one that runs.
+    /// A request waits only for batches of earlier requests: at most one for each other client, and
+    /// the batch that runs.
     #[test]
     fn nobody_waits_for_more_than_those_before_it(
-        // Not equally frequent: small ids are.
+        // Shapes are not equally frequent: small ids come more often.
         shapes in prop::collection::vec((0..SHAPES, 0..SHAPES).prop_map(|(a, b)| a.min(b)), 400),
     ) {
         let profile = LatencyProfile::linear(Duration::from_micros(100), Duration::from_micros(900), 8).unwrap();

@@ -1,4 +1,4 @@
-//! A scheduler that says which models backends have (Symphony §4.4).
+//! A scheduler that assigns models to backends (Symphony §4.4).
 
 use downbeat_core::Duration;
 use downbeat_core::roles::*;
@@ -16,7 +16,7 @@ fn leading(count: u32) -> World {
     world
 }
 
-/// Models `m` and `n` in the repository, and these loaded.
+/// An offer with models `m` and `n` in the repository, and these models loaded.
 fn managed(loaded: &[&str], assigned: Option<&Assignment>) -> Offer {
     let loadable = |name: &str| Loadable { model: name.into(), memory: 1, failed: None };
     Offer {
@@ -26,13 +26,14 @@ fn managed(loaded: &[&str], assigned: Option<&Assignment>) -> Offer {
     }
 }
 
-/// What it was told last to have.
+/// The last assignment that the backend received.
 fn told(world: &mut World, backend: NodeId) -> Option<Assignment> {
     let told = |message| if let Message::Assign(assigned) = message { Some(assigned) } else { None };
     world.heard(backend).into_iter().filter_map(told).next_back()
 }
 
-/// The models of what it was told last: of its sub-cluster, and until others have them.
+/// The models of an assignment: those of the backend's sub-cluster, and the ones that it keeps
+/// until other backends have them.
 fn models(assigned: &Assignment) -> (Vec<&str>, Vec<&str>) {
     let names = |models| Vec::from_iter(std::iter::Iterator::map(<[String]>::iter(models), String::as_str));
     (names(&assigned.planned), names(&assigned.kept))
@@ -102,7 +103,7 @@ fn no_plan_uses_a_model_that_is_told_to_leave_its_backend() {
     divide_anew(&mut world, [1, 1]);
     let to_second = told(&mut world, second).unwrap();
     world.say(second, Message::Offer(managed(&["m", "n"], Some(&to_second))));
-    // What it says crosses with what it is told.
+    // The backend's offer crosses with the assignment on its way.
     world.say(first, Message::Offer(managed(&["m"], Some(&before))));
     world.ask(frontend, &[0, 1], ms(100));
     world.ask(frontend, &[2], ms(100));
@@ -116,7 +117,7 @@ fn what_is_told_to_go_while_it_is_loaded_is_not_planned_there_once_it_is() {
     let frontend = world.frontend(2);
     divide_anew(&mut world, [1, 1]);
     let loads = told(&mut world, second).unwrap();
-    // It is loading `m`, which is to stay where it was after all.
+    // The second backend is loading `m`, and a new plan leaves `m` where it was.
     divide_anew(&mut world, [0, 1]);
     let back = told(&mut world, second).unwrap();
     assert!(!back.has("m"));
@@ -140,7 +141,7 @@ fn a_backend_that_leaves_is_let_go_once_others_have_its_models() {
     assert!(world.heard(first).contains(&Message::LetGo));
 }
 
-/// Otherwise a backend that is drained would never go.
+/// Without this rule a drained backend would never go.
 #[test]
 fn a_backend_that_leaves_is_let_go_if_there_is_no_plan_for_its_models() {
     let mut world = leading(2);
@@ -231,7 +232,7 @@ fn a_model_that_fails_to_load_serves_in_another_sub_cluster() {
     world.exchange();
     assert_eq!(world.wanted.last().unwrap().models[0].running, Some(0), "that is where it is");
     answer(&mut world, [1, 1]);
-    // With a new plan a backend forgets what failed, and says so.
+    // With a new plan a backend forgets its failed loads, and says so with its offer.
     let anew = told(&mut world, second).unwrap();
     world.say(second, Message::Offer(managed(&["n"], Some(&anew))));
     assert_eq!(models(&told(&mut world, second).unwrap()), (vec!["m", "n"], vec![]));

@@ -1,4 +1,5 @@
-//! Whose turn it is on a device: the most urgent first, but where all that waits can still make it, what takes the least time an item; or as another order says.
+//! The order of turns on a device. The most urgent candidate goes first. Where all candidates can
+//! still be in time, the one with the least time an item goes first. Other orders are tested, too.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceKind, Duration, ModelId, Time};
@@ -10,7 +11,7 @@ fn at(ms: u64) -> Time {
     Time::ZERO + Duration::from_millis(ms)
 }
 
-/// A batch of `size` items that came at `since` and runs for `takes`; milliseconds.
+/// A batch of `size` items that came at `since` and runs for `takes` milliseconds.
 fn batch(size: u32, takes: u64, since: u64, latest: Time) -> Option<Candidate> {
     let (delay, takes) = (Duration::ZERO, Duration::from_millis(takes));
     Some(Candidate { size, exec: at(0), latest, since: at(since), delay, takes, pace: takes })
@@ -32,12 +33,14 @@ fn waiting_in(order: Order, candidates: &[Option<Candidate>]) -> (Matchmaker, Ve
     (matchmaker, models)
 }
 
-/// Which model the device goes to at `now`; it is done with its batch, and has no other.
+/// The model that gets the device at `now`. Its batch is done at once, and the model has no other
+/// candidate.
 fn turn(matchmaker: &mut Matchmaker, now: u64, number: u64) -> ModelId {
     turn_of(matchmaker, now, number, Duration::ZERO, None)
 }
 
-/// The same, of a batch that was to take so long, after which the model has another candidate, or none.
+/// The same for a batch that was expected to take so long. Afterwards the model has another
+/// candidate, or none.
 fn turn_of(matchmaker: &mut Matchmaker, now: u64, number: u64, expected: Duration, next: Option<Candidate>) -> ModelId {
     let grant = matchmaker.poll_grant(at(now)).expect("the device is free");
     matchmaker.inform_candidate(grant.model, KIND, next);
@@ -47,7 +50,8 @@ fn turn_of(matchmaker: &mut Matchmaker, now: u64, number: u64, expected: Duratio
     grant.model
 }
 
-/// A small model with a long SLO beside a large one with a short SLO: 1 ms of waiting for one, not 20 for the other.
+/// A small model with a long SLO stands beside a large one with a short SLO. One of them waits 1
+/// ms, instead of the other 20 ms.
 #[test]
 fn where_all_can_still_make_it_the_cheapest_item_goes_first() {
     let (mut matchmaker, models) = waiting(&[batch(1, 20, 0, at(30)), batch(1, 1, 0, at(250))]);
@@ -55,21 +59,22 @@ fn where_all_can_still_make_it_the_cheapest_item_goes_first() {
     assert_eq!(turn(&mut matchmaker, 1, 1), models[0]);
 }
 
-/// By the item: 32 of them in 10 ms wait more than one that takes 1 ms.
+/// Waiting counts by the item: 32 of them in 10 ms wait more than one that takes 1 ms.
 #[test]
 fn a_large_batch_may_be_the_cheaper_one() {
     let (mut matchmaker, models) = waiting(&[batch(1, 1, 0, at(200)), batch(32, 10, 0, at(250))]);
     assert_eq!(turn(&mut matchmaker, 0, 0), models[1]);
 }
 
-/// Profiles are not so exact: who came first goes first.
+/// Profiles are not so exact: of nearly equal candidates the first to come goes first.
 #[test]
 fn of_batches_of_like_cost_the_longest_waiting_goes_first() {
     let (mut matchmaker, models) = waiting(&[batch(10, 100, 5, Time::MAX), batch(10, 99, 6, Time::MAX)]);
     assert_eq!(turn(&mut matchmaker, 10, 0), models[0]);
 }
 
-/// The large one has to start within 15 ms, and others are before it that take 16: nothing is put before the most urgent.
+/// The large candidate must start within 15 ms, and the small ones before it take 16: nothing goes
+/// before the most urgent.
 #[test]
 fn where_the_order_may_cost_a_deadline_the_most_urgent_goes_first() {
     let (mut matchmaker, models) =
@@ -77,7 +82,8 @@ fn where_the_order_may_cost_a_deadline_the_most_urgent_goes_first() {
     assert_eq!(turn(&mut matchmaker, 0, 0), models[1]);
 }
 
-/// Small ones come again and again: the large one goes before them once it has waited for ten of its own runs.
+/// Small batches come again and again: the large one goes before them once it has waited for ten of
+/// its own runs.
 #[test]
 fn who_has_no_deadline_is_not_passed_over_for_good() {
     let (mut matchmaker, models) = waiting(&[batch(1, 4, 0, Time::MAX), None]);
@@ -99,7 +105,7 @@ fn by_urgency_the_most_urgent_goes_first_whatever_else_could_wait() {
     assert_eq!(turn(&mut matchmaker, 1, 1), models[1]);
 }
 
-/// What already waits is put in the other order, too.
+/// A new order applies also to candidates that already wait.
 #[test]
 fn another_order_counts_from_when_it_is_set() {
     let (mut matchmaker, models) = waiting(&[batch(1, 20, 0, at(30)), batch(1, 1, 0, at(250))]);
@@ -107,7 +113,8 @@ fn another_order_counts_from_when_it_is_set() {
     assert_eq!(turn(&mut matchmaker, 0, 0), models[0]);
 }
 
-/// Batches of 9 ms and of 3 ms of two models that always have one: of the device's time each gets half, whoever is the more urgent.
+/// Two models with batches of 9 ms and of 3 ms always have a candidate. Each gets half of the
+/// device's time, though one is the more urgent.
 #[test]
 fn by_fair_shares_who_had_less_device_time_goes_first() {
     let takes = |long: bool| if long { 9 } else { 3 };
@@ -123,7 +130,8 @@ fn by_fair_shares_who_had_less_device_time_goes_first() {
     assert_eq!(had, [90, 90]);
 }
 
-/// Nor what others had before it came: then those that have waited would wait for all that it makes up for.
+/// A new model does not make up for the time that others had before it came. Otherwise the models
+/// that waited would wait even longer.
 #[test]
 fn by_fair_shares_who_did_not_ask_has_saved_nothing_up() {
     let always = batch(1, 5, 0, at(300));
@@ -149,7 +157,8 @@ fn by_fair_shares_who_did_not_ask_has_saved_nothing_up() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Others come again and again, as urgent or as short as can be once they are granted: who waits has its turn by its `latest`, or after a few batches of each.
+    /// Other models send candidates again and again, as urgent or as short as possible. A waiting
+    /// model has its turn by its `latest`, or after a few batches of each other model.
     #[test]
     fn nobody_starves_in_any_order(
         order in prop::sample::select(Order::ALL.to_vec()),
@@ -161,12 +170,13 @@ proptest! {
         let candidate = |(size, takes, slack): (u32, u64, Option<u64>), now: u64| {
             batch(size, takes, now, slack.map_or(Time::MAX, |slack| at(now + slack)))
         };
-        // Beside those that have a deadline only fair shares are safe for who has none.
+        // A model without a deadline beside models that have one is safe only under fair shares.
         let slack = Some(mine.2).filter(|_| has_deadline || order != Order::Fair || changes.is_some());
         let (mut matchmaker, models) = waiting_in(order, &[candidate((mine.0, mine.1, slack), 0)]);
         let models: Vec<ModelId> = models.into_iter().chain(others.iter().map(|_| matchmaker.add_model(u32::MAX))).collect();
         let mut now = 0;
-        // Until its time has come, and then those that were before it by each order.
+        // Until the model's time has come, and then the candidates that precede it in each order
+        // have run.
         let patience = mine.2 + others.iter().map(|other| 3 * other.1 + 40).sum::<u64>();
         for number in 0.. {
             for (model, other) in models[1..].iter().zip(&others) {

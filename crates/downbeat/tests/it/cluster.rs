@@ -1,4 +1,5 @@
-//! Frontends, schedulers and backends as processes: what clients see while these come and go.
+//! Frontends, schedulers and backends as processes: the answers that clients get while processes
+//! come and go.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,9 +14,9 @@ use crate::command_line::downbeat;
 use crate::ports::free_addresses;
 use crate::serve::{REQUEST, Server, digits, http, try_http};
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// However slow the machine is.
+/// An SLO that a slow machine keeps.
 const SLO: [&str; 2] = ["--slo-ms", "digits=3600000"];
 /// How long a peer that is refused may wait for its connection to be closed.
 const CLOSES_WITHIN: Duration = Duration::from_secs(20);
@@ -35,7 +36,7 @@ impl Member {
         Member::within(role, flags, &[])
     }
 
-    /// With these variables in its environment.
+    /// Starts a process with these variables in its environment.
     pub fn within(role: &str, flags: &[&str], environment: &[(&str, &str)]) -> Member {
         let cache = tempfile::tempdir().unwrap();
         let mut command = downbeat(&[role]);
@@ -89,7 +90,7 @@ impl Member {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// The epoch that it follows.
+    /// The epoch that the process follows.
     pub fn epoch(&self) -> u64 {
         self.cluster()["epoch"].as_u64().unwrap()
     }
@@ -98,7 +99,7 @@ impl Member {
         self.cluster()["leads"] == true
     }
 
-    /// Devices that its autoscale advice is about.
+    /// The number of devices in the scheduler's autoscale advice.
     fn devices(&self) -> serde_json::Value {
         let (status, body) = self.get("/v2/autoscale");
         assert_eq!(status, 200, "{body}");
@@ -118,7 +119,7 @@ impl Drop for Member {
     }
 }
 
-/// Waits until something is so.
+/// Waits until `is_so` returns true.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let tries = PATIENCE.as_millis() / 10;
     for _ in 0..tries {
@@ -144,12 +145,12 @@ impl Cluster {
         Cluster::of(digits(), &[], &[])
     }
 
-    /// Of this repository; backends, and schedulers, have these flags too.
+    /// A cluster of this repository. Its backends and schedulers have these flags, too.
     pub fn of(repository: tempfile::TempDir, flags: &[&str], of_schedulers: &[&str]) -> Cluster {
         Cluster::of_variables(repository, flags, of_schedulers, &[])
     }
 
-    /// The same, its backends and its frontend with these variables in their environment.
+    /// The same cluster, with these variables in the environment of its backends and its frontend.
     pub fn of_variables(
         repository: tempfile::TempDir,
         flags: &[&str],
@@ -169,7 +170,7 @@ impl Cluster {
         }
     }
 
-    /// Of these schedulers, which the others find so.
+    /// A cluster of these schedulers, which the other processes find by the flags `found`.
     pub fn around(schedulers: Vec<Member>, found: &[&str], repository: tempfile::TempDir, flags: &[&str]) -> Cluster {
         Cluster::join(schedulers, found, repository, flags, &[])
     }
@@ -200,7 +201,7 @@ impl Cluster {
         cluster
     }
 
-    /// The rank of the scheduler that leads, which on a busy machine need not be the first.
+    /// The rank of the leader, which on a busy machine need not be the first scheduler.
     pub fn leader(&self) -> usize {
         let mut leader = None;
         until("one leads", || {
@@ -214,7 +215,8 @@ impl Cluster {
         http(self.frontend.http, "POST", "/v2/models/digits/infer", &std::fs::read_to_string(REQUEST).unwrap())
     }
 
-    /// What `happens` under load; gives the statuses of all requests that were sent from before it to after it.
+    /// Runs `happens` under load. Returns the statuses of all requests, from before the call to
+    /// after it.
     pub fn under_load(&self, happens: impl FnOnce()) -> Vec<u16> {
         self.under_load_of(&std::fs::read_to_string(REQUEST).unwrap(), 50, happens)
     }
@@ -225,7 +227,7 @@ impl Cluster {
     }
 }
 
-/// Says that it is over when it goes.
+/// Reports the end when it is dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -234,7 +236,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// What `happens` while clients ask a frontend for models in turn; gives the statuses of all requests, of which there are `some` before it and after it.
+/// Runs `happens` while clients ask a frontend for models in turn. Returns the statuses of all
+/// requests. At least `some` come before the call and after it.
 pub fn under_load(frontend: SocketAddr, models: &[&str], body: &str, some: usize, happens: impl FnOnce()) -> Vec<u16> {
     let (over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
     let more = |count: usize| {
@@ -257,7 +260,7 @@ pub fn under_load(frontend: SocketAddr, models: &[&str], body: &str, some: usize
             statuses
         };
         let clients: Vec<_> = (0..4).map(|_| scope.spawn(client)).collect();
-        // Also where a step fails: the scope waits for its clients.
+        // The flag is set also if a step fails: the scope waits for its clients.
         let ends = Ends(&over);
         more(some);
         happens();
@@ -314,7 +317,8 @@ fn a_frontend_answers_as_one_server_does() {
 
 #[test]
 fn a_scheduler_that_is_killed_costs_no_request() {
-    // These look for what comes before they sleep; and none takes the lead only because the machine is busy.
+    // These schedulers poll before they sleep. A busy machine alone must not make a spare take the
+    // lead.
     let (looks, patient) = (["--busy-poll-us", "200"], ["--takeover-after-ms", "2000"]);
     let mut cluster = Cluster::of(digits(), &looks, &[looks, patient].concat());
     let rank = cluster.leader();
@@ -328,7 +332,7 @@ fn a_scheduler_that_is_killed_costs_no_request() {
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
     assert_eq!(cluster.frontend.cluster()["leader"], 1 - rank);
     until("it advises for both backends", || cluster.schedulers[0].devices() == 2);
-    // One that starts again does not take the lead back.
+    // A scheduler that starts again does not take the lead back.
     let own = cluster.list.split(',').nth(rank).unwrap();
     let rank = rank.to_string();
     let flags = ["--schedulers", &cluster.list, "--rank", &rank, "--listen", own];
@@ -359,7 +363,7 @@ fn a_backend_that_is_killed_costs_no_request_that_may_run_again() {
     let statuses = cluster.under_load(|| cluster.backends[0].signal("-KILL"));
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
     until("it is missed", || cluster.schedulers[0].peers("backend") == 1);
-    // The last one drains: what it has is answered, and then nobody runs the model.
+    // The last backend drains: its requests are answered, and then no backend runs the model.
     let mut last = cluster.backends.remove(1);
     last.signal("-TERM");
     assert!(last.child.wait().unwrap().success());
@@ -376,7 +380,7 @@ fn what_waits_for_a_model_that_nobody_has_any_more_is_refused() {
     assert!(status == 503 && body.contains("no backend has model 'digits' any more"), "{status}: {body}");
     until("nothing is served", || cluster.frontend.get("/v2/health/ready").0 == 503);
     assert_eq!(cluster.infer().0, 503);
-    // Until somebody comes with it.
+    // Then a backend comes with the model.
     let models = cluster._repository.path().to_str().unwrap();
     let flags = ["--schedulers", &cluster.list, "--engine", "rten", "--profiling-budget", "0", models];
     cluster.backends = vec![Member::start("backend", &flags)];
@@ -405,18 +409,18 @@ pub fn large_request() -> String {
     request.to_string()
 }
 
-/// How many bytes of tensors a process has sent, by how they go.
+/// How many bytes of tensors a process has sent, by transport.
 pub fn tensor_bytes(member: &Member, transport: &str) -> f64 {
     metric(member, &format!("downbeat_cluster_tensor_bytes_total{{transport=\"{transport}\"}} "))
 }
 
-/// The metric whose line begins so; 0: there is none.
+/// The value of the metric whose line begins with this text, or 0 without such a line.
 fn metric(member: &Member, name: &str) -> f64 {
     let metrics = http(member.metrics, "GET", "/metrics", "").1;
     metrics.lines().find_map(|line| line.strip_prefix(name)).map_or(0.0, |value| value.parse().unwrap())
 }
 
-/// How tensors go between a process and the backends or frontends that it knows.
+/// The transport of tensors between a process and each backend or frontend that it knows.
 pub fn transports(member: &Member) -> Vec<String> {
     let cluster = member.cluster();
     let peers = cluster["peers"].as_array().unwrap().iter().filter(|peer| peer["role"] != "scheduler");
@@ -438,7 +442,8 @@ fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
         !transports.is_empty() && transports.iter().all(|transport| transport == "shared_memory"),
         "{transports:?}"
     );
-    // On a busy machine a frame may be sent again: then its tensors count again, and nothing else does.
+    // On a busy machine a frame may be sent again. Then its tensors count again, and
+    // nothing else does.
     let are_whole = |bytes: f64, items: usize| bytes > 0.0 && bytes % (items * 4) as f64 == 0.0;
     let inputs = tensor_bytes(&cluster.frontend, "shared_memory");
     assert!(are_whole(inputs, MANY * 64), "{inputs}");
@@ -454,7 +459,7 @@ fn a_process_killed_during_a_read_costs_the_others_nothing() {
     let backend = cluster.backends.remove(0);
     let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
-    // A frontend goes in the midst of its requests, and another is served as if nothing had been.
+    // A frontend goes in the midst of its requests. Another frontend is still served as before.
     let other = Member::start("frontend", &["--schedulers", &cluster.list, "--listen", "127.0.0.1:0"]);
     until("ready", || other.get("/v2/health/ready").0 == 200);
     let old = std::mem::replace(&mut cluster.frontend, other);
@@ -462,7 +467,7 @@ fn a_process_killed_during_a_read_costs_the_others_nothing() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                // It ends without an answer.
+                // The request ends without an answer.
                 let mut stream = TcpStream::connect(asking).unwrap();
                 let length = body.len();
                 let head = "POST /v2/models/digits/infer HTTP/1.1\r\nhost: localhost\r\n";
@@ -477,7 +482,7 @@ fn a_process_killed_during_a_read_costs_the_others_nothing() {
     until("the frontend is missed", || transports(&cluster.backends[0]) == ["shared_memory"]);
 }
 
-/// The scheduler hears of it only after some more batches were sent there.
+/// The scheduler hears of the unload only after it has sent some more batches to the backend.
 #[test]
 fn a_model_that_one_backend_unloads_costs_no_request() {
     let cluster = Cluster::of(digits(), &["--model-control-mode", "explicit", "--load-model", "*"], &[]);
@@ -490,7 +495,7 @@ fn a_model_that_one_backend_unloads_costs_no_request() {
         for (stays, goes) in [(second, first), (first, second), (second, first)] {
             asked(stays, "load");
             until("it is there", || stays.get("/v2/models/digits/ready").0 == 200);
-            // Longer than a backend takes to see what it has.
+            // Longer than a backend takes to notice its loaded models.
             std::thread::park_timeout(Duration::from_millis(500));
             asked(goes, "unload");
             std::thread::park_timeout(Duration::from_millis(500));
@@ -511,7 +516,8 @@ fn strange_peers_are_refused_and_cost_nobody_anything() {
         bytes.extend_from_slice(body);
         bytes
     };
-    // Postcard: the protocol, node 7, a backend, "x", no address; then that it reads no memory, and a head of 4 GiB.
+    // In postcard: the protocol, node 7, a backend, "x", no address. Then: it reads no memory, and
+    // a head of 4 GiB.
     let backend =
         [hello(PROTOCOL, &[PROTOCOL as u8, 7, 2, 1, b'x', 0]), vec![0], u32::MAX.to_le_bytes().to_vec()].concat();
     let taken = hello(PROTOCOL, &[&[PROTOCOL as u8][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
@@ -528,7 +534,7 @@ fn strange_peers_are_refused_and_cost_nobody_anything() {
         stream.set_read_timeout(Some(CLOSES_WITHIN)).unwrap();
         stream.write_all(&bytes).unwrap();
         let mut said = Vec::new();
-        // Closed with what was sent unread, it is reset.
+        // A connection closed with unread bytes is reset.
         let ended = stream.read_to_end(&mut said);
         assert!(!matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock), "{what}: {ended:?}");
         assert_eq!(cluster.infer().0, 200, "{what}");
@@ -547,7 +553,7 @@ fn node(peers: &serde_json::Value) -> u64 {
     u64::from_str_radix(backend["node"].as_str().unwrap(), 16).unwrap()
 }
 
-/// As postcard writes numbers.
+/// A number in postcard's form.
 fn varint(mut number: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while number >= 0x80 {

@@ -1,4 +1,6 @@
-//! Schedulers that have epochs, and each other's addresses, out of a real etcd, which is killed and started again. Without `etcd` on the path its tests are ignored, unless DOWNBEAT_REQUIRE_ETCD is set.
+//! Schedulers that take epochs and each other's addresses from a real etcd, which is killed and
+//! started again. Without `etcd` on the path its tests are ignored, unless DOWNBEAT_REQUIRE_ETCD is
+//! set.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -32,7 +34,7 @@ impl Etcd {
         self.child.wait().unwrap();
     }
 
-    /// With what it has on its disk.
+    /// Starts the member again with the data on its disk.
     fn start_again(&mut self) {
         self.child = spawn(&self.folder, &self.clients, &self.peers).unwrap();
     }
@@ -56,7 +58,8 @@ fn answers(member: &Member) -> bool {
     member.cluster()["etcd_answers"] == true
 }
 
-/// Schedulers that have all gone know no epoch when they come back, and without a store begin again at the first.
+/// If all schedulers end, the next ones know no epoch. Without a store they begin again at the
+/// first.
 #[test]
 #[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
 fn epochs_go_on_rising_where_no_scheduler_is_left_that_knows_the_last() {
@@ -93,7 +96,7 @@ fn without_etcd_requests_go_on_and_nobody_takes_over_until_it_is_back() {
     until("the spare misses it too", || !answers(spare));
     leader.signal("-KILL");
     until("the frontend has one scheduler left", || cluster.frontend.peers("scheduler") == 1);
-    // What comes meanwhile waits, and is answered.
+    // A request that comes meanwhile waits, and is answered.
     let (frontend, request) = (cluster.frontend.http, std::fs::read_to_string(REQUEST).unwrap());
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| http(frontend, "POST", "/v2/models/digits/infer", &request).0);
@@ -106,7 +109,8 @@ fn without_etcd_requests_go_on_and_nobody_takes_over_until_it_is_back() {
     assert!(spare.epoch() > first);
 }
 
-/// One that has others by etcd alone, and takes the lowest rank that is free. It is patient, so that only those lose the lead that are gone.
+/// A scheduler that finds others only by etcd, and takes the lowest free rank. Its takeover time is
+/// so long that a scheduler loses the lead only if its process is gone.
 fn scheduler(etcd: &str, flags: &[&str]) -> Member {
     let own = ["--listen", "127.0.0.1:0", "--takeover-after-ms", "500", "--etcd", etcd];
     Member::start("scheduler", &[&own, flags].concat())
@@ -139,7 +143,7 @@ fn schedulers_that_etcd_has_come_and_go_and_nobody_needs_a_list() {
         }
         until("the third leads", || third.leads());
     }));
-    // Their ranks are free again when their leases have ended.
+    // The ranks of the others are free again when their leases have ended.
     cluster.schedulers.clear();
     cluster.schedulers = vec![third, scheduler(found[1], &["--rank", "0"])];
     until("a rank is taken again", || cluster.schedulers[1].peers("backend") == 2);
@@ -180,13 +184,13 @@ fn a_scheduler_whose_rank_is_that_of_one_that_lives_says_so_and_ends() {
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("rank 5 is that of the scheduler 'the first'") && said.contains("--rank"), "{said}");
     assert!(first.leads() && answers(&first));
-    // One that ends in good order leaves its rank at once.
+    // A scheduler that ends in good order leaves its rank at once.
     first.signal("-TERM");
     let next = scheduler(&etcd.clients, &["--rank", "5"]);
     until("the next leads", || next.leads());
 }
 
-/// Brings connections to a server until it is cut.
+/// Forwards connections to a server until the test cuts them.
 struct Proxy {
     address: SocketAddr,
     is_cut: Arc<AtomicBool>,
@@ -240,7 +244,7 @@ fn a_scheduler_that_is_cut_off_from_etcd_takes_no_lead() {
     first.signal("-KILL");
     until("the frontend has lost it", || cluster.frontend.peers("scheduler") == 1);
     let waiting = std::thread::spawn(infer);
-    // Longer than its lease.
+    // Longer than the scheduler's lease.
     std::thread::park_timeout(Duration::from_secs(7));
     assert_eq!((cut_off.leads(), cut_off.epoch()), (false, epoch));
     let third = scheduler(&etcd.clients, &[]);

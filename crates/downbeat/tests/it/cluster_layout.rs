@@ -1,4 +1,5 @@
-//! Sub-clusters of real processes: the scheduler divides models among backends, and moves them while clients ask for them.
+//! Sub-clusters of real processes: the scheduler divides models among backends, and moves models
+//! while clients send requests.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,9 +12,9 @@ use crate::cluster_etcd::Etcd;
 use crate::ports::free_addresses;
 use crate::serve::{REQUEST, digits, http};
 
-/// Under these names the repository has the same model.
+/// The repository has the same model under each of these names.
 const MODELS: [&str; 4] = ["a", "b", "c", "d"];
-/// So patient that on a busy machine only those lose the lead that are gone.
+/// Timeouts so long that on a busy machine a scheduler loses the lead only if its process is gone.
 const PATIENT: [&str; 4] = ["--takeover-after-ms", "2000", "--lost-after-ms", "3000"];
 
 fn repository() -> tempfile::TempDir {
@@ -31,7 +32,8 @@ fn repository() -> tempfile::TempDir {
     repository
 }
 
-/// Schedulers that divide models between two sub-clusters, and what starts others.
+/// Schedulers that divide models between two sub-clusters. Its methods start backends and
+/// frontends.
 struct SubClusters {
     schedulers: Vec<Member>,
     list: String,
@@ -54,7 +56,7 @@ impl SubClusters {
     fn backend(&self, name: &str) -> Member {
         let own = ["--schedulers", &self.list, "--node-name", name, "--model-control-mode", "explicit"];
         let engine = ["--engine", "rten", "--profiling-budget", "0"];
-        // However slow the machine is.
+        // The SLOs are so long that a slow machine keeps them.
         let slos: Vec<String> = MODELS.iter().map(|model| format!("--slo-ms={model}=60000")).collect();
         let slos: Vec<&str> = slos.iter().map(String::as_str).collect();
         let models = [self.repository.path().to_str().unwrap()];
@@ -65,7 +67,7 @@ impl SubClusters {
         Member::start("frontend", &[&["--schedulers", &self.list, "--listen", "127.0.0.1:0"], &PATIENT[..]].concat())
     }
 
-    /// By sub-cluster, its models and its backends, as whoever leads says, once nothing is missing any more.
+    /// By sub-cluster, its models and its backends, as the leader reports once no model is missing.
     fn layout(&self) -> Vec<(Vec<String>, Vec<String>)> {
         let Some(leader) = self.schedulers.iter().find(|scheduler| scheduler.leads()) else { return Vec::new() };
         let status = leader.cluster();
@@ -84,7 +86,8 @@ impl SubClusters {
         groups.iter().map(of).collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// Waits until each of two sub-clusters has these many backends, and models that all of them have and no other; gives by backend its models.
+    /// Waits until the two sub-clusters have so many backends, and each backend serves exactly the
+    /// models of its sub-cluster. Returns the models by backend.
     fn settled(&self, backends: &[&Member], sizes: [usize; 2]) -> Vec<BTreeSet<String>> {
         until("each sub-cluster has its models, and no backend another", || {
             let layout = self.layout();
@@ -121,7 +124,7 @@ fn section_4_4_models_are_divided_and_move_under_load_without_a_refusal() {
     let under_load = |happens: &mut dyn FnMut()| {
         all_answered(&under_load(frontend.http, &MODELS, &body, 50, happens));
     };
-    // Another joins, and takes half of the models.
+    // Another backend joins, and takes half of the models.
     let (mut second, mut third) = (None, None);
     under_load(&mut || {
         let joins = second.insert(cluster.backend("second"));
@@ -129,20 +132,20 @@ fn section_4_4_models_are_divided_and_move_under_load_without_a_refusal() {
         assert!(loaded[0].is_disjoint(&loaded[1]), "{loaded:?}");
     });
     let Some(second) = second else { return };
-    // A third one joins a sub-cluster, and has the models of the other one there.
+    // A third backend joins a sub-cluster, and loads the models that the other backend there has.
     under_load(&mut || {
         let joins = third.insert(cluster.backend("third"));
         cluster.settled(&[&first, &second, joins], [1, 2]);
     });
     let Some(third) = third else { return };
-    // One of them is stopped in good order: it goes once others have what it has.
+    // The first backend is stopped in good order: it ends once others have its models.
     let mut first = first;
     under_load(&mut || {
         first.signal("-TERM");
         assert!(first.child.wait().unwrap().success());
         cluster.settled(&[&second, &third], [1, 1]);
     });
-    // Somebody asks for another plan, whatever comes of it.
+    // A user asks for another plan, which may be the same.
     under_load(&mut || {
         let (status, said) = http(cluster.schedulers[0].http, "POST", "/v2/cluster/plan", "");
         assert_eq!(status, 200, "{said}");
@@ -189,7 +192,8 @@ fn a_plan_that_etcd_has_outlives_all_processes() {
     for scheduler in cluster.schedulers.drain(..) {
         scheduler.signal("-KILL");
     }
-    // As one that is as even, and which nobody would make of nothing: a model of each sub-cluster goes to the other.
+    // The test swaps two models, one of each sub-cluster. The new plan is as even as the old one,
+    // and the scheduler would not make it anew.
     let [one, other] = &before.iter().collect::<Vec<_>>()[..] else { panic!("{before:?}") };
     let server: SocketAddr = etcd.clients.strip_prefix("http://").unwrap().parse().unwrap();
     let ask = |what: &str, body: serde_json::Value| -> serde_json::Value {
@@ -208,12 +212,12 @@ fn a_plan_that_etcd_has_outlives_all_processes() {
         models.iter().map(|model| if model == goes { comes.clone() } else { model.clone() }).collect()
     };
     let expected = BTreeSet::from([swap(one, goes, comes), swap(other, comes, goes)]);
-    // Other processes, which have been told nothing yet.
+    // New processes, which no scheduler has told anything yet.
     let anew = SubClusters::start(1, &["--etcd", &etcd.clients]);
     assert_eq!(of(&anew, ["third", "fourth"]), expected);
     // A scheduler ends if another one has its rank and lives.
     drop(anew);
-    // What is no plan costs nothing but a line in the log.
+    // A stored value that is no plan costs only a line in the log.
     ask("put", serde_json::json!({ "key": key, "value": BASE64_STANDARD.encode("nothing") }));
     let mut last = SubClusters::start(1, &["--etcd", &etcd.clients]);
     last.schedulers[0].wait_for("no plan of sub-clusters");
@@ -231,7 +235,7 @@ fn a_model_that_cannot_be_loaded_is_said_and_the_others_are_served() {
     });
     let missing = || cluster.schedulers[0].cluster()["sub_clusters"][0]["backends"][0]["missing"].clone();
     until("what is missing is said", || missing() == serde_json::json!(["d"]));
-    // Mended, it is loaded with the next plan.
+    // The repaired model is loaded with the next plan.
     std::fs::copy(cluster.repository.path().join("a/1/model.onnx"), cluster.repository.path().join("d/1/model.onnx"))
         .unwrap();
     assert_eq!(http(cluster.schedulers[0].http, "POST", "/v2/cluster/plan", "").0, 200);

@@ -1,11 +1,12 @@
-//! Frontends and backends read each other's large tensors by UCX, over UCX's own shared memory, since one machine has no RDMA.
-//! Without UCX, or the feature `ucx`, these tests are ignored, unless DOWNBEAT_REQUIRE_UCX is set.
+//! Frontends and backends read each other's large tensors by UCX, over UCX's own shared memory,
+//! since one machine has no RDMA. Without UCX, or the feature `ucx`, these tests are ignored,
+//! unless DOWNBEAT_REQUIRE_UCX is set.
 
 use crate::cluster::{Cluster, MANY, Member, large_digits, large_request, tensor_bytes, transports, until};
 use crate::command_line::downbeat;
 use crate::serve::http;
 
-/// What UCX is to take, and that it is to close what has failed.
+/// Variables that set UCX's transport, and make UCX close failed connections.
 fn by(transport: &str) -> [(&str, &str); 4] {
     [
         ("DOWNBEAT_UCX", "always"),
@@ -15,7 +16,7 @@ fn by(transport: &str) -> [(&str, &str); 4] {
     ]
 }
 
-/// Whether that is how tensors go between a process and all whom it knows.
+/// Whether all tensors between a process and its peers go by UCX.
 fn are_by_ucx(member: &Member) -> bool {
     let transports = transports(member);
     !transports.is_empty() && transports.iter().all(|transport| transport == "ucx")
@@ -27,12 +28,12 @@ fn large_tensors_are_read_by_ucx() {
     let body = large_request();
     for transport in ["posix,self", "sysv,self", "cma,posix"] {
         let cluster = Cluster::of_variables(large_digits(), &[], &[], &by(transport));
-        // A backend connects to a frontend with the first batch that it has of it.
+        // A backend connects to a frontend with its first batch of the frontend's requests.
         assert_eq!(cluster.infer().0, 200);
         let answer = http(cluster.frontend.http, "POST", "/v2/models/digits/infer", &body);
         assert_eq!(answer.0, 200, "{transport}: {}", answer.1);
         assert!(are_by_ucx(&cluster.frontend), "{transport}: {:?}", transports(&cluster.frontend));
-        // More, if a batch was given back on a busy machine.
+        // More tensors, if a batch was given back on a busy machine.
         assert!(tensor_bytes(&cluster.frontend, "ucx") >= (MANY * 64 * 4) as f64, "{transport}");
         assert_eq!(tensor_bytes(&cluster.frontend, "shared_memory"), 0.0, "{transport}");
         let outputs: f64 = cluster.backends.iter().map(|backend| tensor_bytes(backend, "ucx")).sum();
@@ -56,14 +57,14 @@ fn processes_that_are_killed_while_ucx_reads_cost_the_others_nothing() {
         let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));
         assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{transport}: {statuses:?}");
         until("the other backend serves it by UCX", || are_by_ucx(&cluster.frontend));
-        // A frontend goes in the midst of its requests, and another is served as if nothing had been.
+        // A frontend goes in the midst of its requests. Another frontend is still served as before.
         let list = ["--schedulers", &cluster.list, "--listen", "127.0.0.1:0"];
         let other = Member::within("frontend", &list, &by(transport));
         until("ready", || other.get("/v2/health/ready").0 == 200);
         let old = std::mem::replace(&mut cluster.frontend, other);
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                // It ends without an answer.
+                // The request ends without an answer.
                 scope.spawn(|| std::panic::catch_unwind(|| http(old.http, "POST", "/v2/models/digits/infer", &body)));
             }
             let statuses = cluster.under_load_of(&body, 8, || old.signal("-KILL"));

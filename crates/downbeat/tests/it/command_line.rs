@@ -1,4 +1,5 @@
-//! What the command answers to wrong command lines and missing things: one clear line, the right exit status.
+//! The command's answers to wrong command lines and missing things: one clear line, the right exit
+//! status.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -21,7 +22,8 @@ pub fn downbeat(arguments: &[&str]) -> Command {
     command
 }
 
-/// This folder, and then the folders of `LD_LIBRARY_PATH`. The solver may be in one of these.
+/// This folder, and then the folders of `LD_LIBRARY_PATH`. The solver's library may be in such a
+/// folder.
 pub fn library_path(folder: &Path) -> OsString {
     let mut path = folder.as_os_str().to_owned();
     if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
@@ -105,7 +107,7 @@ fn the_environment_stands_between_the_file_and_the_flags() {
     let serve = |flags: &[&str], env: &str| {
         let mut arguments = vec!["serve", "m", "--grpc-port", "7001"];
         arguments.extend(flags);
-        // Equal ports are refused with their number: that shows which one won.
+        // The server refuses equal ports with their number: this shows which setting won.
         stderr(&downbeat(&arguments).current_dir(&folder).env("DOWNBEAT_HTTP_PORT", env).output().unwrap())
     };
     std::fs::write(folder.path().join("downbeat.toml"), "http_port = 9000\nmetrics_port = 7002\n").unwrap();
@@ -118,7 +120,7 @@ fn the_environment_stands_between_the_file_and_the_flags() {
 
 #[test]
 fn an_unreachable_server_is_named_and_so_is_what_to_do() {
-    // A port that was free a moment ago and that nobody listens on.
+    // A port that was free a moment ago and has no listener.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.png");
     let url = format!("http://127.0.0.1:{port}");
@@ -155,7 +157,7 @@ fn manual_pages_and_completions_know_the_flags() {
     refuses(&["completions", "dash"], 2, "invalid value 'dash'");
 }
 
-/// Streams that share a queue to the GPU wait for each other there.
+/// Streams that share a queue to the GPU wait for each other in the queue.
 #[test]
 fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {
     let folder = tempfile::tempdir().unwrap();
@@ -190,7 +192,7 @@ fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {
     assert_eq!(queues(Some("4")), "Ok(\"4\")", "what somebody has set stays");
 }
 
-/// As after `downbeat ... | head -1`: whoever reads has seen enough.
+/// As after `downbeat ... | head -1`: the reader has seen enough.
 #[test]
 fn a_reader_that_has_gone_is_no_failure() {
     let slice = ["slice", "digits", "--stages", "2", "--repository", EXAMPLES, "--engine", "rten"];
@@ -212,7 +214,7 @@ fn a_reader_that_has_gone_is_no_failure() {
         let output = downbeat(arguments).stdout(writer).output().unwrap();
         assert_eq!(stderr(&output), "", "{arguments:?}");
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
-        // Neither is one of both.
+        // A reader of both streams that has gone is no failure either.
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = downbeat(arguments).stdout(writer.try_clone().unwrap()).stderr(writer).output().unwrap();
@@ -220,7 +222,7 @@ fn a_reader_that_has_gone_is_no_failure() {
     }
 }
 
-/// The file of `--json` may be left out, so it takes what comes after it.
+/// The file of `--json` may be left out, so the flag takes the next word as its file.
 #[test]
 fn what_json_takes_for_its_file_is_named_where_it_is_missing() {
     for command in ["plan", "slice --stages 2", "profile", "simulate capacity --quiet"] {
@@ -230,7 +232,8 @@ fn what_json_takes_for_its_file_is_named_where_it_is_missing() {
     assert!(!stderr(&run(&["plan", "--json"])).contains("standard output"));
 }
 
-/// `--json` without a file prints JSON in place of the text, `--json FILE` both: in every command that reports what it measured.
+/// `--json` without a file prints JSON in place of the text, `--json FILE` does both. The test
+/// covers every command that reports measurements.
 #[test]
 fn json_means_the_same_in_every_command() {
     let folder = tempfile::tempdir().unwrap();

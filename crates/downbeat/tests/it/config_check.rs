@@ -106,7 +106,8 @@ fn a_missing_repository_is_named() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// What the engine cannot run is said here, not first by the server.
+/// `config check` reports a model that the engine cannot run, so that the server is not the first
+/// to tell.
 #[test]
 fn a_model_that_the_engine_cannot_run_is_in_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -126,7 +127,8 @@ fn a_model_that_the_engine_cannot_run_is_in_error() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
-/// What the machine has not is said here, too, for the options that the server would have.
+/// `config check` also reports partitions that the machine does not have, for the options that the
+/// server would have.
 #[test]
 fn partitions_that_the_server_could_not_have_are_in_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -149,7 +151,7 @@ fn partitions_that_the_server_could_not_have_are_in_error() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// As `every_option_that_names_an_unknown_model_says_so` walks them.
+/// In the order of `every_option_that_names_an_unknown_model_says_so`.
 #[test]
 fn an_option_for_a_model_that_is_not_there_is_in_error() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! How a server ends: by which signals, and with clients that stopped in the middle of a request.
+//! How a server ends: the signals that end it, and clients that stopped in the middle of a request.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use crate::command_line::downbeat;
 use crate::serve::{REQUEST, Server, digits, http};
 
 const READY: &str = "\"message\":\"ready\",\"models\":1";
-/// Longer than the patience of a test: only a test that fails waits for one of these.
+/// Longer than the patience of a test: only a failing test waits so long.
 const LONG: [&str; 4] = ["--drain-timeout", "3600", "--transfer-timeout", "3600"];
 
 #[test]
@@ -20,7 +20,7 @@ fn half_a_head_or_body_does_not_hold_the_end_up() {
         "GET /v2/health/li",
         "POST /v2/models/digits/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{\"inputs\":",
         "POST /v2/logging HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n400\r\n{",
-        // The answer is there before the body is.
+        // The answer comes before the whole body has come.
         "POST /v2/models/none/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{\"inputs\":",
     ];
     let send = |half: &&str| {
@@ -32,7 +32,7 @@ fn half_a_head_or_body_does_not_hold_the_end_up() {
     let mut grpc = TcpStream::connect(server.grpc_address()).unwrap();
     // The preface of HTTP/2, an empty SETTINGS frame, and the beginning of a HEADERS frame.
     grpc.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x40\x01\x04\0\0\0\x01ab").unwrap();
-    // The server has all of these once it answers a later request.
+    // The server has all of these connections once it answers a later request.
     assert_eq!(server.http("GET", "/v2/health/live", "").0, 200);
     assert_eq!(server.end("-TERM").code(), Some(0));
     drop((streams, grpc));
@@ -52,7 +52,7 @@ fn closed_connections_give_their_memory_back_while_others_are_at_work() {
     let body = std::fs::read_to_string(REQUEST).unwrap();
     let (address, done) = (server.address(), Arc::new(AtomicBool::new(false)));
     let ended = Arc::clone(&done);
-    // Ends also when the test fails, as its server is gone then.
+    // The thread ends also if the test fails, as its server is gone then.
     let at_work = std::thread::spawn(move || {
         while !ended.load(Relaxed) {
             assert_eq!(http(address, "POST", "/v2/models/digits/infer", &body).0, 200);

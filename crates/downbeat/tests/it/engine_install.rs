@@ -1,4 +1,5 @@
-//! `downbeat engine install` with the Python that is here: what it runs, and what it takes.
+//! `downbeat engine install` with the Python of this machine: the programs that it runs, and the
+//! files that it takes.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +7,8 @@ use std::process::Output;
 
 use crate::command_line::{downbeat, stderr};
 
-/// Runs the command in `folder` with nothing to fetch from but `folder/index`; `None` without a Python that has pip.
+/// Runs the command in `folder`, with only `folder/index` to fetch from; `None` without a Python
+/// that has pip.
 fn install(folder: &Path) -> Option<Output> {
     let pip = std::process::Command::new("python3").args(["-I", "-m", "pip", "--version"]).output();
     if !pip.is_ok_and(|pip| pip.status.success()) {

@@ -1,11 +1,11 @@
-//! Models in processes of their own, in a running server: what a process costs that ends.
+//! Models in processes of their own, in a running server: the loss when such a process ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::serve::{REQUEST, Server, copy, digits, http};
 
-/// A repository with two models, of which one runs in a process of its own, and the flags for that.
+/// A repository with two models, of which one runs in a process of its own, and the server's flags.
 fn repository() -> (tempfile::TempDir, String) {
     let folder = digits();
     copy(&folder.path().join("digits"), &folder.path().join("beside"));
@@ -18,14 +18,14 @@ fn repository() -> (tempfile::TempDir, String) {
     (folder, config)
 }
 
-/// The processes that a process has started.
+/// The child processes of a process.
 fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
     children.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
 }
 
-/// The one process that a process has started: on a busy machine one may just be started again.
+/// The one child of a process. On a busy machine the child may just be started again.
 fn only_child(pid: u32) -> u32 {
     until("one model is in a process of its own", || children(pid).len() == 1);
     children(pid)[0]
@@ -35,7 +35,7 @@ fn signal(name: &str, pid: u32) {
     assert!(std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
 
-/// What `GET /v2/devices` says of the process of a model.
+/// The executor process of a model, as `GET /v2/devices` reports it.
 pub fn executor(server: &Server, model: &str) -> serde_json::Value {
     let (status, body) = server.http("GET", "/v2/devices", "");
     assert_eq!(status, 200, "{body}");
@@ -44,7 +44,7 @@ pub fn executor(server: &Server, model: &str) -> serde_json::Value {
     models.iter().find(|placed| placed["model"] == model).unwrap()["executor"].clone()
 }
 
-/// Waits until something is so; a test fails that waits for ever.
+/// Waits until `is_so` returns true. The test fails after a long wait.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..6_000 {
         if is_so() {
@@ -57,7 +57,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // Who is gone is a zombie until its parent has looked.
+    // An ended process is a zombie until its parent has waited for it.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
@@ -108,7 +108,7 @@ fn a_killed_process_costs_its_own_model_only_and_comes_back() {
         assert_eq!(server.http("GET", "/v2/health/ready", "").0, 200, "the server is");
         until("it is ready again", || server.http("GET", "/v2/models/digits/ready", "").0 == 200);
         until("it answers again", || infer("digits").0 == 200);
-        // The thread of the load has seen it, too, once it has asked once more.
+        // The load's thread has seen the change, too, once it has asked again.
         std::thread::park_timeout(Duration::from_millis(50));
         done.store(true, Ordering::SeqCst);
         assert!(beside.join().unwrap() > 0);
@@ -140,7 +140,8 @@ fn a_process_that_does_not_answer_is_ended_and_started_again() {
     assert_eq!(server.http("GET", "/v2/models/digits/ready", "").0, 200);
 }
 
-/// Both models in processes of their own, whose operators run in groups by a predictor that was sampled so, and the flags for that.
+/// Both models in processes of their own, with the server's flags. Their operators run in groups by
+/// a predictor that was sampled in this way.
 fn side_by_side() -> (tempfile::TempDir, String) {
     let (folder, config) = repository();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -165,7 +166,9 @@ fn side_by_side() -> (tempfile::TempDir, String) {
     (folder, config)
 }
 
-/// One of two models that run side by side gets this signal under load: it answers 503 and comes back, the other answers all along, if late where it waits at the barrier of their group, and groups go on.
+/// One of two models that run side by side gets this signal under load. It answers 503 and comes
+/// back. The other answers all along, or late while it waits at the barrier of their group. Groups
+/// go on.
 fn costs_its_model_only(name: &str, more: &[&str], said: &str) {
     let (folder, config) = side_by_side();
     let flags = [&["--config", &config], more].concat();
@@ -232,7 +235,7 @@ fn a_server_that_is_killed_leaves_no_process() {
     let (folder, config) = repository();
     let server = Server::start(folder.path(), &["--config", &config], "\"message\":\"ready\",\"models\":2");
     let executor = only_child(server.pid());
-    // By SIGKILL.
+    // The process ended by SIGKILL.
     drop(server);
     until("no process is left", || !is_running(executor));
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use crate::command_line::downbeat;
 use crate::serve::{REQUEST, digits, http};
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A server whose standard error is read only as far as the test asks.
+/// A server whose standard error the test reads line by line, only as far as it asks.
 struct Logged {
     child: Child,
     lines: mpsc::Receiver<String>,
@@ -32,7 +32,7 @@ impl Logged {
         command.args(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]).args(flags);
         command.env("DOWNBEAT_SHUTDOWN_GRACE", "0").env("XDG_CACHE_HOME", cache.path()).envs(environment.to_vec());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        // The thread holds one line that the test has not taken, and its reader a few more.
+        // The thread holds one line that the test has not read, and its reader a few more.
         let (sender, lines) = mpsc::sync_channel(0);
         let all = BufReader::new(child.stderr.take().unwrap()).lines();
         std::thread::spawn(move || all.map_while(Result::ok).try_for_each(|line| sender.send(line)));
@@ -78,7 +78,7 @@ impl Logged {
         line.unwrap_or_else(|| panic!("no {name}")).rsplit(' ').next().unwrap().parse().unwrap()
     }
 
-    /// Has the log say something after all that it has said before.
+    /// Makes the log write a line after all lines so far.
     fn mark(&self) {
         assert_ne!(self.http("/v2/repository/models/marker/load", "").0, 200);
     }
@@ -97,7 +97,7 @@ impl Drop for Logged {
     }
 }
 
-/// Sends so many PING frames with these flags to a gRPC port. All have been read when it returns.
+/// Sends so many PING frames with these flags to a gRPC port. Returns when the server has read all.
 fn ping(address: SocketAddr, flags: u8, count: usize) {
     const AT_ONCE: usize = 100;
     let frame = |flags: u8, data: &[u8; 8]| [&[0, 0, 8, 6, flags, 0, 0, 0, 0], &data[..]].concat();

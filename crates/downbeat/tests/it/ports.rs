@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// The lowest port that [`free_addresses`] gives.
 const LOWEST: usize = 10_000;
 
-/// Loopback addresses with a port that nothing listens on. They differ from call to call.
+/// Returns loopback addresses with a port that nothing listens on. The addresses differ from call
+/// to call.
 ///
-/// The ports are below the range from which the kernel gives out free ports. A process of another test never gets one of
-/// them by chance.
+/// The ports are below the range from which the kernel gives out free ports. A process of another
+/// test never gets such a port by chance.
 pub fn free_addresses<const N: usize>() -> [SocketAddr; N] {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();

@@ -1,4 +1,4 @@
-//! `downbeat profile`, on the embedded engine and the emulated one.
+//! `downbeat profile`, on the embedded engine and the emulated engine.
 
 use std::fs;
 use std::path::Path;
@@ -51,7 +51,8 @@ fn the_repository_is_that_of_the_options_file() {
     }
 }
 
-/// E²bird §7.3.2: all mixes of lanes for a load are run, and the best is kept for the server.
+/// E²bird §7.3.2: the command runs all mixes of lanes for a load, and keeps the best for the
+/// server.
 #[test]
 fn mixes_of_lanes_are_measured_and_the_best_are_written() {
     let folder = tempfile::tempdir().unwrap();
@@ -116,7 +117,8 @@ fn two_models_are_measured_alone_and_at_the_same_time() {
     assert!(fs::read_to_string(page).unwrap().contains("Together against in turn"));
 }
 
-/// The command on the stand-in of the driver, with an onnxruntime library. Times mean nothing there.
+/// The command on the stand-in of the driver, with an onnxruntime library. Times on the stand-in
+/// mean nothing.
 fn on_stand_in(arguments: &[&str]) -> std::process::Output {
     let mut all = vec!["profile", "--repository", EXAMPLES, "--engine", "cuda", "--budget", "0"];
     all.extend(arguments);
@@ -189,7 +191,7 @@ fn a_pair_can_have_partitions_of_a_gpu() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// Abacus §5, on the CPU. `mlp` has two operators that it can be cut at.
+/// Abacus §5, on the CPU. `mlp` can be cut at two of its operators.
 #[test]
 fn sampling_of_groups_goes_on_in_its_file_and_trains_a_predictor() {
     let folder = tempfile::tempdir().unwrap();

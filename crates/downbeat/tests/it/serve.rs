@@ -1,4 +1,4 @@
-//! `downbeat serve` as a process: what it says, what it answers, how it ends.
+//! `downbeat serve` as a process: its messages, its answers and its end.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/mode
 const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.png");
 pub const REQUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.json");
 
-/// Longer than anything takes; a server that does not come up in this time is a failed test.
+/// Longer than any step takes; a server that is not ready in this time fails the test.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running server on free ports. Killed when the test is over.
@@ -26,7 +26,7 @@ pub struct Server {
     metrics: SocketAddr,
     log: mpsc::Receiver<String>,
     said: String,
-    /// Profiles of other runs would make this one depend on them.
+    /// A cache of the test's own: profiles of other runs would change the test.
     _cache: tempfile::TempDir,
 }
 
@@ -36,7 +36,7 @@ impl Server {
         Server::within(downbeat(&["serve"]), repository, flags, until)
     }
 
-    /// The same by a command of which the rest is the flags of `downbeat serve`.
+    /// The same with a command that ends in the flags of `downbeat serve`.
     pub fn within(mut command: Command, repository: &Path, flags: &[&str], until: &str) -> Server {
         let cache = tempfile::tempdir().unwrap();
         command.arg(repository).args(["--host", "127.0.0.1", "--engine", "rten", "--profiling-budget", "0"]);
@@ -76,7 +76,7 @@ impl Server {
         line["fields"]["address"].as_str().unwrap().parse().unwrap()
     }
 
-    /// The number of its process.
+    /// The server's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -85,27 +85,27 @@ impl Server {
         format!("http://{}", self.http)
     }
 
-    /// Status and body.
+    /// Status and body of a request.
     pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         http(self.http, method, path, body)
     }
 
-    /// What it says of itself at /metrics.
+    /// The server's metrics, from /metrics.
     pub fn metrics(&self) -> String {
         http(self.metrics, "GET", "/metrics", "").1
     }
 
-    /// Where it answers HTTP.
+    /// The address at which the server answers HTTP.
     pub fn address(&self) -> SocketAddr {
         self.http
     }
 
-    /// Where it answers gRPC.
+    /// The address at which the server answers gRPC.
     pub fn grpc_address(&self) -> SocketAddr {
         self.grpc
     }
 
-    /// Where it answers scrapes and probes.
+    /// The address at which the server answers scrapes and probes.
     pub fn metrics_address(&self) -> SocketAddr {
         self.metrics
     }
@@ -121,7 +121,7 @@ impl Server {
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
 
-    /// Waits for its end.
+    /// Waits for the server's end.
     pub fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         until("the end of the server", || {
@@ -131,7 +131,7 @@ impl Server {
         status.unwrap()
     }
 
-    /// Ends it by a signal, and waits for its end.
+    /// Ends the server by a signal, and waits for its end.
     pub fn end(mut self, signal: &str) -> ExitStatus {
         self.signal(signal);
         self.wait()
@@ -142,7 +142,7 @@ impl Server {
     }
 }
 
-/// Status and body of what a server answers at an address.
+/// Status and body of a server's answer at an address.
 pub fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     try_http(address, method, path, body).unwrap()
 }
@@ -180,8 +180,7 @@ pub fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A repository with the digits example only.
-/// A repository with the example `digits`, whose SLO a busy machine keeps too.
+/// A repository with the example `digits` only, whose SLO a busy machine keeps too.
 pub fn digits() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     copy(&Path::new(EXAMPLES).join("digits"), &folder.path().join("digits"));
@@ -232,7 +231,8 @@ fn a_wrong_configuration_does_not_keep_other_models_out() {
     assert_ne!(server.http("GET", "/v2/health/ready", "").0, 200, "not all models are ready");
 }
 
-/// `--load-model` names a model that is there: in mode explicit, too, another model may come later.
+/// `--load-model` names a model of the repository. Another model may come later, also in mode
+/// explicit.
 #[test]
 fn misspelled_models_and_misnamed_versions_are_said_at_start() {
     let folder = digits();
@@ -314,7 +314,7 @@ fn a_command_line_of_triton_starts_the_server() {
         "--rate-limit=off",
         "--trace-config=rate=0",
     ];
-    // What is named by the flag counts, not the path beside it.
+    // The folder that the flag names counts, not the path beside it.
     let server = Server::start(Path::new("/nonexistent"), &flags, "\"message\":\"ready\",\"models\":2");
     let passed_over = server.said.lines().filter(|line| line.contains("passed over")).collect::<Vec<_>>();
     assert_eq!(passed_over.len(), 1, "{}", server.said);
@@ -356,7 +356,8 @@ fn the_options_file_beside_the_models_counts() {
     let flags = ["--slo-ms", "digits=60000"];
     let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
     assert!(stdout(&run(&["infer", "digits", PICTURE, "--url", &server.url()])).contains("seven"));
-    // What is not about models is for who starts the server to say.
+    // A file in the repository may set only options of models. Others are for the user who starts
+    // the server.
     fs::write(folder.path().join("downbeat.toml"), "model_control.mode = 'explicit'\n").unwrap();
     let output = run(&["serve", folder.path().to_str().unwrap()]);
     assert!(stderr(&output).contains("'model_control' has to come from a downbeat.toml in the folder"), "{output:?}");
@@ -409,7 +410,7 @@ fn what_a_server_decided_plays_again() {
     assert_eq!(shown.matches(r#""decision":{"Reply":"#).count(), 3, "{shown}");
 }
 
-/// What was measured until Ctrl-C is printed and written.
+/// An interrupted bench prints and writes its measurements up to Ctrl-C.
 #[test]
 fn an_interrupted_bench_reports_what_it_has() {
     let server = Server::start(digits().path(), &[], "\"message\":\"ready\",\"models\":1");

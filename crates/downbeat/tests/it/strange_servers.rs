@@ -1,4 +1,4 @@
-//! `downbeat infer` against servers that do not answer as they should: a message, never a panic.
+//! `downbeat infer` against servers with wrong answers: a message, never a panic.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -7,13 +7,13 @@ use crate::command_line::{run, stderr};
 
 const REQUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.json");
 
-/// What the command says, and its status, if the server answers `answer` and closes.
+/// The command's message and exit status, for a server that answers `answer` and closes.
 fn asked(answer: &'static [u8]) -> (String, Option<i32>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = listener.local_addr().unwrap().to_string();
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        // The request is read whole, so that closing does not reset the connection.
+        // The server reads the whole request, so that closing does not reset the connection.
         let mut request = Vec::new();
         let mut chunk = [0; 4096];
         while !request.ends_with(b"]}") && !request.ends_with(b"]}\n") {

@@ -1,4 +1,5 @@
-//! Model files and requests that end the process that runs them: the server goes on, and says why a model does not serve.
+//! Model files and requests that end the process that runs them. The server goes on, and says why a
+//! model does not serve.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +25,7 @@ fn chain() -> ModelProto {
     model(nodes, vec![], vec![value("x0", FLOAT, &[4])], vec![value("y", FLOAT, &[4])])
 }
 
-/// The smallest integer divided by -1, whatever `x` is.
+/// The smallest integer divided by -1, for every `x`.
 fn overflow() -> ModelProto {
     let number = |name: &str, n: i32| bytes(name, INT32, &[], &n.to_le_bytes());
     let nodes = vec![
@@ -55,7 +56,7 @@ fn zeros() -> ModelProto {
     model(nodes, vec![one], vec![value("x", INT64, &[2000])], vec![value("y", FLOAT, &[-1, -1])])
 }
 
-/// `count` copies of `x`, one for each turn of a loop.
+/// `count` copies of `x`, one from each turn of a loop.
 fn repeated() -> ModelProto {
     let body = GraphProto {
         name: "body".into(),
@@ -69,7 +70,7 @@ fn repeated() -> ModelProto {
     model(vec![turns], vec![], inputs, vec![value("y", FLOAT, &[-1, 4])])
 }
 
-/// More turns of a loop than a test waits for, whatever `x` is.
+/// A loop of more turns than a test waits for, for every `x`.
 fn endless() -> ModelProto {
     let body = GraphProto {
         name: "body".into(),
@@ -94,7 +95,7 @@ fn add(repository: &Path, name: &str, model: &ModelProto) {
     crate::model::write(&folder, "model.onnx", model);
 }
 
-/// A server of the digits and of one more model, which has these options.
+/// A server of the digits and of one more model, with these options.
 fn beside(name: &str, model: &ModelProto, options: &str, until: &str) -> (tempfile::TempDir, Server) {
     let folder = digits();
     add(folder.path(), name, model);
@@ -111,7 +112,8 @@ fn digits_are_answered(server: &Server) {
     assert_eq!(status, 200, "{body}");
 }
 
-/// The file ends the process that tries it: at start, on request and in a check the reason has these words.
+/// The file ends the process that tries it. At start, on request and in a check, the reason has
+/// these words.
 fn is_refused(name: &str, model: &ModelProto, options: &str, words: &[&str]) {
     let until = format!("1 of 2 models are ready; not loaded: {name}");
     let (folder, server) = beside(name, model, options, &until);
@@ -156,7 +158,7 @@ fn a_file_that_runs_for_too_long_in_its_trial_is_refused() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// A request ends the process of its model, and nothing else: the model is started again.
+/// A request ends only the process of its model, and the server starts the model again.
 fn ends_its_process_only(name: &str, model: &ModelProto, options: &str, [harmless, fatal]: [&str; 2]) {
     let (_folder, server) = beside(name, model, options, "\"message\":\"ready\",\"models\":2");
     let infer = |request: &str| server.http("POST", &format!("/v2/models/{name}/infer"), request);
@@ -223,7 +225,7 @@ fn a_model_that_comes_with_a_load_request_runs_in_a_process() {
     let request = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[4],"data":[1,2,3,4]}]}"#;
     let (status, body) = server.http("POST", "/v2/models/guest/infer", request);
     assert_eq!(status, 200, "{body}");
-    // A file that ends its process leaves the server and the others as they are.
+    // A file that ends its process does not harm the server or the other models.
     let file = base64::engine::general_purpose::STANDARD.encode(chain().encode_to_vec());
     let load = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{file}"}}}}"#);
     let (status, body) = server.http("POST", "/v2/repository/models/other/load", &load);

@@ -10,7 +10,7 @@ use crate::serve::{REQUEST, Server, digits};
 const EVIL: &str = "origin: http://evil.example";
 const LOAD: &str = "/v2/repository/models/digits/load";
 
-/// Status and body of a request with exactly these headers, beside its length.
+/// Status and body of a request with exactly these headers, and its length.
 fn ask(address: SocketAddr, line: &str, headers: &[&str], body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();

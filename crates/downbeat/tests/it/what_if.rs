@@ -9,7 +9,7 @@ use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Ti
 
 use crate::command_line::{run, stderr, stdout};
 
-/// 50 requests, one each 10 ms, of a model that takes 6 ms alone, on two devices.
+/// 50 requests, one every 10 ms, of a model that takes 6 ms alone, on two devices.
 fn log(requests: u64) -> Vec<u8> {
     let mut journal = Journal::on(Scheduler::new());
     let at = |ms| Time::ZERO + Duration::from_millis(ms);

@@ -1,4 +1,5 @@
-//! Many threads at once, with a checker outside: each request is answered exactly once, and no device runs two batches.
+//! Many threads at once, with a checker outside: each request is answered exactly once, and no
+//! device runs two batches.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use rand_pcg::Pcg64;
 
 const POSTERS: u64 = 3;
 const REQUESTS: u64 = 4_000;
-/// Devices that are ever there.
+/// The most devices that a run has.
 const DEVICES: usize = 6;
 
 enum Event {
@@ -30,7 +31,7 @@ struct Batch {
     members: Vec<RequestId>,
 }
 
-/// Sees everything that happens.
+/// The checker, which sees every event.
 struct Outside {
     seed: u64,
     longest_slo_us: u64,
@@ -39,9 +40,9 @@ struct Outside {
     answers: Vec<AtomicU32>,
     answered: AtomicU64,
     dispatched: AtomicU64,
-    /// By device: batches that were sent there.
+    /// By device: the batches sent to the device.
     sent: Vec<AtomicU32>,
-    /// Batches that a device may have: one, or with a network another that is on its way.
+    /// The most batches that a device may have: one, or with a network one more that is on its way.
     most_sent: u32,
     devices: Vec<Sender<Batch>>,
 }
@@ -100,7 +101,7 @@ impl Handler for Outside {
     }
 }
 
-/// The second kind takes twice the time.
+/// The second kind of devices takes twice the time.
 fn profiles(us: u64) -> DeviceProfiles {
     let profile = |us| LatencyProfile::linear(Duration::from_micros(2), Duration::from_micros(us), 8).unwrap();
     DeviceProfiles::by_kind([(DeviceKind(0), profile(us)), (DeviceKind(1), profile(2 * us))]).unwrap()
@@ -137,7 +138,7 @@ fn device(cluster: &Cluster<Outside>, device: DeviceId, batches: &Receiver<Batch
     }
 }
 
-/// Requests and cancellations.
+/// Sends requests and cancellations.
 fn post(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>, poster: u64) {
     let outside = cluster.handler();
     let mut rng = Pcg64::seed_from_u64(outside.seed * 100 + poster);
@@ -148,7 +149,7 @@ fn post(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>, poster: u
             queues[rng.random_range(0..queues.len())]
         };
         let slo = Duration::from_micros(rng.random_range(10..outside.longest_slo_us));
-        // Some can wait for as long as a busy machine takes.
+        // Some requests can wait for as long as a busy machine takes.
         let deadline = if n % 8 == 0 { Time::MAX } else { outside.now() + slo };
         let queue_expiry =
             if rng.random_range(0..8) == 0 { outside.now() + Duration::from_micros(50) } else { Time::MAX };
@@ -158,20 +159,20 @@ fn post(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>, poster: u
         if rng.random_range(0..6) == 0 {
             cluster.post(queue, Event::Cancel(queue.model, id));
         }
-        // Now and then the queues run dry.
+        // Now and then the queues run empty.
         if n % 16 == 0 {
             pause(Duration::from_micros(rng.random_range(0..200)));
         }
     }
 }
 
-/// Lets others have the processor for so long, or longer.
+/// Gives the processor to other threads for so long, or longer.
 fn pause(time: Duration) {
     let (_never, nothing) = channel::<()>();
     assert_eq!(nothing.recv_timeout(time.into()), Err(RecvTimeoutError::Timeout));
 }
 
-/// Models and devices that come and go.
+/// Adds and removes models and devices.
 fn operate(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>) {
     let mut rng = Pcg64::seed_from_u64(cluster.handler().seed * 100 + 99);
     let mut devices: Vec<DeviceId> = (0..2).map(DeviceId).collect();
@@ -197,7 +198,8 @@ fn operate(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>) {
 
 #[expect(clippy::disallowed_methods, reason = "the test's clock")]
 fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
-    // Half of the runs with a network, which lets a batch be sent to a device that still runs another.
+    // Half of the runs with a network, which lets a batch be sent to a device that still runs
+    // another.
     let us = Duration::from_micros;
     let network = match seed % 2 {
         0 => NetworkBudget::default(),
@@ -225,7 +227,7 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
     let queues = RwLock::new((0..5).map(|_| cluster.add_model(options(&mut rng))).collect::<Vec<_>>());
     let stopped = AtomicBool::new(false);
     for (index, batches) in batches.into_iter().enumerate() {
-        // Its channel lives as long as the cluster, which it holds: it ends with the process.
+        // Each device's thread holds the cluster, and so its own channel: it ends with the process.
         let cluster = cluster.clone();
         std::thread::spawn(move || device(&cluster, DeviceId(index as u32), &batches));
     }
@@ -258,7 +260,8 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
                 scope.spawn(move || post(cluster, queues, poster))
             })
             .collect();
-        // A shard's own thread does not let go, which the removal of an idle model waits for.
+        // A shard's own thread never lets its shard go, and the removal of an idle model waits for
+        // this.
         if !own_threads {
             operate(&cluster, &queues);
         }
@@ -301,7 +304,7 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
 /// Decision logs in memory.
 #[derive(Debug)]
 struct Logs {
-    /// Bytes that a log may have.
+    /// The bytes at which a log ends.
     most: usize,
     logs: Mutex<Vec<Log>>,
 }
@@ -318,7 +321,8 @@ impl Logs {
         Some(Arc::new(Logs { most, logs: Mutex::default() }))
     }
 
-    /// Each machine has a log, which plays again: all decisions, or those up to its end.
+    /// Each machine has a log that replays alike: all decisions, or the decisions up to the log's
+    /// end.
     fn check(&self, seed: u64, shards: usize, dispatched: u64) {
         let logs = self.logs.lock().unwrap();
         assert_eq!(logs.len(), shards + 1, "seed {seed}: one for each shard and the matchmaker");
@@ -327,7 +331,8 @@ impl Logs {
             let context = format!("seed {seed}, {machine:?} of {shards} shards");
             let replayed = replay(bytes).unwrap_or_else(|error| panic!("{context}: {error}"));
             assert_eq!(replayed.divergence, None, "{context}: {replayed:?}");
-            // What is less than a buffer (64 KiB) comes at the end, in one piece, which no sink has refused.
+            // A log smaller than a buffer (64 KiB) comes at the end, in one piece, and no sink has
+            // refused the piece.
             assert!(*ended == (self.most < usize::MAX) || bytes.len() < 64 << 10, "{context}");
             let (_, entries) = read::<ClusterRecords>(bytes).unwrap();
             logged += entries.filter(|entry| is_dispatch(&entry.as_ref().unwrap().record)).count() as u64;
@@ -361,7 +366,7 @@ impl LogSink for Logs {
     }
 }
 
-/// Whoever posts does the work, while models and devices come and go.
+/// The posting threads do the work, while models and devices come and go.
 #[test]
 fn posting_threads_answer_each_request_once() {
     for seed in 0..4 {
@@ -378,7 +383,7 @@ fn own_threads_answer_each_request_once() {
     }
 }
 
-/// Whoever works on them: what each shard and the matchmaker were told gives the same decisions again.
+/// Under all threads, the inputs of each shard and of the matchmaker give the same decisions again.
 #[test]
 fn the_log_of_a_run_on_threads_plays_again() {
     run(20, 1, false, Logs::new(usize::MAX));
@@ -390,7 +395,7 @@ fn the_log_of_a_run_on_threads_plays_again() {
     }
 }
 
-/// Who takes the log may have enough of it: the run goes on, and what was taken plays again.
+/// A sink may refuse the rest of the log: the run goes on, and the accepted part plays again.
 #[test]
 fn a_log_that_ends_does_not_end_the_run() {
     run(40, 2, false, Logs::new(1));

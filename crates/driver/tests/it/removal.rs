@@ -1,4 +1,4 @@
-//! A model that is removed while the matchmaker has not heard of it.
+//! The removal of a model before the matchmaker has heard of the removal.
 
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
@@ -8,7 +8,7 @@ use downbeat_core::journal::Journal;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_driver::{Cluster, Handler, LogSink, Moment, QueueHandle, Setup, TURN};
 
-/// Notes what is dispatched. Its clock stands still.
+/// Records the dispatched batches. Its clock stands still.
 #[derive(Default)]
 struct Noted {
     dispatched: Mutex<Vec<(ModelId, DeviceId, BatchId)>>,
@@ -60,8 +60,9 @@ fn post(cluster: &Cluster<Noted>, queue: QueueHandle, id: u64) {
     cluster.post(queue, Request { id, model: queue.model, deadline, queue_expiry, level: 0, size: 1 });
 }
 
-/// The device becomes free for a model whose removal is still far back in the matchmaker's mailbox. It is granted the device, declines, and nothing may
-/// make the matchmaker ask it again: who came along from the shard would never get to the message.
+/// The device becomes free for a model whose removal is still far back in the matchmaker's mailbox.
+/// The model gets the device and declines. Nothing may make the matchmaker ask the model again: a
+/// thread that came along from the shard would never get to the message.
 #[test]
 fn a_removed_model_is_not_asked_again_and_again() {
     let (done, is_done) = channel();
@@ -70,7 +71,7 @@ fn a_removed_model_is_not_asked_again_and_again() {
         let [first, removed, last] = [(); 3].map(|()| cluster.add_model(options()));
         post(&cluster, first, 0);
         let (_, device, batch) = cluster.handler().dispatched.lock().unwrap()[0];
-        // It waits for the device.
+        // The request waits for the device.
         post(&cluster, removed, 1);
         {
             let _nobody_else_gets_in = cluster.own_matchmaker();

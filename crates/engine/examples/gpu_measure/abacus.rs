@@ -1,4 +1,5 @@
-//! Samples for a predictor of operator groups (Abacus §5.4): two models, a range of segments and a batch size each, alone and side by side.
+//! Samples for a predictor of operator groups (Abacus §5.4): two models, a range of segments and a
+//! batch size each, alone and side by side.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -19,35 +20,36 @@ use crate::subject::{From, LENGTH, Subject, random_bits};
 
 const STEP: &str = "abacus";
 const SEED: u64 = 1;
-/// How often each sample is run, alone and side by side in turns, and how many of the first runs are not counted.
+/// How often each sample is run, alone and side by side in turns, and how many of the first runs
+/// are not counted.
 const RUNS: usize = 9;
 const WARM_UP: usize = 2;
-/// Samples after which there is a row.
+/// After so many samples the step prints a row.
 const STRIDE: u64 = 50;
 
-/// What a predictor needs of a sample. Times are milliseconds by the device's clock, a value a run.
+/// A sample for training a predictor. Times are milliseconds by the device's clock, a value a run.
 #[derive(Serialize)]
 struct Sample<'a> {
-    /// With the seed, decides what is run.
+    /// The sample's number. With the seed it decides the group.
     sample: u64,
     seed: u64,
     models: [&'a str; 2],
     /// How many segments each model has.
     segments: [usize; 2],
-    /// Which of them are run, the end excluded.
+    /// The segments that run, the end excluded.
     ranges: [[usize; 2]; 2],
     batches: [usize; 2],
     /// Tokens of an item, where its length varies.
     length: usize,
-    /// Each alone.
+    /// The times of each alone.
     solo_ms: [Vec<f64>; 2],
-    /// Each beside the other, which begins with it.
+    /// Each beside the other. Both begin together.
     beside_ms: [Vec<f64>; 2],
-    /// From the begin of the first to the end of the last.
+    /// The times from the begin of the first to the end of the last.
     together_ms: Vec<f64>,
 }
 
-/// What of an earlier sample counts.
+/// The fields of an earlier sample that matter for the next ones.
 #[derive(Deserialize)]
 struct Done {
     sample: u64,
@@ -63,7 +65,7 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// Up to the begin of a range.
+    /// Runs up to the begin of a range.
     fn before(&mut self, batch: usize, range: &Range<usize>) -> Outcome<State> {
         let mut state = self.subject.batch(batch, From::Ring)?;
         self.lane.run(0..range.start, &mut state)?;
@@ -88,7 +90,7 @@ impl Side<'_> {
     }
 }
 
-/// What is run: which two models, their batches, their ranges.
+/// The measured group: its two models, their batches and their ranges.
 struct Group {
     sides: [usize; 2],
     batches: [usize; 2],
@@ -96,8 +98,9 @@ struct Group {
 }
 
 impl Group {
-    /// The group of a number: pairs and batch sizes in turn, so that each is sampled as often, and ranges at random: at least one model comes to its end, and those that
-    /// have just arrived begin at their first segment (Abacus figure 9).
+    /// The group of a number. Pairs and batch sizes take turns, so that each is sampled as often.
+    /// Ranges are random. At least one model comes to its end, and a model that has just arrived
+    /// begins at its first segment (Abacus figure 9).
     fn of(sample: u64, sides: &[Side<'_>], batches: &[usize]) -> Outcome<Group> {
         let pairs: Vec<[usize; 2]> = (0..sides.len()).flat_map(|a| (a + 1..sides.len()).map(move |b| [a, b])).collect();
         let mut turn = sample as usize;
@@ -151,7 +154,7 @@ pub fn measure(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     }
     let (mut count, mut ratios, mut failures) = (done.len() as u64, Vec::new(), 0);
     for index in (0..).filter(|sample| !done.contains(sample)) {
-        // At least one, so that each call comes further.
+        // At least one sample, so that each call makes progress.
         if Instant::now() >= end && !ratios.is_empty() {
             break;
         }
@@ -179,7 +182,8 @@ fn print(count: u64, ratios: &mut [f64]) {
     Row::new(STEP, "", format!("{count} samples")).note(note).print();
 }
 
-/// The samples that a file has; one that was cut off in the middle is left out, and ended.
+/// The samples in a file. A sample that was cut off in the middle does not count, and its line is
+/// ended.
 fn done(path: &Path) -> Outcome<BTreeSet<u64>> {
     let Ok(file) = File::open(path) else { return Ok(BTreeSet::new()) };
     let mut is_whole = true;
@@ -198,7 +202,8 @@ fn done(path: &Path) -> Outcome<BTreeSet<u64>> {
     Ok(done)
 }
 
-/// Runs a sample and writes it; gives what side by side takes, of what both take alone.
+/// Runs a sample and writes it. Returns the time side by side, as a fraction of the two times
+/// alone.
 fn sample(index: u64, sides: &mut [Side<'_>], batches: &[usize], file: &mut File) -> Outcome<f64> {
     let group = Group::of(index, sides, batches)?;
     let [a, b] = sides.get_disjoint_mut(group.sides)?;
@@ -248,7 +253,7 @@ fn sample(index: u64, sides: &mut [Side<'_>], batches: &[usize], file: &mut File
     Ok(median(&times.together_ms) / (median(&times.solo_ms[0]) + median(&times.solo_ms[1])))
 }
 
-/// Milliseconds from its begin to its end.
+/// Milliseconds from the span's begin to its end.
 fn took(span: &Span) -> Outcome<f64> {
     Ok(span.took().ok_or("the device is lost")?.as_nanos() as f64 / 1e6)
 }

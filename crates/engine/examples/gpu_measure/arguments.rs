@@ -11,9 +11,9 @@ pub struct Arguments {
     zoo: PathBuf,
     pub batches: Vec<usize>,
     pub segments: usize,
-    /// How long each model is measured, or the step.
+    /// How long each model, or the step, may take.
     pub time: Duration,
-    /// Commands of other runtimes, that answer as `plain` does.
+    /// Commands of other runtimes, which answer as `plain` does.
     pub beside: Vec<String>,
     /// The file of samples.
     pub samples: Option<PathBuf>,

@@ -1,5 +1,6 @@
-//! Another runtime in a process of its own. Asked with lines of `MODEL BATCH RUNS`, it answers each with a line of JSON: `{"ms": [..]}` or `{"error": ".."}`;
-//! before the first it says `{"name": ".."}`.
+//! Another runtime in a process of its own. It reads lines of `MODEL BATCH RUNS`, and answers each
+//! with a line of JSON: `{"ms": [..]}` or `{"error": ".."}`; before the first it says `{"name":
+//! ".."}`.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -34,7 +35,7 @@ impl Beside {
         Ok(Beside { name: command.to_owned(), child, input, output })
     }
 
-    /// Waits until it is ready.
+    /// Waits until the runtime is ready.
     pub fn greet(&mut self) -> Outcome<()> {
         let answer = self.answer()?;
         self.name = answer.name;
@@ -47,7 +48,7 @@ impl Beside {
         Ok(self.answer()?.ms)
     }
 
-    /// To be followed by [`Beside::answer`].
+    /// Sends a line. The caller must then call [`Beside::answer`].
     pub fn ask(&mut self, model: &str, batch: usize, runs: usize) -> Outcome<()> {
         writeln!(self.input, "{model} {batch} {runs}")?;
         Ok(self.input.flush()?)

@@ -1,4 +1,5 @@
-//! Which compute units the blocks of a kernel run on: in each partition, enqueued and as a graph, alone and while the other partition is busy.
+//! The compute units on which the blocks of a kernel run: in each partition, enqueued and as a
+//! graph, alone and while the other partition is busy.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,9 +14,10 @@ use crate::partitions::half;
 use crate::row::Row;
 
 const STEP: &str = "census";
-/// Blocks for each unit of the device: enough for two partitions to run beside each other for a while.
+/// Blocks for each unit of the device: enough for two partitions to run beside each other for a
+/// while.
 const BLOCKS: u32 = 16;
-/// What a block stays, in ticks of a unit's clock: some 50 us.
+/// How long a block stays, in ticks of a unit's clock: some 50 us.
 const TICKS: u64 = 80_000;
 
 /// How many blocks ran on each unit.
@@ -28,7 +30,7 @@ impl Census {
         Ok(Census(blocks))
     }
 
-    /// How many units both have.
+    /// How many units both censuses have.
     fn shared(&self, other: &Census) -> usize {
         self.0.keys().filter(|unit| other.0.contains_key(unit)).count()
     }
@@ -44,7 +46,7 @@ impl fmt::Display for Census {
     }
 }
 
-/// One of two partitions.
+/// A partition of the device, of two.
 struct Side {
     what: String,
     stream: Arc<Stream>,
@@ -63,7 +65,8 @@ impl Side {
         Ok(Side { what, replay, places, stream, begin: Event::timed(device)?, end: Event::timed(device)? })
     }
 
-    /// Begins; a graph is launched in the stream of this side, whoever recorded it.
+    /// Begins on this side's stream. A graph runs in this stream too, no matter which side recorded
+    /// it.
     fn begin(&self, kernel: &Kernel, graph: Option<&Side>) -> Outcome<()> {
         self.stream.record(&self.begin)?;
         match graph {
@@ -73,7 +76,7 @@ impl Side {
         Ok(self.stream.record(&self.end)?)
     }
 
-    /// Waits for its end; where the blocks ran is in `places`.
+    /// Waits for the end; `places` tells where the blocks ran.
     fn told(&self, how: &str, places: &Places, other: Option<&Census>) -> Outcome<Census> {
         self.stream.finish()?;
         let census = Census::of(places)?;
@@ -122,13 +125,14 @@ fn pair(device: &Arc<Device>, kernel: &Kernel, splitter: &Splitter, units: u32) 
         let alone = one.told(&format!("alone{how}"), &one.places, None)?;
         other.begin(kernel, graph(other))?;
         other.told(&format!("alone{how}"), &other.places, Some(&alone))?;
-        // Both at once: where each runs, and whether it takes longer.
+        // Both at once: where each side runs, and whether it takes longer.
         one.begin(kernel, graph(one))?;
         other.begin(kernel, graph(other))?;
         let beside = one.told(&format!("beside the other{how}"), &one.places, None)?;
         other.told(&format!("beside the other{how}"), &other.places, Some(&beside))?;
     }
-    // Whether the units are those of the stream that recorded a graph, or of the one that it is launched in.
+    // Does a graph run on the units of the stream that recorded it, or of the stream that it is
+    // launched in?
     other.begin(kernel, Some(one))?;
     other.told("a graph recorded in the other", &one.places, None)?;
     Ok(())

@@ -1,4 +1,5 @@
-//! What a cut costs: in one launch of all segments, in a launch for each, and where batches are parted and joined there.
+//! The cost of a cut: with one launch of all segments, with a launch for each, and with batches
+//! that are parted and joined at the cut.
 
 use std::time::Instant;
 
@@ -32,7 +33,7 @@ fn model(engine: &dyn Engine, arguments: &Arguments, name: &str) -> Outcome<()> 
     boundary(&cut, name, largest / 2 * 2)
 }
 
-/// Milliseconds of what is done, by the host's clock.
+/// Runs `does`, and records its milliseconds by the host's clock.
 fn timed<T>(times: &mut Vec<f64>, does: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     let done = does();
@@ -66,7 +67,8 @@ fn price(whole: &Subject, cut: &Subject, name: &str, batch: usize) -> Outcome<()
     Ok(())
 }
 
-/// Two halves of a batch come to the middle of the model: joined and run, against the batch that came as one; and parted again.
+/// Two halves of a batch come to the middle of the model. They are joined and run, against the
+/// batch that came as one; and parted again.
 fn boundary(cut: &Subject, name: &str, batch: usize) -> Outcome<()> {
     let (segments, half) = (cut.model.segments(), batch / 2);
     let middle = segments / 2;

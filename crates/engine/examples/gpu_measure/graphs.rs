@@ -1,4 +1,5 @@
-//! Whether models become CUDA graphs, of what nodes and why not, and how large grids the libraries choose in a partition.
+//! Whether models become CUDA graphs, with their nodes or the reason, and how large grids the
+//! libraries choose in a partition.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +14,11 @@ use crate::subject::{From, Subject, span};
 /// Runs of a size: the first ones decide whether it becomes a graph.
 const RUNS: usize = 20;
 
-/// `without`: the same engine without CUDA graphs.
+/// Measures graphs. `without` is the same engine without CUDA graphs.
 pub fn measure(engine: &dyn Engine, without: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     const STEP: &str = "graphs";
     let segments = format!("{} segments", arguments.segments);
-    // What is asked of all models first comes first.
+    // The loop measures one thing of all models before the next thing.
     for (what, engine, cut) in [
         ("whole", engine, Cut::Whole),
         ("whole, without graphs", without, Cut::Whole),
@@ -53,7 +54,8 @@ pub fn measure(engine: &dyn Engine, without: &dyn Engine, arguments: &Arguments)
     Ok(())
 }
 
-/// Kernels of a model in partitions: their grids beside those on the whole device, and what the batch takes.
+/// Kernels of a model in partitions: their grids beside the grids on the whole device, and the time
+/// of the batch.
 pub fn grids(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     const STEP: &str = "grids";
     let largest = arguments.batches.iter().copied().max().unwrap_or(1);
@@ -68,7 +70,7 @@ pub fn grids(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
                     subject.run(&mut *lane, *batch, From::Ring)?;
                     spans.extend((run > 4).then(|| span(&*lane)));
                 }
-                // Those of other lanes are gone with these.
+                // The graphs of earlier lanes went with their lanes.
                 let reports = subject.model.graphs();
                 let report = reports.iter().find(|report| rows(report) == Some(*batch));
                 let nodes = report.and_then(|report| nodes(&report.outcome)).cloned().unwrap_or_default();

@@ -1,4 +1,5 @@
-//! A kernel of our own, where the device itself is asked and no library, and recording it.
+//! A kernel of our own, for questions to the device itself rather than to a library, and a
+//! recording of it as a graph.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use downbeat_engine::cuda::{Device, Stream};
 
 use crate::Outcome;
 
-/// `stay(to, ticks)`: each block writes at its place of `to` which unit it runs on, and stays there for so many ticks of the unit's clock.
+/// `stay(to, ticks)`: each block writes at its place of `to` which unit it runs on, and stays there
+/// for so many ticks of the unit's clock.
 const PTX: &CStr = c"
 .version 7.0
 .target sm_75
@@ -45,9 +47,9 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Compiled by the driver for the device.
+    /// Loads the kernel, which the driver compiles for the device.
     pub fn load(device: &Arc<Device>) -> Outcome<Kernel> {
-        // Which makes it this thread's.
+        // The call makes `device` this thread's device.
         device.free_memory()?;
         // SAFETY: the text ends with a zero.
         let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) };
@@ -60,11 +62,12 @@ impl Kernel {
         }
     }
 
-    /// Enqueues it, with a block for each of `places`, which have to outlive it.
+    /// Enqueues the kernel, with a block for each of `places`. The places must outlive the kernel.
     pub fn stay(&self, stream: &Stream, places: &Places, ticks: u64) -> Result<(), DriverError> {
         let (mut to, mut ticks) = (places.address, ticks);
         let mut parameters = [(&raw mut to).cast::<c_void>(), (&raw mut ticks).cast()];
-        // SAFETY: two parameters of 64 bits, as the kernel has; they are read before the call returns; the caller keeps the memory.
+        // SAFETY: two parameters of 64 bits, as the kernel has; they are read before the call
+        // returns; the caller keeps the memory.
         unsafe {
             result::launch_kernel(self.stay, (places.blocks, 1, 1), (THREADS, 1, 1), 0, stream.raw(), &mut parameters)
         }
@@ -79,7 +82,7 @@ impl Drop for Kernel {
     }
 }
 
-/// Memory of the device for which unit each block ran on.
+/// Memory of the device. Each block writes the unit on which it ran.
 pub struct Places {
     address: sys::CUdeviceptr,
     blocks: u32,
@@ -91,7 +94,7 @@ impl Places {
         Ok(Places { address: unsafe { result::malloc_sync(blocks as usize * 4) }?, blocks })
     }
 
-    /// What the blocks wrote that have run.
+    /// The numbers that the finished blocks wrote.
     pub fn read(&self) -> Result<Vec<u32>, DriverError> {
         let mut units = vec![u32::MAX; self.blocks as usize];
         // SAFETY: both have room for so many.
@@ -107,7 +110,7 @@ impl Drop for Places {
     }
 }
 
-/// What a stream was given, recorded.
+/// A recording of a stream's work.
 pub struct Replay(sys::CUgraphExec);
 
 impl Replay {

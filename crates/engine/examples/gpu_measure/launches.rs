@@ -1,4 +1,5 @@
-//! Between launches: what a thread loses that waits for one before it enqueues the next, and what inputs take to get to the device.
+//! Between launches: the time that a thread loses by waiting for one launch before it enqueues the
+//! next, and the time of inputs on their way to the device.
 
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use crate::subject::{From, Subject, span};
 
 const STEP: &str = "launches";
 const LAUNCHES: usize = 200;
-/// Slots that are copied.
+/// The number of slots to copy.
 const SLOTS: u32 = 32;
 
 pub fn measure(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
@@ -37,12 +38,12 @@ pub fn measure(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// How a thread waits for a launch.
+/// The manner in which a thread waits for a launch.
 #[derive(Clone, Copy, PartialEq)]
 enum Waits {
     Awake,
     Asleep,
-    /// Awake, for the launch before the one that it has just enqueued.
+    /// The thread waits awake, for the launch before the one that it has just enqueued.
     Ahead,
 }
 
@@ -78,7 +79,7 @@ impl Mark {
         }
     }
 
-    /// Milliseconds from another one, both over.
+    /// Milliseconds from an earlier event, after both are over.
     fn since(&self, other: &Mark) -> Result<f64, DriverError> {
         // SAFETY: both are alive.
         unsafe { result::event::elapsed(other.0, self.0) }.map(f64::from)
@@ -92,7 +93,7 @@ impl Drop for Mark {
     }
 }
 
-/// What is between the end of a kernel and the begin of the next one.
+/// Measures the time between the end of a kernel and the begin of the next kernel.
 fn gaps(device: &std::sync::Arc<Device>, kernel: &Kernel, ticks: u64) -> Outcome<()> {
     let (stream, place) = (Stream::new(device)?, Places::new(1)?);
     for (how, waits) in
@@ -152,7 +153,7 @@ fn ahead(subject: &Subject, name: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// What a slot of an input ring takes, and what one copy of all slots would.
+/// Measures the copy of one slot of an input ring, and one copy of all slots.
 fn ring(subject: &Subject, name: &str) -> Outcome<()> {
     let bytes = subject.largest_item();
     let slots = ring_memory::slots(SLOTS, &[bytes])?;
@@ -175,7 +176,8 @@ fn ring(subject: &Subject, name: &str) -> Outcome<()> {
     let (device, stream) = (Device::open(0)?, Stream::new(&Device::open(0)?)?);
     device.free_memory()?;
     let all = bytes * SLOTS as usize;
-    // SAFETY: freed below; used for copies of what it has room for, waited for before that.
+    // SAFETY: freed below; copies stay within the allocated size, and have ended before the memory
+    // is freed.
     unsafe {
         let (to, from) = (result::malloc_sync(all)?, result::malloc_host(all, 0)?.cast::<u8>());
         from.write_bytes(1, all);

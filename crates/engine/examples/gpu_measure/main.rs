@@ -1,14 +1,24 @@
-//! What models take on a GPU, as rows of JSON: for `tools/gpu_run.py`, or by hand.
+//! Measurements of models on a GPU, as rows of JSON: for `tools/gpu_run.py`, or by hand.
 //!
 //! ```text
 //! cargo run --release -p downbeat-engine --example gpu_measure -- STEP [MODEL ...] [--zoo FOLDER] [--batches 1,8,64] [--segments 8] [--seconds 20] [--beside COMMAND]
 //! ```
 //!
-//! STEP: `graphs` (which segments become CUDA graphs, and why not), `sessions` (memory and time that they take, and partitions), `grids` (of kernels in partitions),
-//! `census` (which compute units they run on), `cuts` (what segments cost), `launches` (gaps between them, the input ring), `throughput` (beside other runtimes),
-//! `shares` (latency over batch and share of the GPU), `switch` (from one partition to another), `isolation` (a model beside a neighbour), `abacus` (samples of operator
-//! groups, added to `--samples FILE`), `plain` (the other side of `throughput`: onnxruntime as it comes). MODEL is the name of a model in FOLDER, as `tools/zoo.py`
-//! writes them.
+//! STEP:
+//! - `graphs`: which segments become CUDA graphs, and why not
+//! - `sessions`: memory and time of sessions and partitions
+//! - `grids`: grids of kernels in partitions
+//! - `census`: which compute units kernels run on
+//! - `cuts`: the cost of segments
+//! - `launches`: gaps between launches, the input ring
+//! - `throughput`: beside other runtimes
+//! - `shares`: latency over batch and share of the GPU
+//! - `switch`: from one partition to another
+//! - `isolation`: a model beside a neighbour
+//! - `abacus`: samples of operator groups, added to `--samples FILE`
+//! - `plain`: the other side of `throughput`, onnxruntime as it comes
+//!
+//! MODEL is the name of a model in FOLDER, as `tools/zoo.py` writes them.
 
 #![expect(clippy::disallowed_methods, reason = "it measures, and decides nothing")]
 
@@ -34,7 +44,7 @@ use downbeat_engine::{Choice, CudaOptions, Preference, Search, choose};
 
 use arguments::Arguments;
 
-/// Those that measure.
+/// The steps that measure.
 const STEPS: &str = "graphs, sessions, grids, census, cuts, launches, throughput, shares, switch, isolation, abacus";
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;

@@ -1,4 +1,5 @@
-//! Partitions: latency over share, from one share to another, and a neighbour's influence.
+//! Partitions: latency over share, the change from one share to another, and a neighbour's
+//! influence.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -47,8 +48,9 @@ pub fn shares(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// The time without service when a model goes to another share (GSLICE §4.3): what is between the end of a launch here and the begin of the next one there,
-/// beyond what is between two launches in one place.
+/// The time without service when a model goes to another share (GSLICE §4.3). This is the time from
+/// the end of a launch on one share to the begin of the next on the other. The time between two
+/// launches on one share is subtracted.
 pub fn switch(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     let units = half()?;
     for name in &arguments.models {
@@ -62,7 +64,7 @@ pub fn switch(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
         let (mut staying, mut switching) = (Vec::new(), Vec::new());
         let mut last: Option<Span> = None;
         for run in 0..400 {
-            // Two launches in each place: every second one comes after a switch.
+            // Two launches on each share: every second launch comes after a switch.
             let lane = &mut lanes[run / 2 % 2];
             subject.run(&mut **lane, 1, From::Ring)?;
             let span = lane.last_run().ok_or("a run without times")?;
@@ -86,7 +88,8 @@ pub fn switch(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// A model in a closed loop at batch 1, beside a neighbour with the largest batch: alone, sharing freely, and in partitions (GSLICE figure 8).
+/// A model in a closed loop at batch 1, beside a neighbour with the largest batch: alone, sharing
+/// freely, and in partitions (GSLICE figure 8).
 pub fn isolation(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     let [name, neighbour] = arguments.models.as_slice() else {
         return Err("isolation takes two models: the one that is looked at, and its neighbour".into());

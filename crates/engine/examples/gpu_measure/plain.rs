@@ -1,4 +1,5 @@
-//! onnxruntime as it comes: a plain session with the provider's default options, tensors on the host.
+//! onnxruntime as it comes: a plain session with the provider's default options, tensors on the
+//! host.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -16,7 +17,7 @@ use crate::Outcome;
 use crate::arguments::Arguments;
 use crate::subject::{item_shape, random};
 
-/// Answers on standard output what is asked on standard input, see `beside.rs`.
+/// Answers the requests of standard input on standard output, see `beside.rs`.
 pub fn serve(arguments: &Arguments) -> Outcome<()> {
     let environment = match start() {
         Ok(environment) => environment,
@@ -47,7 +48,7 @@ pub fn serve(arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// The library, by `ort` itself.
+/// Loads the library through `ort` itself.
 fn start() -> Outcome<Environment> {
     let options = CudaOptions { devices: vec![0], ..CudaOptions::default() };
     let ready = preflight(&Search::from_env(), &options)?;

@@ -1,4 +1,5 @@
-//! What lanes, their sessions and partitions take: memory of the device and time, each when it is made and at the first run of each size.
+//! The cost of lanes, their sessions and partitions: memory of the device and time, each when it is
+//! made and at the first run of each size.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub fn measure(engine: &dyn Engine, without: &dyn Engine, arguments: &Arguments)
     partitions(&device)
 }
 
-/// Memory of the device and time since it was made.
+/// Memory of the device and time since the meter was started.
 struct Meter<'a> {
     device: &'a Device,
     free: u64,
@@ -54,7 +55,8 @@ impl Meter<'_> {
     }
 }
 
-/// A model's weights are copied with its first lane, sessions are made with a lane or at its first run of a size, graphs at that run.
+/// A model's weights are copied with its first lane. Sessions are made with a lane or at its first
+/// run of a size, graphs at a run of the size.
 fn lanes(
     engine: &dyn Engine,
     arguments: &Arguments,
@@ -69,7 +71,7 @@ fn lanes(
     let meter = Meter::start(device)?;
     let subject = Subject::load(engine, path, cut, largest)?;
     meter.row(name, format!("{what}: loaded, with a ring"))?.and(format!("the file has {file} MiB")).print();
-    // Those of a partition, last, show whether they take more there.
+    // The lane in a partition comes last, and shows whether sessions cost more in a partition.
     let mut kept = Vec::new();
     for (lane, share) in
         [("first lane", Share::Whole), ("second lane", Share::Whole), ("lane in a half", Share::Units(half()?))]
@@ -94,7 +96,7 @@ fn lanes(
     Ok(())
 }
 
-/// Green contexts, and a stream of each.
+/// Green contexts, with a stream in each.
 fn partitions(device: &Arc<Device>) -> Outcome<()> {
     let meter = Meter::start(device)?;
     let splitter = Splitter::new(device)?;

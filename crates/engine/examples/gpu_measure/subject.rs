@@ -1,4 +1,4 @@
-//! A model to be measured, with inputs for it.
+//! A model to measure, with its inputs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ struct Input {
     ring: Arc<RingMemory>,
 }
 
-/// Where the inputs of a run are before it.
+/// Where the inputs are before a run.
 #[derive(Clone, Copy, PartialEq)]
 pub enum From {
     Host,
@@ -55,7 +55,7 @@ impl Subject {
         Ok(Subject { model, inputs })
     }
 
-    /// Bytes of an item of its largest input.
+    /// Bytes of an item of the model's largest input.
     pub fn largest_item(&self) -> usize {
         self.inputs.iter().map(|input| input.item_bytes).max().unwrap_or(1)
     }
@@ -64,7 +64,7 @@ impl Subject {
         Ok(self.model.lane_at(Place { device: 0, share })?)
     }
 
-    /// A batch that takes no copy to make.
+    /// A batch that is made without a copy.
     pub fn batch(&self, rows: usize, from: From) -> Outcome<State> {
         let tensors = self.inputs.iter().map(|input| {
             let data = match from {
@@ -94,12 +94,12 @@ pub fn span(lane: &dyn Lane) -> f64 {
     lane.last_run().and_then(|span| span.took()).map_or(f64::NAN, |took| took.as_nanos() as f64 / 1e6)
 }
 
-/// An item's sizes, those that vary being [`LENGTH`].
+/// An item's sizes, with [`LENGTH`] for each size that varies.
 pub fn item_shape(spec: &TensorSpec) -> Vec<usize> {
     spec.dims.iter().skip(1).map(|d| usize::try_from(*d).unwrap_or(LENGTH)).collect()
 }
 
-/// Random elements; never zeros, which some GPUs are faster on.
+/// Random elements without zeros, for which some GPUs are faster.
 pub fn random(spec: &TensorSpec, elements: usize) -> Outcome<Bytes> {
     let mut state = 7_u64;
     let mut next = || random_bits(&mut state) >> 40;

@@ -1,4 +1,5 @@
-//! A model by itself, cut, on two lanes, and beside other runtimes: all in turns, so that whatever else the machine does hits all alike.
+//! A model by itself, cut, on two lanes, and beside other runtimes. All take turns, so that other
+//! work of the machine slows all alike.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +12,14 @@ use crate::row::{Row, quantile};
 use crate::subject::{From, Subject, span};
 
 const STEP: &str = "throughput";
-/// Runs of one in a round, at most.
+/// The most runs of one turn in a round.
 const MOST: usize = 50;
 const ROUND: Duration = Duration::from_millis(60);
 
-/// What takes turns.
+/// A way to run the model that takes turns with the others.
 struct Turn<'a> {
     what: String,
-    /// Runs it so often and gives the milliseconds of each.
+    /// Runs so often, and returns the milliseconds of each run.
     runs: Box<dyn FnMut(usize) -> Outcome<Vec<f64>> + 'a>,
     at_once: usize,
     millis: Vec<f64>,
@@ -43,7 +44,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// `without`: the same engine without CUDA graphs; `channels_last`: with `nhwc`.
+/// Measures throughput. `without` is the same engine without CUDA graphs; `channels_last` is the
+/// engine with `nhwc`.
 pub fn measure(
     engine: &dyn Engine,
     without: &dyn Engine,
@@ -121,7 +123,7 @@ impl Lanes<'_> {
     fn compare(&self, name: &str, batch: usize, time: Duration, beside: &mut [Beside]) -> Outcome<()> {
         let Lanes { whole, variants } = *self;
         let (mut first, mut second) = (whole.lane(Share::Whole)?, whole.lane(Share::Whole)?);
-        // As long as the first batches of a size set up their kernels, nothing is counted.
+        // Nothing counts while the first batches of a size set up their kernels.
         for lane in [&mut first, &mut second] {
             for _ in 0..3 {
                 whole.run(&mut **lane, batch, From::Ring)?;
@@ -139,16 +141,16 @@ impl Lanes<'_> {
             quantile(&mut spans, 0.5).unwrap_or(f64::NAN),
             quantile(&mut cpu, 0.5).unwrap_or(f64::NAN)
         );
-        // Others set this size up while they are not measured, all at once.
+        // The other runtimes set this size up while no turn is measured, all at once.
         beside.iter_mut().for_each(|other| drop(other.ask(name, batch, 1)));
-        // What they cannot do they say again when it is their turn.
+        // Errors can wait: a runtime that cannot do a size reports this again in its turn.
         beside.iter_mut().for_each(|other| drop(other.answer()));
         let lanes = std::cell::RefCell::new((first, second));
         let mut turns = vec![
             Turn::new("whole, inputs in the ring", 1, |runs| {
                 repeat(runs, whole, &mut *lanes.borrow_mut().0, batch, From::Ring)
             }),
-            // The same once more: what differs between the two is chance.
+            // The same once more: the difference between the two is chance.
             Turn::new("whole, inputs in the ring, again", 1, |runs| {
                 repeat(runs, whole, &mut *lanes.borrow_mut().0, batch, From::Ring)
             }),
@@ -210,7 +212,7 @@ fn repeat(runs: usize, subject: &Subject, lane: &mut dyn Lane, batch: usize, fro
     (0..runs).map(|_| subject.run(lane, batch, from)).collect()
 }
 
-/// Two lanes, each on a thread; the times are those of pairs.
+/// Runs two lanes, each on a thread; a time is that of a pair of launches.
 fn both(
     runs: usize,
     subject: &Subject,

@@ -1,4 +1,4 @@
-//! What engines compute.
+//! The answers that engines compute.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,12 @@ use downbeat_engine::{Buffer, Engine, LoadOptions, Tensor};
 use crate::model::{self, FLOAT, NodeProto, folder, identity, node, product, value, write};
 use crate::support::{Random, as_floats, assert_close, copy, engines, example, floats, lane, load, onnxruntime, run};
 
-/// Where the examples and generated models agree, relative to their largest output.
+/// The tolerance within which the examples and generated models agree, relative to their largest
+/// output.
 const TOLERANCE: f32 = 1e-3;
 
-/// ONNX lets a convolution leave out the size of its kernel, which its weight has, and a pool its strides.
+/// ONNX lets a convolution leave out the size of its kernel, which the weight tells, and a pool its
+/// strides.
 #[test]
 fn what_onnx_lets_a_file_leave_out_is_completed() {
     let folder = folder();
@@ -128,7 +130,7 @@ fn outputs_outlive_their_model() {
         let mut first = run(&mut *lane, vec![floats(&[1, 4], &[1., 0., 0., 0.])]).expect("runs");
         let bytes = first.remove(0).data.into_bytes();
         let slice = bytes.slice(4..8);
-        // Runs that would write over the memory if it was not the output's own.
+        // These runs would overwrite the memory if it was not the output's own.
         for _ in 0..8 {
             run(&mut *lane, vec![floats(&[1, 4], &[0., 9., 9., 9.])]).expect("runs");
         }
@@ -137,7 +139,8 @@ fn outputs_outlive_their_model() {
     }
 }
 
-/// An output that is an input's or a weight's own memory in the engine must not end with them.
+/// The engine may use an input's or a weight's own memory for an output. The output must outlive
+/// both.
 #[test]
 fn outputs_that_are_inputs_or_weights() {
     let folder = folder();
@@ -162,7 +165,7 @@ fn outputs_that_are_inputs_or_weights() {
     }
 }
 
-/// Bytes of three elements of a datatype, as a client would send them.
+/// Bytes of three elements of a datatype, in a client's form.
 fn three(datatype: DataType) -> Vec<u8> {
     match datatype {
         DataType::Bool => vec![1, 0, 1],

@@ -92,7 +92,7 @@ fn memory_that_is_not_aligned() {
     let bytes = bytes::Bytes::from(bytes);
     for engine in engines() {
         let mut lane = lane(&*load(&*engine, &path));
-        // One of the two starts at an odd address, wherever the allocation is.
+        // One of the two buffers starts at an odd address, wherever the allocation is.
         for bytes in [bytes.slice(1..), bytes::Bytes::copy_from_slice(&bytes[1..])] {
             let input = Tensor { datatype: DataType::Fp32, shape: vec![1, 4], data: Buffer::from_bytes(bytes) };
             assert_eq!(as_floats(&run(&mut *lane, vec![input]).expect("runs")[0]), [1.0, -2.0]);

@@ -1,4 +1,5 @@
-//! Lanes on some cores: where their threads, and those of the engine, may run, by what the kernel says of each thread.
+//! Lanes on some cores: where their threads and the engine's threads may run, as the kernel reports
+//! for each thread.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,11 +10,12 @@ use downbeat_engine::{CoreSet, Cut, Engine, LoadOptions, Model, Place, Rten, Sha
 
 use crate::support::{Random, copy, engines, example, onnxruntime, run};
 
-/// The threads of the process that are called so, with the CPUs that each may use. A thread is called as the one that started it.
+/// The threads of the process with this name, and the CPUs that each may use. A thread has the name
+/// of the thread that started it.
 fn threads(name: &str) -> Vec<(PathBuf, CoreSet)> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("the kernel says what threads there are");
     let thread = |task: PathBuf| {
-        // It may have ended meanwhile.
+        // The thread may have ended meanwhile.
         let status = std::fs::read_to_string(task.join("status")).ok()?;
         let line = |key: &str| Some(status.lines().find_map(|line| line.strip_prefix(key))?.trim().to_owned());
         (line("Name:")? == name).then_some((task, line("Cpus_allowed_list:")?.parse().ok()?))
@@ -21,7 +23,7 @@ fn threads(name: &str) -> Vec<(PathBuf, CoreSet)> {
     tasks.filter_map(|task| thread(task.ok()?.path())).collect()
 }
 
-/// Does something on a thread of this name.
+/// Runs a function on a thread with this name.
 fn on_thread<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, work);
@@ -29,7 +31,7 @@ fn on_thread<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// The first and the last of the CPUs that there are; the same where there is one only.
+/// The first and the last CPU of the machine; both are the same on a machine with one CPU.
 fn ends() -> [CoreSet; 2] {
     let usable: Vec<usize> = Topology::here().usable().iter().collect();
     [usable.first(), usable.last()].map(|cpu| cpu.copied().into_iter().collect())
@@ -48,7 +50,7 @@ fn threads_of_every_stage_are_bound_to_their_models_cores() {
         let name = format!("ort-bound-{index}");
         let model = on_thread(&name, || load(&engine, "encoder", 3, Share::Cores(cores), cut));
         let there = threads(&name);
-        // Two beside the one that runs it, in each session.
+        // Each session has two threads beside the one that runs it.
         assert_eq!(there.len(), 2 * model.segments(), "{there:?}");
         assert!(there.iter().all(|(_, allowed)| *allowed == cores), "{cores}: {there:?}");
         let inputs = Random::new("bound").inputs(model.signature(), |_, _| 4);
@@ -75,7 +77,7 @@ fn threads_of_rten_are_bound_to_the_cores_of_their_lane() {
     }
 }
 
-/// Not by what the thread may use afterwards: it may use all again.
+/// The mask of the thread after the run does not count: the thread may use all cores again.
 #[test]
 fn a_lane_runs_on_its_cores_whatever_thread_runs_it() {
     for (index, engine) in engines().into_iter().enumerate() {
@@ -87,7 +89,7 @@ fn a_lane_runs_on_its_cores_whatever_thread_runs_it() {
         std::thread::scope(|scope| {
             let runs = || {
                 let before = Topology::here().usable();
-                // It is seen in the first runs, as it does nothing else.
+                // The first runs are enough to see the thread, as it does nothing else.
                 for _ in 0..20_000 {
                     if seen.load(Ordering::Relaxed) {
                         break;

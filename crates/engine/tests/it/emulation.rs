@@ -120,7 +120,7 @@ fn a_byte_order_mark_is_skipped_and_other_content_is_named() {
     }
 }
 
-/// Two models that take 20 ms alone, with a lane each at these places.
+/// Two models that take 20 ms alone, with one lane each on these partitions.
 fn pair(engine: &Emulated, knee: &str, places: [Share; 2]) -> [Box<dyn Lane>; 2] {
     let folder = folder();
     let text = format!("{knee}\n{}", CONFIG.replace("beta_ms = 0.02", "beta_ms = 20"));
@@ -129,7 +129,7 @@ fn pair(engine: &Emulated, knee: &str, places: [Share; 2]) -> [Box<dyn Lane>; 2]
     places.map(|share| load(engine, &path).lane_at(Place { device: 0, share }).expect("a place"))
 }
 
-/// How long both take that begin together.
+/// The time of two launches that begin together.
 #[expect(clippy::disallowed_methods, reason = "how long it takes at least is what is asked")]
 fn together(lanes: [Box<dyn Lane>; 2]) -> Duration {
     let begun = Instant::now();
@@ -143,7 +143,7 @@ fn together(lanes: [Box<dyn Lane>; 2]) -> Duration {
 
 #[test]
 fn models_that_fill_a_device_slow_each_other_down() {
-    // Only how long it takes at least can be asked of a machine that others use.
+    // On a shared machine a test can only check the least time.
     assert!(together(pair(&Emulated::new(), "knee = 1.0", [Share::Whole; 2])) >= Duration::from_millis(40));
     let engine = Emulated::new();
     let division = engine.divide(&["25%".to_owned(), "50 %".to_owned()]).expect("fits");

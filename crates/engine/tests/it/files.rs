@@ -14,7 +14,8 @@ use crate::model::{
 };
 use crate::support::{Random, engines, example, floats, lane, load, run, try_load};
 
-/// Every engine, and the look without one, refuse the file; the message has all of `words`. Afterwards a good one loads.
+/// Every engine, and the look without an engine, refuse the file; the message has all of `words`.
+/// Afterwards a good file loads.
 fn refused(path: &Path, words: &[&str]) {
     let expect = |who: &str, message: String| {
         assert!(message.contains(&path.display().to_string()), "{who} does not name the file: {message}");
@@ -31,7 +32,7 @@ fn refused(path: &Path, words: &[&str]) {
     }
 }
 
-/// Every engine refuses the file, in words of its own that have all of `words`.
+/// Every engine refuses the file, in its own words, which contain all of `words`.
 fn refused_by_engines(path: &Path, words: &[&str]) {
     for engine in engines() {
         let name = engine.info().name;
@@ -116,7 +117,7 @@ fn random_bytes() {
     refused(&path, &["not an ONNX model"]);
 }
 
-/// Any change of a byte is refused or loaded; nothing panics, and no length is trusted.
+/// Every change of a byte is refused or loaded. Nothing panics, and no length is trusted.
 #[test]
 fn flipped_bits() {
     let mut random = Random::new("flipped_bits");
@@ -151,7 +152,7 @@ fn truncated_file() {
     }
 }
 
-/// A sparse file: large to look at, nothing on the disk.
+/// A sparse file: it looks large, and takes nothing on the disk.
 #[test]
 fn gigabytes_of_garbage() {
     let folder = folder();
@@ -161,7 +162,7 @@ fn gigabytes_of_garbage() {
     refused(&path, &["more than a model file can have", "external data"]);
     file.set_len(onnx::FILE_LIMIT).expect("shrinks");
     refused(&path, &["not an ONNX model"]);
-    // A first field that claims all of it, so that only the second level can tell.
+    // A first field that claims the whole file, so that only the second level can tell.
     file.write_all(&[0x3a, 0xf9, 0xff, 0xff, 0xff, 0x07]).expect("writes");
     refused(&path, &["not an ONNX model"]);
 }
@@ -303,7 +304,8 @@ fn a_git_lfs_pointer_in_the_place_of_a_model_or_its_weights() {
     refused(&path, &[&["'w'", "'weights.data'"], &words[..]].concat());
 }
 
-/// `snapshots/REVISION/FILE` are links to `blobs/DIGEST`: weights have the name that the model says only beside the link.
+/// `snapshots/REVISION/FILE` are links to `blobs/DIGEST`. Only beside the link do weights have the
+/// name that the model refers to.
 #[test]
 fn a_model_in_a_cache_of_downloads() {
     let folder = folder();
@@ -323,7 +325,8 @@ fn a_model_in_a_cache_of_downloads() {
         let outputs = run(&mut *lane(&*model), vec![floats(&[1, 4], &[1., 0., 0., 0.])]).expect("runs");
         assert_eq!(crate::support::as_floats(&outputs[0]), [1.0, -2.0], "{}", engine.info().name);
     }
-    // Weights elsewhere than the model's file: onnxruntime would not read them, either.
+    // Weights in another folder than the model's file: onnxruntime would not read such weights,
+    // either.
     std::fs::create_dir(folder.path().join("other")).expect("creates");
     std::fs::write(folder.path().join("other/w"), weight_bytes()).expect("writes");
     std::fs::remove_file(snapshot.join("model.onnx_data")).expect("removes");
@@ -331,7 +334,7 @@ fn a_model_in_a_cache_of_downloads() {
     refused(&path, &["outside of the model's folder", "make the model a link into the folder of that file"]);
 }
 
-/// Also where a tensor is an attribute of a node in a nested graph.
+/// The same holds where a tensor is an attribute of a node in a nested graph.
 #[test]
 fn external_data_of_an_attribute() {
     let folder = folder();

@@ -1,4 +1,5 @@
-//! How the onnxruntime library is found, or not. A process can load one only once, so that these look in one of their own.
+//! How the onnxruntime library is found, or not. A process can load a library only once, so each
+//! look has a process of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +8,8 @@ use downbeat_engine::{CudaOptions, Onnxruntime, Preference, Search, available, c
 
 use crate::model::folder;
 
-/// Not a test: what [`look`] starts. Says what is found and chosen with the places in its environment.
+/// Not a test by itself: [`look`] starts it. Prints the library found and the engine chosen for the
+/// places in its environment.
 #[test]
 #[ignore = "started by the tests beside it"]
 fn child() {
@@ -30,11 +32,11 @@ fn child() {
     println!("available: {names:?}");
 }
 
-/// What [`child`] says.
+/// The report of [`child`].
 fn look(variables: &[(&str, &Path)]) -> String {
     let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
     command.args(["--exact", "finding::child", "--ignored", "--nocapture"]).env_remove("LD_LIBRARY_PATH");
-    // A machine with GPUs says more.
+    // A machine with GPUs prints more.
     command.env("CUDA_VISIBLE_DEVICES", "");
     command.envs(variables.iter().copied());
     let output = command.output().expect("starts");
@@ -44,7 +46,7 @@ fn look(variables: &[(&str, &Path)]) -> String {
     said
 }
 
-/// A library that says it is onnxruntime of `version`, and has no interface to give.
+/// A library that claims to be onnxruntime of `version`, and has no interface.
 fn imposter(folder: &Path, name: &str, version: &str) -> PathBuf {
     let source = folder.join("imposter.rs");
     let text = format!(
@@ -93,7 +95,8 @@ fn asked_for_and_no_library() {
     assert!(said.contains("cannot be used as onnxruntime: it is no library"));
 }
 
-/// A download or a full disk leaves such files. The loader maps them, and a process that reads beyond their end is killed (SIGBUS).
+/// A download or a full disk leaves such files. The loader maps them, and a process that reads
+/// beyond their end is killed (SIGBUS).
 #[test]
 fn cut_short() {
     let folder = folder();
@@ -127,7 +130,7 @@ fn on_the_loaders_path_and_in_the_cache() {
     let real = engine.library().canonicalize().expect("is there");
     let folder = folder();
     let cache = folder.path().join("cache");
-    // The newest version wins, as numbers go.
+    // The newest version wins, compared as numbers.
     for version in ["1.9.9", "1.31.1"] {
         std::fs::create_dir_all(cache.join(version)).expect("creates");
     }
@@ -162,7 +165,7 @@ fn names_of_engines() {
     );
 }
 
-/// The version that is shown is that of the manifest.
+/// The version shown is the manifest's version.
 #[test]
 fn version_of_rten() {
     use downbeat_engine::{Engine, Rten};

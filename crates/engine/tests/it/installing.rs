@@ -1,4 +1,4 @@
-//! `downbeat engine install`, with wheels and Pythons made here.
+//! `downbeat engine install`, with wheels and Pythons made by the test.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +26,7 @@ const LIBRARY: &[(&str, &[u8])] = &[
     ("onnxruntime/capi/libonnxruntime.so.1.31.1", b"the library"),
 ];
 
-/// A program that is called as `python3` would be.
+/// A program that stands in for `python3`.
 fn python(folder: &Path, script: &str) -> PathBuf {
     let path = folder.join("python3");
     std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("writes");
@@ -38,7 +38,7 @@ fn install(folder: &Path, python: PathBuf) -> Install {
     Install { version: "1.31.1".into(), cache: folder.join("cache"), python, wheel: None, unverified: false, gpu: None }
 }
 
-/// The names in the cache, so that what is left behind shows.
+/// The names in the cache, so that leftover files show.
 fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return vec![] };
     let mut names: Vec<_> = entries.map(|e| e.expect("reads").file_name().to_string_lossy().into_owned()).collect();
@@ -67,7 +67,7 @@ fn by_pip() {
     let folder = folder();
     let made = folder.path().join("onnxruntime-1.31.1-cp311-linux.whl");
     wheel(&made, CompressionMethod::Deflated, LIBRARY);
-    // Answers as pip does, and keeps what it was asked.
+    // Answers as pip does, and keeps the requirements.
     let script = format!(
         r#"echo "$@" >> {log}; [ "$4" = --version ] && exit 0; pwd >> {log}; cat "$8" >> {log}
         while [ "$1" != -d ]; do shift; done; cp {made} "$2""#,
@@ -171,7 +171,7 @@ const GPU_FILES: [&str; 4] = [
     "libonnxruntime_providers_shared.so",
     "libonnxruntime_providers_tensorrt.so",
 ];
-/// What NVIDIA's packages hold, as far as it is looked for.
+/// The files of NVIDIA's packages that the installer looks for.
 const NVIDIA_FILES: [&str; 14] = [
     "cu13/lib/libcudart.so.13",
     "cu13/lib/libnvrtc.so.13",
@@ -189,7 +189,7 @@ const NVIDIA_FILES: [&str; 14] = [
     "cudnn/lib/libcudnn_ops.so.9",
 ];
 
-/// As much of a library as is looked at: a header that promises nothing.
+/// The part of a library that the installer reads: a header that promises nothing.
 const ELF: [u8; 64] = {
     let mut header = [0; 64];
     (header[0], header[1], header[2], header[3]) = (0x7f, b'E', b'L', b'F');
@@ -215,8 +215,8 @@ fn gpu_install(folder: &Path, python: PathBuf, libraries: NvidiaLibraries) -> In
     Install { gpu: Some(GpuInstall { libraries, search: Search::default() }), ..install(folder, python) }
 }
 
-/// A Python whose pip gives the files that are in the folder `index`, for a requirement those that begin like it, and keeps what
-/// it was asked for in `log`.
+/// A Python whose pip gives files of the folder `index`: for a requirement, the files whose names
+/// begin with the requirement's name. It keeps the requirements in `log`.
 fn index(folder: &Path) -> PathBuf {
     std::fs::create_dir_all(folder.join("index")).expect("creates");
     let script = format!(
@@ -256,7 +256,7 @@ fn for_gpus_with_nvidias_libraries_where_they_are_missing() {
     assert!(said.iter().any(|s| s.contains("libcudart.so.13") && s.contains("is missing")), "{said:?}");
     assert_eq!((installed(&install.cache), installed_gpu(&install.cache)), (None, Some(done.library)));
 
-    // Again: what is there is not fetched anew, and the library is replaced.
+    // Again: complete folders are not fetched anew, and the library is replaced.
     std::fs::remove_file(folder.path().join("log")).expect("is there");
     gpu_wheel(&folder.path().join("index/onnxruntime_gpu.whl"), b"second", REQUIREMENTS);
     let done = install.run(&mut |_| {}).expect("installs over itself");
@@ -265,7 +265,7 @@ fn for_gpus_with_nvidias_libraries_where_they_are_missing() {
     assert!(!log().contains("nvidia-"), "{}", log());
     assert_eq!(names(&gpu), ["1.31.1", "nvidia"]);
 
-    // What has become incomplete is.
+    // An incomplete folder is fetched again.
     std::fs::remove_file(gpu.join("nvidia/libcudnn_ops.so.9")).expect("is there");
     assert_eq!(install.run(&mut |_| {}).expect("installs").nvidia, Some(gpu.join("nvidia")));
     std::fs::write(gpu.join("nvidia/libcufft.so.12"), &ELF[..63]).expect("writes");
@@ -273,7 +273,7 @@ fn for_gpus_with_nvidias_libraries_where_they_are_missing() {
     assert_eq!(done.nvidia, Some(gpu.join("nvidia")));
     assert_eq!(names(&gpu.join("nvidia")), libraries);
 
-    // Beside a library for the CPU, which is what an engine on the CPU takes first.
+    // A library for the CPU stands beside it. An engine on the CPU takes that one first.
     let path = folder.path().join("onnxruntime.whl");
     wheel(&path, CompressionMethod::Deflated, LIBRARY);
     let cpu = Install { wheel: Some(path), gpu: None, ..install.clone() }.run(&mut |_| {}).expect("installs");
@@ -313,7 +313,7 @@ fn wheels_that_are_not_for_these_gpus() {
     assert!(run(true).contains("another CUDA than 13: it needs nvidia-cudnn-cu12~=9.0"));
     gpu_wheel(&path, b"the library", "Name: onnxruntime-gpu\n");
     assert!(run(true).contains("does not say which of NVIDIA's libraries"));
-    // What is fetched has to be all.
+    // The fetched files must be complete.
     gpu_wheel(&path, b"the library", REQUIREMENTS);
     nvidia_wheel(&folder.path().join("index/nvidia_cu13.whl"), &NVIDIA_FILES[..6]);
     let said = run(true);

@@ -1,4 +1,5 @@
-//! Models in processes of their own: the same answers, and what becomes of them when such a process ends.
+//! Models in processes of their own: the same answers, and the fate of requests when such a process
+//! ends.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use downbeat_engine::{
 
 use crate::support::{Random, copy, engines, example, lane, load, run, try_load};
 
-/// The executor process of the tests below: this test, of this program.
+/// The executor process of the tests below: this program, with this test alone.
 #[test]
 #[ignore = "it is for processes that other tests start"]
 fn executor_process() {
@@ -36,7 +37,7 @@ fn kill(pid: u32) {
     assert!(status.is_ok_and(|status| status.success()));
 }
 
-/// Runs the model until its process is there again.
+/// Runs the model until its process has come back.
 fn run_again(model: &dyn Model, mut run: impl FnMut() -> Result<Vec<Tensor>, RunError>) -> Vec<Tensor> {
     loop {
         match run() {
@@ -68,7 +69,7 @@ fn a_process_gives_the_answers_of_the_engine_whole_and_between_segments() {
             assert_eq!(expected[0].shape, got[0].shape);
         }
         let cut = |engine: &dyn Engine, cut: Cut| engine.load(&LoadOptions::new(&path, 1).with_cut(cut)).unwrap();
-        // Where halves part is measured, and may be another place the next time.
+        // The measurement decides where the halves part, which may differ the next time.
         let here = cut(&*engine, Cut::Stages(2));
         let there = cut(&apart, Cut::At(here.segment_info()[0].live.iter().map(|live| live.name.clone()).collect()));
         assert_eq!(there.segments(), 2);
@@ -172,7 +173,7 @@ fn a_model_that_nobody_has_any_more_leaves_no_process() {
     drop(last);
     let patience = Duration::from_millis(20);
     while Path::new(&format!("/proc/{pid}")).exists() {
-        // It fails by never ending.
+        // The test fails by never ending.
         std::thread::park_timeout(patience);
     }
 }

@@ -195,7 +195,7 @@ pub fn text(name: &str, text: &str) -> AttributeProto {
     AttributeProto { name: name.into(), s: text.into(), r#type: STRING, ..AttributeProto::default() }
 }
 
-/// A weight of bytes, signed or not.
+/// A weight of signed or unsigned bytes.
 pub fn bytes(name: &str, elem_type: i32, dims: &[i64], elements: &[u8]) -> TensorProto {
     TensorProto {
         name: name.into(),
@@ -235,7 +235,8 @@ pub fn identity(elem_type: i32, dims: &[i64]) -> ModelProto {
     model(vec![node("Identity", &["x"], &["y"])], vec![], vec![input], vec![output])
 }
 
-/// `y = x * w` with `x` of `[n, 4]` and `w` of `[4, 2]`; `w` is also listed as an input, as old exporters do.
+/// `y = x * w` with `x` of `[n, 4]` and `w` of `[4, 2]`; `w` is also listed as an input, as old
+/// exporters do.
 pub fn product() -> ModelProto {
     let weights = [1.0, -2.0, 0.5, 4.0, -1.5, 3.0, 2.0, 0.25];
     model(

@@ -16,7 +16,8 @@ fn a_chain_needs_two_buffers() {
     assert_eq!((activations.separate, activations.planned, activations.alive), (640, 128, 128));
 }
 
-/// What is alive at once never overlaps, and no plan is smaller than what is alive or larger than all.
+/// Tensors that are alive at once never overlap. A plan is at least as large as the tensors alive
+/// at once, and at most as large as all together.
 #[test]
 fn tensors_that_are_alive_at_once_do_not_overlap() {
     let mut random = Random::new("tensors_that_are_alive_at_once");

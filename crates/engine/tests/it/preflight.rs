@@ -1,5 +1,5 @@
-//! What is said of a machine's GPUs and of what they need, with drivers and libraries made here. A process loads a driver only
-//! once, so that these look in one of their own.
+//! The report on a machine's GPUs and their needs, with drivers and libraries made by the test. A
+//! process loads a driver only once, so each look has a process of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use downbeat_engine::{CudaOptions, Missing, Preference, Search, choose, cuda};
 
 use crate::model::folder;
 
-/// Not a test: what [`look`] starts. Says what is found with the places in its environment.
+/// Not a test by itself: [`look`] starts it. Prints the findings for the places in its environment.
 #[test]
 #[ignore = "started by the tests beside it"]
 fn child() {
@@ -39,7 +39,7 @@ fn child() {
     }
 }
 
-/// What [`child`] says, with the driver in a folder.
+/// The report of [`child`], with the driver in a folder.
 fn look(driver: &Path, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
     command.args(["--exact", "preflight::child", "--ignored", "--nocapture"]).env("LD_LIBRARY_PATH", driver);
@@ -51,7 +51,7 @@ fn look(driver: &Path, variables: &[(&str, &str)]) -> String {
     said
 }
 
-/// A library with this source.
+/// Builds a library from this source.
 fn library(source: &str, path: &Path) {
     let text = path.with_extension("rs");
     std::fs::write(&text, source).expect("writes");
@@ -61,8 +61,9 @@ fn library(source: &str, path: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A driver that answers with numbers from its environment, in a folder of its own. By default it is a new one with one GPU. (The
-/// stand-in of the driver is passed over by the preflight: it needs no library.)
+/// A driver that answers with numbers from its environment, in a folder of its own. By default it
+/// is a new one with one GPU. (The stand-in of the driver is passed over by the preflight: it needs
+/// no library.)
 fn driver(folder: &Path) -> PathBuf {
     let driver = folder.join("driver");
     std::fs::create_dir_all(&driver).expect("creates");
@@ -83,17 +84,18 @@ fn driver(folder: &Path) -> PathBuf {
         }
         #[unsafe(no_mangle)] pub extern "C" fn cuGetErrorString(_: i32, s: *mut *const u8) -> i32 { unsafe { *s = c"told so".as_ptr().cast() }; 0 }
     "#;
-    // What is only looked for and not called until an engine starts, which none does on it.
+    // Functions that the engine only looks for. It calls them when it starts, and no engine starts
+    // on this driver.
     let lacking = cuda::DRIVER_FUNCTIONS.iter().filter(|name| !source.contains(&format!(" {name}(")));
     let lacking = lacking.map(|name| format!("#[unsafe(no_mangle)] pub extern \"C\" fn {name}() -> i32 {{ 801 }}\n"));
     library(&(source.to_owned() + &lacking.collect::<String>()), &driver.join("libcuda.so.1"));
-    // One that is no driver of CUDA 13, as its name would have it.
+    // A driver that by its name is for CUDA 13, and is not.
     std::fs::create_dir_all(folder.join("lacking")).expect("creates");
     library(source, &folder.join("lacking/libcuda.so.1"));
     driver
 }
 
-/// A cache as `downbeat engine install --cuda` leaves one, with libraries that can be loaded and do nothing.
+/// A cache as `downbeat engine install --cuda` leaves one. Its libraries load and do nothing.
 fn cache(folder: &Path) -> PathBuf {
     let cache = folder.join("cache");
     let nothing = folder.join("nothing.so");
@@ -135,7 +137,7 @@ fn all_that_is_needed_is_found_and_loaded() {
     assert!(said.contains("not ready: GPU 3 was asked for, and there are 3, from GPU 0 to GPU 2."));
 }
 
-/// The bytes of a container of code for these architectures, as CUDA's compiler makes them.
+/// The bytes of a container of code for these architectures, in the form of CUDA's compiler.
 fn container(architectures: &[u32]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for architecture in architectures {
@@ -154,7 +156,7 @@ fn container(architectures: &[u32]) -> Vec<u8> {
 fn gpus_that_the_library_has_no_code_for() {
     let folder = folder();
     let (cache, driver) = (cache(folder.path()), driver(folder.path()));
-    // As the published one has.
+    // The published library has code for these architectures.
     let code = [container(&[75, 80, 86, 89, 90, 120]), container(&[80, 90])].concat();
     let source = format!(
         "#[used] #[unsafe(link_section = \".nv_fatbin\")] static CODE: [u8; {}] = {code:?};
@@ -203,7 +205,8 @@ fn libraries_that_are_missing() {
     let said = look();
     let line = format!("not ready: cuDNN 9 in {} is not whole: there is no libcudnn_ops.so.9. Run", nvidia.display());
     assert!(said.contains(&line));
-    // A GPU is here, so that also who asked for no engine hears what it lacks.
+    // The machine has a GPU, so that a user who asked for no engine also hears what the engine
+    // lacks.
     assert!(said.contains("Auto exit: rten; hint Some(\"models run on the CPU, with the engine rten, and not on"));
     assert!(said.contains("Cuda exit: error: the engine cuda cannot be used: cuDNN 9 in"));
     assert!(
@@ -251,7 +254,8 @@ fn no_driver() {
     let cache = cache.to_str().expect("is text");
     let driver = folder.path().join("driver");
     std::fs::create_dir_all(&driver).expect("creates");
-    // A file that is no library is as good as none, and is what the loader finds first also where there is a driver.
+    // A file that is no library counts as no driver. The loader finds it first, also on a machine
+    // with a driver.
     std::fs::write(driver.join("libcuda.so.1"), "no library").expect("writes");
     let said = look(&driver, &[("DOWNBEAT_TEST_CACHE", cache), ("CUDA_VISIBLE_DEVICES", "")]);
     let nothing = said.contains("not ready: no NVIDIA driver: libcuda.so.1 does not load (");

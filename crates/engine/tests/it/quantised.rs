@@ -1,5 +1,6 @@
-//! Models with numbers of few bits inside, in the forms that onnxruntime's and other tools write: they are served like others, and give what the same model in
-//! 32-bit floats gives, but for the rounding.
+//! Models with numbers of few bits inside, in the forms that onnxruntime's and other tools write.
+//! They are served like others, and answer like the same model in 32-bit floats, except for the
+//! rounding.
 
 use std::path::{Path, PathBuf};
 
@@ -17,14 +18,14 @@ const INT8: i32 = 3;
 const FLOAT8E4M3FN: i32 = 17;
 const INT4: i32 = 22;
 
-/// How the numbers are kept.
+/// The form in which a model keeps its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
     /// Integers between `QuantizeLinear` and `DequantizeLinear`, products of floats.
     Pairs,
     /// Operators on integers.
     Operators,
-    /// Activations are quantised by what they happen to be.
+    /// The scale of activations follows from their values in the run.
     Dynamic,
     /// Floats of 8 bits between `QuantizeLinear` and `DequantizeLinear`.
     Floats8,
@@ -39,25 +40,25 @@ fn bytes(name: &str, data_type: i32, dims: &[i64], raw_data: Vec<u8>) -> TensorP
     TensorProto { name: name.into(), data_type, dims: dims.to_vec(), raw_data, ..TensorProto::default() }
 }
 
-/// The value of a float of 8 bits that is neither subnormal nor no number.
+/// The value of a float of 8 bits that is neither subnormal nor a special value.
 fn float8(bits: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
     let value = (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7);
     if bits & 0x80 == 0 { value } else { -value }
 }
 
-/// The nearest of the floats of 8 bits that are not larger than 448.
+/// The nearest float of 8 bits that is not larger than 448.
 fn rounded(x: f32) -> f32 {
     let quantum = 2f32.powi((x.abs().log2().floor() as i32).max(-6) - 3);
     if x == 0.0 { x } else { (x / quantum).round_ties_even() * quantum }
 }
 
-/// The weights of a layer: as they are kept, and their values.
+/// The weights of a layer: in their stored form, and their values.
 fn weights(random: &mut Random, form: Form) -> (Vec<u8>, Vec<f32>) {
     let count = (WIDTH * WIDTH) as usize;
     match form {
         Form::Floats8 => {
-            // Between 1/32 and 1/4.
+            // Values between 1/32 and 1/4, of either sign.
             let kept: Vec<u8> =
                 (0..count).map(|_| (random.below(24) as u8 + 16) | (random.below(2) as u8) << 7).collect();
             let values = kept.iter().map(|bits| float8(*bits)).collect();
@@ -75,7 +76,8 @@ fn weights(random: &mut Random, form: Form) -> (Vec<u8>, Vec<f32>) {
     }
 }
 
-/// What [`network`] of [`Form::Floats8`] gives: its activations are rounded so much that plain floats say little of it.
+/// The answer of [`network`] of [`Form::Floats8`]. Its activations are rounded so much that plain
+/// floats come nowhere near.
 fn in_floats8(x: &Tensor) -> Tensor {
     let mut random = Random::new("quantised");
     let width = WIDTH as usize;
@@ -92,7 +94,7 @@ fn in_floats8(x: &Tensor) -> Tensor {
     support::floats(&x.shape, &rows)
 }
 
-/// Dense layers with activations, and the same in floats; both take and give floats.
+/// Dense layers with activations, and the same in floats. Both take and return floats.
 fn network(form: Form) -> (ModelProto, ModelProto) {
     let mut random = Random::new("quantised");
     let (mut nodes, mut plain) = (Vec::new(), Vec::new());
@@ -156,7 +158,7 @@ fn network(form: Form) -> (ModelProto, ModelProto) {
                 }
                 let from = if layer == 0 { "q".to_owned() } else { x.clone() };
                 let inputs = [&from, "scale", zero, &w, "weight_scale", "weight_zero", "scale", "zero"];
-                // Nothing is below its zero: an activation.
+                // No value is below the zero point: an activation.
                 nodes.push(node("QLinearMatMul", &inputs, &[&y]));
             }
             Form::Dynamic => nodes.extend([
@@ -190,7 +192,7 @@ fn network(form: Form) -> (ModelProto, ModelProto) {
     (of(nodes, initializers), of(plain, plain_weights))
 }
 
-/// Of the largest output: what is rounded to 8 bits three times.
+/// The tolerance, relative to the largest output: values are rounded to 8 bits three times.
 const TOLERANCE: f32 = 0.03;
 
 fn write_both(folder: &Path, form: Form) -> (PathBuf, PathBuf) {
@@ -224,7 +226,7 @@ fn quantised_models_give_what_the_same_in_floats_gives() {
             assert!(largest > 0.5, "{what}: {largest}");
             let got = run(&mut *lane(&*model), copy(&inputs)).unwrap_or_else(|e| panic!("{what}: {e}"));
             assert_close(&what, &expected, &got, TOLERANCE);
-            // The same arithmetic, wherever it is cut.
+            // The arithmetic is the same, wherever the model is cut.
             let cut = engine.load(&LoadOptions::new(&quantised, 1).with_cut(Cut::Stages(2)));
             let cut = cut.unwrap_or_else(|e| panic!("{what}: {e}"));
             let in_segments = gpu::run(&mut *lane(&*cut), cut.segments(), inputs);
@@ -280,7 +282,7 @@ fn datatypes_that_requests_cannot_have_are_named() {
     }
 }
 
-/// On a GPU, too, where the weights of few bits are copied once.
+/// The same holds on a GPU, where the weights of few bits are copied once.
 #[test]
 fn quantised_models_run_on_gpus() {
     let mut random = Random::new("quantised_on_gpus");

@@ -1,4 +1,5 @@
-//! Operators that an engine computes wrong are run by others that it computes right, and every engine gives the answer of the standard.
+//! Operators that an engine computes wrong are replaced by others that it computes right. Every
+//! engine gives the answer of the standard.
 
 use downbeat_core::tensor::DataType;
 use downbeat_engine::{Buffer, Cut, Engine, LoadOptions, Rten, State, Tensor};
@@ -38,7 +39,7 @@ fn int32(shape: &[usize], elements: &[i32]) -> Tensor {
     numbers(DataType::Int32, shape, elements.iter().map(|n| n.to_le_bytes()))
 }
 
-/// Runs a model on every engine that is here.
+/// Runs a model on every engine of this machine.
 fn expect(what: &str, proto: &ModelProto, x: Tensor, expected: &Tensor) {
     let folder = model::folder();
     let path = model::write(folder.path(), "model.onnx", proto);
@@ -142,7 +143,7 @@ fn quantised_convolutions_keep_their_zero_points() {
         model::bytes("zw", INT8, &[], &[1]),
     ];
     let proto = of_one("ConvInteger", attribute, (UINT8, &[-1, 1, 1, 2]), (INT32, &[-1, 2, 1, 2]), weights);
-    // (x - 10) times (w - 1), which is 0, 1 and -2, 2; what is padded is 10 - 10.
+    // (x - 10) times (w - 1), which is 0, 1 and -2, 2. A padded element is 10 - 10.
     let expected = int32(&[2, 2, 1, 2], &[1, 0, 0, -2, -3, 0, -10, 6]);
     expect("ConvInteger", &proto, unsigned(&[2, 1, 1, 2], &[11, 11, 12, 7]), &expected);
 }
@@ -160,7 +161,7 @@ fn a_large_number_is_its_own_softplus() {
     expect("Softplus", &proto, floats(&[2], &[1000.0, -1000.0]), &floats(&[2], &[1000.0, 0.0]));
 }
 
-/// And the error names the engine that computes it right.
+/// The error names the engine that computes the operator right.
 #[test]
 fn what_no_other_operators_give_is_refused() {
     let refused = |proto: &ModelProto| {
@@ -189,7 +190,8 @@ fn what_no_other_operators_give_is_refused() {
     assert!(said.contains("it takes no notice of sequence_lens"), "{said}");
 }
 
-/// Also inside the graphs of an operator, where nothing is known of what comes from outside.
+/// The rewrite also reaches graphs inside an operator, which know nothing about values from
+/// outside.
 #[test]
 fn a_graph_inside_an_operator_is_rewritten_too() {
     const GRAPH: i32 = 5;
@@ -208,7 +210,7 @@ fn a_graph_inside_an_operator_is_rewritten_too() {
     expect("If", &proto, floats(&[2], &[0.0, -3.0]), &floats(&[2], &[0.0, -1.0]));
 }
 
-/// A model is cut by the operators of its file, and says which of them run as others.
+/// A model is cut by the operators of its file, and reports which of them are replaced.
 #[test]
 fn a_rewritten_model_is_cut_as_its_file_is() {
     let folder = model::folder();

@@ -9,7 +9,7 @@ use downbeat_engine::{Cut, Emulated, Engine, LoadError, LoadOptions, Model, Oper
 use crate::model::{FLOAT, convolution, floats, folder, model, node, value, write};
 use crate::support::{Random, assert_close, copy, engines, example, lane, load, run};
 
-/// Relative to the largest output; as engines differ from each other.
+/// The tolerance, relative to the largest output, as between engines.
 const TOLERANCE: f32 = 1e-4;
 
 fn cut(engine: &dyn Engine, path: &Path, cut: Cut) -> Result<Arc<dyn Model>, LoadError> {
@@ -20,8 +20,8 @@ fn stages(engine: &dyn Engine, path: &Path, stages: usize) -> Arc<dyn Model> {
     cut(engine, path, Cut::Stages(stages)).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// A residual network of `layers` dense layers, with an output in the middle (`early`) and at the end (`late`), and a mask that
-/// the last layer reads.
+/// A residual network of `layers` dense layers. It has an output in the middle (`early`), one at
+/// the end (`late`), and a mask that the last layer reads.
 fn two_exits(folder: &Path, layers: usize) -> PathBuf {
     const WIDTH: i64 = 6;
     let mut random = Random::new("two_exits");
@@ -85,8 +85,8 @@ fn segments_one_after_the_other_give_the_answers_of_the_whole() {
     }
 }
 
-/// E²bird and DVABatch rest on this: whoever is in a batch, and whoever leaves or joins it on the way, each row's answer is
-/// the one that it has alone.
+/// E²bird and DVABatch rest on this rule: each row has the same answer as alone, for every batch
+/// and for all rows that leave or join it on the way.
 #[test]
 fn batches_parted_and_joined_at_random_between_segments() {
     let mut random = Random::new("batches_parted_and_joined_at_random");
@@ -103,7 +103,8 @@ fn batches_parted_and_joined_at_random_between_segments() {
                 let mut lane = lane(&*cut);
                 let mut batches = vec![state(inputs)];
                 for index in 0..count {
-                    // Joined with the neighbour or not, then parted somewhere or not: the order of rows stays.
+                    // A part is joined with its neighbour or not, then parted or not: the order of
+                    // rows stays.
                     let mut mixed: Vec<State> = Vec::new();
                     for batch in std::mem::take(&mut batches) {
                         match mixed.pop() {
@@ -172,7 +173,8 @@ fn parts_of_a_batch_that_share_memory_do_not_see_each_others_results() {
     }
 }
 
-/// `sum2` of `sum(i) = Relu(sum(i-1) + Conv(Relu(Conv(sum(i-1)))))`, where `sum(-1)` is a convolution of the input.
+/// `sum2` of `sum(i) = Relu(sum(i-1) + Conv(Relu(Conv(sum(i-1)))))`, where `sum(-1)` is a
+/// convolution of the input.
 fn residual_convolutions(folder: &Path) -> PathBuf {
     const CHANNELS: i64 = 16;
     let mut random = Random::new("residual_convolutions");
@@ -204,7 +206,7 @@ fn residual_convolutions(folder: &Path) -> PathBuf {
     )
 }
 
-/// An exit beside the way to the end, which the file lists last.
+/// An exit beside the way to the last layer, which the file lists last.
 #[test]
 fn an_early_exit_is_made_early() {
     let folder = folder();
@@ -254,7 +256,8 @@ fn two_tables(folder: &Path) -> PathBuf {
     write(folder, "tables.onnx", &model(nodes, weights, vec![input], vec![output]))
 }
 
-/// The library maps the weights of segments from one file, which is gone by then, and no weight twice.
+/// The library maps the weights of segments from one file, which is deleted by then. No weight is
+/// mapped twice.
 #[test]
 #[cfg(target_os = "linux")]
 fn weights_are_mapped_once() {
@@ -268,7 +271,7 @@ fn weights_are_mapped_once() {
             let (start, end) = line.split_once(' ')?.0.split_once('-')?;
             Some(u64::from_str_radix(end, 16).ok()? - u64::from_str_radix(start, 16).ok()?)
         });
-        // Other tests have small ones at the same time.
+        // Other tests have small mappings at the same time.
         sizes.filter(|size| *size > 1 << 20).sum()
     };
     let cut = stages(&engine, &path, 3);
@@ -311,7 +314,7 @@ fn what_cannot_be_cut_is_said_in_words() {
             &model(nodes, vec![], vec![value("x", FLOAT, &dims)], vec![value("y", FLOAT, &dims)]),
         )
     };
-    // Between its operators is a tensor whose first axis is not the batch.
+    // Between the model's operators is a tensor whose first axis is not the batch.
     let transposed = {
         let mut turn = node("Transpose", &["x"], &["t"]);
         turn.attribute.clear();
@@ -389,13 +392,14 @@ fn the_emulated_engine_cuts_its_profile() {
     assert!(named.err().is_some_and(|e| e.to_string().contains("equal stages")));
 }
 
-/// With what was measured of its operators a model is cut again without being run; what was measured of another model counts for nothing.
+/// A model whose operators have been measured is cut again without a run. Measurements of another
+/// model count for nothing.
 #[test]
 fn a_model_is_cut_by_what_is_known_of_its_operators() {
     let Some(engine) = crate::support::onnxruntime() else { return };
     let measured = stages(&engine, &example("mlp"), 2);
     let known = measured.operators().expect("it was measured");
-    // As if the first operator took nearly all of the time.
+    // The measurements say that the first operator took nearly all of the time.
     let mut changed = serde_json::to_value(&**known).expect("is written");
     let times = changed["times"].as_array_mut().expect("a list");
     times.iter_mut().for_each(|time| *time = 1.into());

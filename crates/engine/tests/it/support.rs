@@ -6,8 +6,8 @@ use std::sync::Arc;
 use downbeat_core::tensor::{DataType, Signature};
 use downbeat_engine::{Buffer, Engine, Lane, LoadOptions, Model, Onnxruntime, Rten, RunError, Search, State, Tensor};
 
-/// The engines that are here: always `rten`, and `onnxruntime` if its library is. Says so if it is not, and fails then if
-/// `DOWNBEAT_REQUIRE_ONNXRUNTIME` is 1, as on CI.
+/// The engines of this machine: always `rten`, and `onnxruntime` if its library is found. Without
+/// the library it prints so, and fails if `DOWNBEAT_REQUIRE_ONNXRUNTIME` is 1, as on CI.
 pub fn engines() -> Vec<Arc<dyn Engine>> {
     let mut engines: Vec<Arc<dyn Engine>> = vec![Arc::new(Rten::new())];
     engines.extend(onnxruntime().map(|e| Arc::new(e) as Arc<dyn Engine>));
@@ -71,7 +71,8 @@ pub fn as_floats(tensor: &Tensor) -> Vec<f32> {
 pub struct Random(u64);
 
 impl Random {
-    /// The seed is `DOWNBEAT_TEST_SEED` or a constant, and printed, so that a failure can be repeated.
+    /// The seed is `DOWNBEAT_TEST_SEED` or a constant, and printed, so that a failure can be
+    /// repeated.
     pub fn new(what: &str) -> Random {
         let seed = std::env::var("DOWNBEAT_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(7);
         println!("{what}: DOWNBEAT_TEST_SEED={seed}");
@@ -96,8 +97,8 @@ impl Random {
         self.bits() % n
     }
 
-    /// Inputs for a signature, `varying` giving each varying size by input and axis. Integers are small, as token ids are,
-    /// and 0 or 1 in masks.
+    /// Inputs for a signature, `varying` giving each varying size by input and axis. Integers are
+    /// small, as token ids are, and 0 or 1 in masks.
     pub fn inputs(&mut self, signature: &Signature, varying: impl Fn(usize, usize) -> usize) -> Vec<Tensor> {
         let inputs = signature.inputs.iter().enumerate();
         let tensors = inputs.map(|(index, spec)| {
@@ -121,7 +122,7 @@ impl Random {
     }
 }
 
-/// A copy: tensors themselves move with the batch.
+/// A copy of tensors, which themselves move with the batch.
 pub fn copy(tensors: &[Tensor]) -> Vec<Tensor> {
     let copy =
         |t: &Tensor| Tensor { datatype: t.datatype, shape: t.shape.clone(), data: Buffer::from(t.data.as_slice()) };
@@ -147,7 +148,8 @@ pub fn assert_close(what: &str, a: &[Tensor], b: &[Tensor], tolerance: f32) {
 
 /// The examples of the repository.
 pub fn example(name: &str) -> PathBuf {
-    // Cargo sets it at run time, too; who carries the tests to another machine sets it there.
+    // Cargo sets the variable at run time, too. A user who carries the tests to another machine
+    // sets it on that machine.
     let crate_folder = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
     Path::new(&crate_folder).join("../../examples/models").join(name).join("1/model.onnx")
 }

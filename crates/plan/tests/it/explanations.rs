@@ -1,11 +1,11 @@
-//! What is said where there is no partition.
+//! The explanations where no partition exists.
 
 use downbeat_core::Duration;
 use downbeat_plan::{BadProblem, Evaluation, HAS_SOLVER, Method, Options, PlanError, Problem};
 
 use crate::{methods, model, plan, problem};
 
-/// What is said, by every method.
+/// The explanation, which is the same for every method.
 fn said(problem: &Problem) -> String {
     let mut said: Vec<String> = methods().into_iter().map(|m| plan(problem, m).unwrap_err().to_string()).collect();
     said.dedup();
@@ -62,7 +62,8 @@ fn models_that_run_nowhere_have_to_be_paid_for() {
     );
 }
 
-/// Three models of 40 and one of 60 on devices of 100: no device takes three, so that one of those on sub-cluster 0 has to go.
+/// Three models of 40 and one of 60 on devices of 100. No device takes three models, so one of
+/// sub-cluster 0 has to go.
 fn crowded() -> Problem {
     let mut crowded = problem(
         vec![40, 40, 40, 60].into_iter().enumerate().map(|(i, s)| model(&format!("m{i}"), 1.0, s, 0)).collect(),
@@ -80,12 +81,14 @@ fn crowded() -> Problem {
 fn too_small_a_disruption_bound_is_told_the_least_that_works() {
     let mut tight = crowded();
     tight.max_disruption = Some(1.0);
-    // The cheapest of the three goes to the other device, which has room for it: an unload and a load of 2 each.
+    // The cheapest of the three goes to the other device, which has room for it: an unload and a
+    // load of 2 each.
     let least = 4.0;
     for method in methods() {
         let error = plan(&tight, method).unwrap_err();
         assert!(matches!(&error, PlanError::Infeasible(reasons) if reasons.len() == 1), "{error}");
-        // That there is none is known from a look at all; how much less would do the search does not prove.
+        // That no partition exists is known at once. How much less disruption is possible the
+        // search does not prove.
         let by_search = method == Method::Search || !HAS_SOLVER;
         let said = if by_search {
             "less than this may do, but this would: 4"
@@ -101,7 +104,8 @@ fn too_small_a_disruption_bound_is_told_the_least_that_works() {
     }
 }
 
-/// Sums fit, and still nothing does: one model more than sub-clusters, each of 60 on devices of 100.
+/// The sums fit, and still no partition does: one model more than sub-clusters, each of 60 on
+/// devices of 100.
 fn odd(sub_clusters: usize) -> Problem {
     let models = (0..=sub_clusters).map(|i| model(&format!("m{i}"), 10.0, 60, 0)).collect();
     Problem { max_memory: Some(100), ..problem(models, sub_clusters) }
@@ -121,7 +125,7 @@ fn limits_that_cannot_be_kept_together_are_told_with_what_is_missing() {
     assert!(plan(&odd, Method::Search).is_ok(), "with so much more there is one");
 }
 
-/// Too many partitions to look at all.
+/// Too many partitions to try each.
 #[test]
 fn what_the_search_does_not_find_is_not_said_to_be_impossible() {
     let error = plan(&odd(12), Method::Search).unwrap_err().to_string();

@@ -18,14 +18,14 @@ fn problem(models: Vec<Model>, sub_clusters: usize) -> Problem {
     Problem { models, sub_clusters, max_rate: None, max_memory: None, memory_weight: 1.0, max_disruption: None }
 }
 
-/// By whom partitions are looked for in this build.
+/// The methods that this build has for finding partitions.
 fn methods() -> Vec<Method> {
     let mut methods = vec![Method::Search, Method::SearchThenSolver];
     methods.extend(HAS_SOLVER.then_some(Method::Solver));
     methods
 }
 
-/// A clock that always reads so much less than the limit: nothing depends on how busy the machine is.
+/// Plans with a clock that never advances: the result does not depend on how busy the machine is.
 fn plan(problem: &Problem, method: Method) -> Result<Plan, PlanError> {
     let options = Options { time_limit: Duration::from_millis(60_000), seed: 1, method };
     downbeat_plan::plan(problem, &options, &|| Duration::ZERO)

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use crate::{methods, model, plan, problem};
 
-/// Every assignment.
+/// Every possible assignment.
 fn all(models: usize, sub_clusters: usize) -> impl Iterator<Item = Vec<usize>> {
     let count = (sub_clusters as u64).pow(models as u32);
     (0..count).map(move |n| {
@@ -29,7 +29,7 @@ fn brute_force(problem: &Problem) -> Option<f64> {
         .reduce(f64::min)
 }
 
-/// The limits of appendix A, (4) to (10), computed here and not by the code under test.
+/// The limits of appendix A, (4) to (10), computed by the test and not by the code under test.
 fn assert_limits(problem: &Problem, found: &Evaluation) {
     assert_eq!(found.assignment.len(), problem.models.len(), "(8): every model is somewhere");
     let mut disruption = 0.0;
@@ -65,7 +65,8 @@ fn equal_models_are_spread_evenly() {
 
 #[test]
 fn only_the_largest_dynamic_memory_of_a_sub_cluster_counts() {
-    // Two models with 60 of dynamic memory fit on a device of 100 together (20 + 20 + 60), and only so.
+    // Two models with 60 of dynamic memory fit on a device of 100 together (20 + 20 + 60). No other
+    // placement fits.
     let models = vec![model("a", 1.0, 20, 60), model("b", 1.0, 20, 60), model("c", 1.0, 90, 1), model("d", 1.0, 90, 1)];
     let mut limited = problem(models, 3);
     limited.max_memory = Some(100);
@@ -109,7 +110,8 @@ fn without_a_bound_sub_clusters_keep_their_numbers_where_they_can() {
     for (i, m) in models.iter_mut().enumerate() {
         m.running = Some(2 - i / 2);
     }
-    // What runs now is perfectly even, but some other partition of equal models could be found: names follow the most.
+    // The running partition is perfectly even. The search could find another partition of equal
+    // models: sub-clusters get the numbers that keep the most models.
     let found = plan(&problem(models, 3), Method::SearchThenSolver).unwrap().evaluation;
     assert!(found.objective < 1e-9);
     assert!(found.disruption <= 8.0, "{found:?}");
@@ -138,7 +140,8 @@ fn section_a_2_a_plan_is_more_even_than_chance() {
     assert!(found.memory_imbalance() < 0.2 * random.memory_imbalance(), "{found:?}");
 }
 
-/// Models, sub-clusters, and limits that are near what the models need; where they run now, or nowhere.
+/// Models, sub-clusters, and limits near the models' needs. Models run on some sub-cluster, or
+/// nowhere.
 fn instances(models: std::ops::Range<usize>, sub_clusters: std::ops::Range<usize>) -> impl Strategy<Value = Problem> {
     let one = (0..40_u32, 0..30_u64, 0..20_u64, 0..4_u32, prop::option::of(0..4_usize));
     let limits = (
@@ -170,7 +173,8 @@ fn instances(models: std::ops::Range<usize>, sub_clusters: std::ops::Range<usize
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if HAS_SOLVER { 96 } else { 48 }))]
 
-    /// Tiny instances: everybody finds the best objective of all, or no partition exactly where there is none.
+    /// Tiny instances: each method finds the best objective of all, or reports that no partition
+    /// exists where none exists.
     #[test]
     fn tiny_instances_are_solved_as_brute_force_solves_them(tiny in instances(1..7, 1..4)) {
         let best = brute_force(&tiny);
@@ -193,7 +197,7 @@ proptest! {
         }
     }
 
-    /// Larger ones: whatever is called a plan keeps every limit.
+    /// Larger instances: every plan keeps every limit.
     #[test]
     fn plans_keep_every_limit(random in instances(8..40, 2..7)) {
         if let Ok(found) = plan(&random, Method::Search) {

@@ -1,4 +1,4 @@
-//! What becomes of pictures and texts, and what is refused.
+//! The tensors made of pictures and texts, and the refused inputs.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
@@ -14,7 +14,7 @@ use downbeat_preprocess::{Pipeline, PreprocessError, Recipe, read_steps};
 use downbeat_protocol::InferTensor;
 use serde_json::Value;
 
-/// The models that say which steps they are made for.
+/// The example models, whose file says which steps they are made for.
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/preprocess");
 const MOST_PIXELS: u64 = 1_000_000;
 
@@ -28,7 +28,7 @@ fn pipeline(steps: &Value, inputs: &[TensorSpec]) -> Result<Pipeline, String> {
     Pipeline::new(&Recipe::read(read_steps(steps)?, |file| Ok(folder.join(file)))?, inputs, true, MOST_PIXELS)
 }
 
-/// As a server has it: looked at, then done.
+/// Runs a pipeline as the server does: first it looks at the items, then it runs.
 fn run(pipeline: &Pipeline, items: &[&[u8]]) -> Result<Vec<InferTensor>, PreprocessError> {
     let items: Vec<Bytes> = items.iter().map(|item| Bytes::copy_from_slice(item)).collect();
     pipeline.look(&items)?;

@@ -1,4 +1,4 @@
-//! Pictures, as they are and damaged.
+//! Pictures, whole and damaged.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -100,7 +100,7 @@ fn transparency_is_left_out_16_bits_are_cut_to_8_and_gray_becomes_colours() {
 
 #[test]
 fn a_bomb_is_refused_by_its_header() {
-    // No row of it is there.
+    // The file has no row of so large a picture.
     let mut huge = rgb(1, 1, &[0; 3]);
     huge[16..24].copy_from_slice(&[100_000_u32.to_be_bytes(), 100_000_u32.to_be_bytes()].concat());
     let said = error(&as_it_is(), &huge);
@@ -110,7 +110,7 @@ fn a_bomb_is_refused_by_its_header() {
     huge[frame + 5..frame + 9].fill(0xff);
     let said = error(&as_it_is(), &huge);
     assert!(said.contains("65535 x 65535") && said.contains("at most 1000000"), "{said}");
-    // One that is small as it is, and not once its shorter side is 256.
+    // A picture that is small in the file, and too large once its shorter side is 256.
     let steps = json!([{ "step": "decode" }, { "step": "resize", "size": 256 }]);
     let thin = rgb(30_000, 1, &[0; 90_000]);
     let said = error(&pipeline(&steps, &[spec("x", DataType::Uint8, &[-1, -1, -1, 3])]).unwrap(), &thin);

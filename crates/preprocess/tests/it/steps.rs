@@ -1,4 +1,4 @@
-//! Steps that are wrong are told at load.
+//! Wrong steps are an error at load.
 
 use serde_json::json;
 

@@ -34,7 +34,7 @@ fn padding_to_a_length_makes_every_text_so_long() {
 fn what_is_too_long_is_cut_or_refused_as_the_steps_say() {
     let text: &[u8] = b"this is so very very good";
     let cut = pipeline(&steps(true, json!({ "step": "pad" })), &inputs(&[-1, -1])).unwrap();
-    // The token at the end stays.
+    // The token at the end of the text stays.
     assert_eq!(integers(&run(&cut, &[text]).unwrap()[0]), [2, 17, 14, 19, 20, 3]);
     let refused = pipeline(&steps(false, json!({ "step": "pad" })), &inputs(&[-1, -1])).unwrap();
     let said = run(&refused, &[b"good", text]).unwrap_err().to_string();
@@ -82,7 +82,7 @@ fn a_tokenizer_file_is_read_without_its_mark_or_named_for_its_content() {
     assert_eq!(outside.unwrap_err(), "step 1, 'tokenize': it lies elsewhere");
 }
 
-/// Both make the tokenizers' library panic.
+/// Both files make the tokenizers' library panic.
 #[test]
 fn a_tokenizer_that_the_library_panics_on_is_refused_with_a_reason() {
     let good = std::fs::read_to_string(Path::new(EXAMPLES).join("models/sentence/tokenizer.json")).unwrap();

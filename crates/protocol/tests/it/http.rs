@@ -97,7 +97,8 @@ proptest! {
         let _ = statistics_from_json(&body);
     }
 
-    /// Nearer to the protocol than noise: a valid request with some bytes changed, cut or doubled.
+    /// Bodies nearer to the protocol than noise: a valid request with some bytes changed, cut or
+    /// doubled.
     #[test]
     fn a_damaged_request_is_no_panic(
         request in any_request(any_tensor()),
@@ -117,7 +118,7 @@ proptest! {
             let part = whole.slice(..cut.index(whole.len()));
             for body in [whole, part] {
                 if let Ok((read, _)) = parse_request(String::new(), String::new(), body, length) {
-                    // What is accepted has the size that it says.
+                    // Accepted data has the size that the request states.
                     for input in read.inputs.iter().filter(|i| !i.parameters.contains_key("shared_memory_region")) {
                         downbeat_protocol::infer::check_data(input.datatype, &input.shape, &input.data).unwrap();
                     }
@@ -163,7 +164,7 @@ fn half_precision_in_json_is_rounded_and_its_range_is_kept() {
     }
 }
 
-/// The values of an answer's output `y` in JSON, as they are written.
+/// The values of an answer's output `y` in JSON, in their written form.
 fn written(datatype: DataType, data: Bytes) -> String {
     let shape = vec![(data.len() / datatype.size().unwrap()) as i64];
     let output = InferTensor { name: "y".to_owned(), datatype, shape, parameters: Parameters::new(), data };
@@ -210,7 +211,7 @@ fn words_for_numbers_stand_in_data_and_parameters_alone() {
         ("INT32", "[NaN]", "invalid type: NaN, expected a list of integers"),
         ("UINT8", "[-Inf]", "invalid type: -Infinity, expected a list of integers"),
         ("BOOL", "[Infinity]", "invalid type: Infinity, expected a list of true and false"),
-        // Not the text `NaN`.
+        // The answer must not have the text `NaN`.
         ("BYTES", "[NaN]", "invalid type: NaN, expected a list of strings"),
         ("FP32", r#"[{"n":0,"m":0}]"#, "invalid type: map, expected a list of numbers"),
         ("FP32", "[1e400]", "number out of range"),
@@ -299,7 +300,7 @@ fn tensors_in_shared_memory_have_no_data() {
     for binary in [true, false] {
         let encoded = write_response(&response, &OutputForms::all(binary)).unwrap();
         assert_eq!(encoded.header_length, None);
-        // As from Triton: a client of it takes parameters for those of binary data.
+        // As from Triton: its clients take any parameters for those of binary data.
         let text: Value = serde_json::from_slice(&encoded.bytes).unwrap();
         assert_eq!(text["outputs"], json!([{"name": "y", "datatype": "FP32", "shape": [2]}]));
         let read = parse_response(encoded.bytes, None).unwrap();

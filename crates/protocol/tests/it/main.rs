@@ -1,4 +1,5 @@
-//! Tests of the wire forms: what is written is read back, and nothing that is read brings the reader down.
+//! Tests of the wire forms: a reader gets the written value back, and no input brings the reader
+//! down.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it unwraps")]
 

@@ -1,8 +1,10 @@
-//! Configurations as they are found in the wild, each with everything that is said about it.
+//! Configurations as found in the wild, each with all messages about it.
 //!
-//! `corpus/NAME.pbtxt` is put into a model folder; `corpus/NAME.txt` is what comes out. A first line
-//! `# model: INPUT TYPE [DIMS]; ... -> OUTPUT TYPE [DIMS]; ...` gives the model file's signature to complete from.
-//! `UPDATE_GOLDEN=1 cargo test -p downbeat-repository` writes the expectations anew; read the difference.
+//! `corpus/NAME.pbtxt` is put into a model folder; `corpus/NAME.txt` is the expected result.
+//! A first line `# model: INPUT TYPE [DIMS]; ... -> OUTPUT TYPE [DIMS]; ...` gives the model file's
+//! signature, from which the server completes the configuration.
+//! `UPDATE_GOLDEN=1 cargo test -p downbeat-repository` writes the expectations anew; read the
+//! difference.
 
 use std::fmt::Write;
 use std::fs;
@@ -100,7 +102,7 @@ fn outcome(file: &Path) -> String {
     let name = file.file_stem().unwrap().to_str().unwrap();
     let config = fs::read(file).unwrap();
     let folder = repository(name, &config);
-    // Some are for a server with GPUs.
+    // Some configurations are for a server with GPUs.
     let gpus = if name.starts_with("gpu_") { vec![0, 1] } else { Vec::new() };
     let result = ModelRepository::open(folder.path()).unwrap().with_gpus(gpus).definition(name, None);
     let text = match result {

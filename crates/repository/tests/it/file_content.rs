@@ -1,4 +1,4 @@
-//! Files whose content is not what their name says, and texts that an editor on Windows has saved.
+//! Files whose content does not match their name, and texts that an editor on Windows has saved.
 
 use std::fs;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Configurations that no one wrote in good faith: an error, never a panic, never without end.
+//! Hostile configurations: an error, never a panic, never without end.
 
 use std::fs;
 
@@ -25,7 +25,7 @@ fn signature() -> Signature {
     Signature { inputs: vec![spec("x", &[-1, 3])], outputs: vec![spec("y", &[-1, 2]), spec("z", &[])] }
 }
 
-/// Reads a configuration both ways, and completes what can be completed.
+/// Reads a configuration both ways, and completes it if possible.
 fn read(repository: &Repository, text: &[u8]) {
     let file = repository.repository.path().join("m/config.pbtxt");
     fs::write(&file, text).unwrap();
@@ -68,7 +68,7 @@ fn nesting_of_a_hundred_thousand_is_refused() {
 fn a_configuration_of_gigabytes_is_not_read() {
     let repository = repository();
     let file = repository.repository.path().join("m/config.pbtxt");
-    // A hole: takes no space, but reading it all would take memory.
+    // A file with a hole: it takes no space, but reading it all would take memory.
     fs::File::create(&file).unwrap().set_len(64 << 30).unwrap();
     let error = repository.repository.definition("m", None).unwrap_err().to_string();
     assert!(

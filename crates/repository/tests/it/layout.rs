@@ -1,4 +1,4 @@
-//! What counts as a model in a folder, and what is refused.
+//! Which folders and files count as a model, and which are refused.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub(crate) fn model(root: &Path, name: &str, files: &[&str]) {
     }
 }
 
-/// Why a model has no definition; `REPO` is the path of the repository.
+/// The reason why a model has no definition; `REPO` is the path of the repository.
 pub(crate) fn message(repository: &ModelRepository, name: &str) -> String {
     let root = repository.path().display().to_string();
     repository.definition(name, None).unwrap_err().to_string().replace(&root, "REPO")
@@ -165,7 +165,7 @@ fn a_folder_inside_a_repository_is_told_from_one() {
     let words = told(root.join("plain/1"));
     assert!(words[0].ends_with(&format!("give the folder two above it: {}", root.display())), "{words:?}");
     assert_eq!(ModelRepository::open(&root).unwrap().scan().unwrap().warnings, []);
-    // Folders with numbers for names are models like others.
+    // A folder with a number for its name is a model like others.
     let numbers = tempfile::tempdir().unwrap();
     model(numbers.path(), "7", &["1/model.onnx"]);
     assert_eq!(ModelRepository::open(numbers.path()).unwrap().scan().unwrap().names, ["7"]);

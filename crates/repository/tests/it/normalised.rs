@@ -1,4 +1,4 @@
-//! What a configuration looks like to clients once it is completed, as Triton normalises it.
+//! A completed configuration as clients see it, in the form that Triton gives it.
 
 use std::fs;
 

@@ -1,10 +1,10 @@
-//! Where instances are to be (`instance_group`), on a server with GPUs and on one without.
+//! The places of instances (`instance_group`), on a server with GPUs and on a server without GPUs.
 
 use std::fs;
 
 use downbeat_repository::ModelRepository;
 
-/// What is said of a model with these groups, on a server that runs models on `gpus`.
+/// The messages about a model with these groups, on a server that runs models on `gpus`.
 fn said(groups: &str, gpus: &[u32]) -> Result<Vec<String>, String> {
     said_where(groups, gpus, false)
 }
@@ -64,7 +64,7 @@ fn gpus_are_for_instances_on_gpus() {
     }
 }
 
-/// The GPUs that a model with these groups is kept to, on a server that uses 0, 2 and 5.
+/// The GPUs on which a model with these groups may run, on a server that uses 0, 2 and 5.
 fn kept(groups: &str, places: &[(&str, &[u32])]) -> Option<Vec<u32>> {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("m/1")).unwrap();

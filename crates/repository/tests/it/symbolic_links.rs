@@ -1,4 +1,5 @@
-//! Symbolic links: the repository follows links inside its folder, and other links only by an option.
+//! Symbolic links: the repository follows links inside its folder, and other links only by an
+//! option.
 #![cfg(unix)]
 
 use std::fs;
@@ -74,10 +75,11 @@ fn a_cache_of_downloads_is_a_version_by_one_link() {
     let refused = repositories(false).definition("m", None).unwrap_err().to_string();
     assert!(refused.contains("blobs/4d7a, outside the repository; --follow-symlinks"), "{refused}");
     let definition = repositories(true).definition("m", None).unwrap();
-    // The path as it is seen: its folder has the weights, the folder of the blob has other names.
+    // The path before links are followed: its folder has the weights, and the folder of the blob
+    // has other names.
     assert_eq!(definition.versions, [(1, root.canonicalize().unwrap().join("m/1/model.onnx"))]);
     assert!(definition.versions[0].1.with_file_name("model.onnx_data").exists());
-    // A load request's files are read by the same rules.
+    // The same rules hold for a load request's files.
     assert!(repositories(true).at(&root).unwrap().definition("m", None).is_ok());
 }
 
@@ -102,7 +104,7 @@ fn a_file_that_options_name_stays_inside_as_others_do() {
     assert!(missing.ends_with("m/none.json: no such file or folder"), "{missing}");
     let following = repository.with_follow_symlinks(true);
     assert_eq!(find(&following, "tokenizer.json"), Ok(real.join("m/tokenizer.json")));
-    // The option is about links: a path that climbs out of the repository is refused all the same.
+    // The option is about links. A path that climbs out of the repository is refused all the same.
     for file in ["../../hub/x", "/etc/hostname", "a/../../../hub"] {
         let refused = find(&following, file).unwrap_err();
         assert_eq!(refused, format!("'{file}' does not name a file inside the model repository"));

@@ -38,8 +38,8 @@ fn versions_are_numbers_and_the_policy_selects_among_them() {
     assert!(error.to_string().contains("selects none of the versions 1, 2, 10"), "{error}");
 }
 
-/// The message about a model with one file when it is loaded. The scan has it as a model, so that a server is not ready
-/// without it.
+/// The message when a model with one file is loaded. The scan counts the folder as a model, so that
+/// a server is not ready without the model.
 fn said(file: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     model(folder.path(), "m", &[file]);
@@ -123,7 +123,7 @@ fn a_model_file_of_another_name_is_named_with_what_to_do() {
         "REPO/upper: REPO/upper/1/model.onnx does not exist (found: Model.ONNX, labels.txt); rename Model.ONNX to model.onnx, \
          or write default_model_filename: \"Model.ONNX\" in config.pbtxt"
     );
-    // Of two files no one can be suggested.
+    // With two such files the message cannot suggest one.
     assert_eq!(
         said("two", &["1/a.onnx", "1/b.onnx"]),
         "REPO/two: REPO/two/1/model.onnx does not exist (found: a.onnx, b.onnx)"

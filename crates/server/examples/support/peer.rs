@@ -1,4 +1,5 @@
-//! A process of a cluster that is played: a connection to a real one, with the link on it, as `crates/server/src/roles/wire.rs` writes frames.
+//! A simulated process of a cluster: a connection to a real one, with its link. Frames are those of
+//! `crates/server/src/roles/wire.rs`.
 
 use std::io;
 
@@ -15,9 +16,9 @@ const TIMING: LinkTiming =
 /// Bytes that are read at once.
 const READ_BYTES: usize = 256 << 10;
 
-/// One end of a connection. Whoever it is connected to is the other.
+/// One end of a connection.
 pub struct Peer {
-    /// Who the other is.
+    /// The peer's introduction.
     pub other: Hello,
     links: Links<()>,
     stream: TcpStream,
@@ -27,7 +28,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Says who this is, and hears who the other is.
+    /// Introduces this node, and waits for the peer's introduction.
     pub async fn greet(mut stream: TcpStream, me: &Hello, now: Time) -> Result<Peer> {
         stream.set_nodelay(true)?;
         let hello = postcard::to_allocvec(me)?;
@@ -35,7 +36,7 @@ impl Peer {
         bytes.extend_from_slice(&PROTOCOL.to_le_bytes());
         bytes.extend_from_slice(&u16::try_from(hello.len())?.to_le_bytes());
         bytes.extend_from_slice(&hello);
-        // No memory of the other's is read.
+        // This process reads no memory of the peer.
         bytes.push(0);
         stream.write_all(&bytes).await?;
         let mut head = [0; 12];
@@ -50,17 +51,18 @@ impl Peer {
         Ok(Peer { other, links, stream, come: Vec::new(), to_write: Vec::new(), read_into: vec![0; READ_BYTES] })
     }
 
-    /// Until there is something to read.
+    /// Waits until bytes have come.
     pub async fn readable(&self) -> io::Result<()> {
         self.stream.readable().await
     }
 
-    /// Says something; it is written by [`Peer::write`].
+    /// Queues a message, which [`Peer::write`] writes.
     pub fn say(&mut self, now: Time, message: Message<()>) {
         self.links.say(now, self.other.node, message);
     }
 
-    /// Reads what is there, and gives what it says; `None` in its place when the link has come up.
+    /// Reads the bytes that have come, and returns their messages. `None` in a message's place: the
+    /// link has come up.
     pub fn read(&mut self, now: Time) -> Result<Vec<Option<Message<()>>>> {
         loop {
             match self.stream.try_read(&mut self.read_into) {
@@ -90,7 +92,7 @@ impl Peer {
         Ok(said)
     }
 
-    /// Writes what there is to say; gives how many bytes are left to be written.
+    /// Writes queued messages. Returns how many bytes are still unwritten.
     pub fn write(&mut self, now: Time) -> Result<usize> {
         while let Some((_, frame)) = self.links.poll_frame(now) {
             let begin = self.to_write.len();
@@ -110,7 +112,7 @@ impl Peer {
     }
 }
 
-/// A node that is played: `number` tells it from others.
+/// A simulated node: `number` tells it from others.
 pub fn hello(number: u64, role: downbeat_core::roles::Role, name: &str, address: &str) -> Hello {
     let node = NodeId((u64::from(std::process::id()) << 32) + number);
     Hello { protocol: PROTOCOL, node, role, name: name.to_owned(), address: address.to_owned() }

@@ -1,4 +1,5 @@
-//! The server on GPUs, on the stand-in of their driver (`lab/cuda-stand-in`). In a program of its own: the driver, once it is loaded, is that of all tests.
+//! The server on GPUs, on the stand-in of their driver (`lab/cuda-stand-in`). In a program of its
+//! own: the driver, once it is loaded, is that of all tests.
 
 #![allow(clippy::unwrap_used)]
 
@@ -35,20 +36,20 @@ fn gpus(count: u32) -> StandIn {
     stand_in
 }
 
-/// These of the example models.
+/// Options for these of the example models.
 fn options(engine: EngineChoice, models: &[&str]) -> ServerOptions {
     let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models"));
     options.engine = engine;
     options.profiling.enabled = false;
     options.gpu_metrics_every = Duration::from_millis(10);
-    // However busy the machine is, nothing is given up.
+    // However busy the machine is, no request is dropped.
     let model = ModelOptions { slo: Some(Duration::from_millis(60_000)), ..ModelOptions::default() };
     options.models = models.iter().map(|name| ((*name).to_owned(), model.clone())).collect();
     options.model_control = ModelControl::Explicit { load: models.iter().map(|name| (*name).to_owned()).collect() };
     options
 }
 
-/// All models with a device policy of that name and its settings.
+/// Options that give all models this device policy and its settings.
 fn group(policy: &str, settings: Value) -> DeviceGroup {
     let (policy, settings) = (policy.parse().unwrap(), serde_json::from_value(settings).unwrap());
     DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings }
@@ -117,7 +118,7 @@ fn assert_same(what: &str, expected: &InferResponse, got: &InferResponse) {
     }
 }
 
-/// Sends many requests at once, and compares their answers with those of the CPU.
+/// Sends many requests at once, and compares their answers with the CPU's answers.
 async fn answers_as_the_cpu(models: &[&'static str], policy: &str, settings: Value) {
     let stand_in = gpus(2);
     let expected = serve(EngineChoice::Rten, models, "exclusive", json!({})).await;
@@ -143,7 +144,7 @@ async fn answers_as_the_cpu(models: &[&'static str], policy: &str, settings: Val
     stand_in.assert_clean();
 }
 
-/// Waits until the threads of a server that was dropped have given back what they had on the GPUs.
+/// Waits until the threads of a dropped server have given back their memory on the GPUs.
 async fn has_ended(stand_in: &StandIn) {
     for _ in 0..500 {
         if stand_in.leaks().is_empty() {
@@ -175,12 +176,14 @@ async fn staged_answers_as_the_cpu() {
     answers_as_the_cpu(&["encoder"], "staged", settings).await;
 }
 
-/// Where requests may be padded and it is known how far, they are, to lengths that come again: then their batches run as graphs.
+/// A model whose requests may be padded by a known length has them padded to a few lengths. Then
+/// its batches run as graphs.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn requests_of_like_lengths_run_as_one_graph() {
     let stand_in = gpus(1);
-    // With which a graph is faster than its kernels one by one although its inputs are copied.
+    // With this launch time a graph is faster than its kernels one by one, although its inputs are
+    // copied.
     stand_in.set_launch_time(50_000);
     let settings = json!({ "pad": true, "max_length": 60, "pad_check_every": 0 });
     let expected = serve(EngineChoice::Rten, &["encoder"], "exclusive", json!({})).await;
@@ -215,7 +218,7 @@ async fn requests_of_like_lengths_run_as_one_graph() {
     stand_in.assert_clean();
 }
 
-/// GSLICE §4: each model runs on its partition of each GPU, whatever makes its batches.
+/// GSLICE §4: each model runs on its partition of each GPU, under every policy.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn models_of_different_partitions_have_no_compute_unit_in_common() {
@@ -223,7 +226,7 @@ async fn models_of_different_partitions_have_no_compute_unit_in_common() {
     for policy in ["exclusive", "windowed"] {
         let mut options = options(EngineChoice::Cuda, &MODELS);
         options.device.partitions = ["40", "25%", "24"].map(str::to_owned).to_vec();
-        // The third is put where none is.
+        // The third model goes to the partition without a model.
         for (name, partition) in [("mlp", 2), ("digits", 0)] {
             options.models.get_mut(name).unwrap().partitions = Some(vec![partition]);
         }
@@ -321,7 +324,8 @@ fn partitions_that_the_gpu_has_not_keep_the_server_from_starting() {
     stand_in.assert_clean();
 }
 
-/// A model that takes more of a GPU than it may is refused with the numbers, and nothing of it stays there.
+/// A model that takes more of a GPU than it may is refused with the numbers, and leaves nothing on
+/// the GPU.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_model_keeps_within_what_it_may_take() {
@@ -346,7 +350,7 @@ async fn a_model_keeps_within_what_it_may_take() {
     stand_in.assert_clean();
 }
 
-/// A model that is kept to one GPU is on no other, and not in service once that one is lost.
+/// A model that is placed on one GPU is on no other. It is out of service once that GPU is lost.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_model_is_on_the_gpus_that_it_is_kept_to() {
@@ -381,7 +385,7 @@ async fn a_model_is_on_the_gpus_that_it_is_kept_to() {
     has_ended(&stand_in).await;
 }
 
-/// What a load request asks for that the server has not told apart from the start.
+/// A load request asks for a single GPU, whose kind the server has not told apart at its start.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn gpus_of_unknown_kinds_are_refused_for_cluster_batches() {
@@ -403,7 +407,8 @@ async fn gpus_of_unknown_kinds_are_refused_for_cluster_batches() {
     stand_in.assert_clean();
 }
 
-/// A GPU that fails answers what it runs with 503, the other one takes over; without any, clients and probes are told.
+/// After a GPU fails, its requests get 503 and the other GPU takes over. Without any GPU, clients
+/// and probes get errors.
 async fn a_lost_gpu(policy: &str) {
     let stand_in = gpus(2);
     let registry = serve(EngineChoice::Cuda, &["digits"], policy, json!({})).await;
@@ -447,7 +452,8 @@ async fn a_lost_gpu_gets_no_more_of_routed_requests() {
     a_lost_gpu("elastic").await;
 }
 
-/// TensorRT itself is not here: a model is loaded for it, and has a private folder beside the profiles for what is compiled.
+/// TensorRT itself is missing in this test. A model is loaded for it, and has a private folder
+/// beside the profiles for compiled files.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn what_tensorrt_compiles_is_kept_beside_the_profiles() {
@@ -481,7 +487,7 @@ async fn a_gpu_that_is_lost_before_a_model_is_served_is_the_end_too() {
     has_ended(&stand_in).await;
 }
 
-/// A request of the server at this port; its answer, empty where there is none.
+/// Sends a request to the server at this port. Returns the answer, empty if there is none.
 fn ask(port: u16, head: &str, body: &str) -> String {
     let mut answer = String::new();
     let _ = std::net::TcpStream::connect(("127.0.0.1", port)).and_then(|mut stream| {
@@ -495,7 +501,8 @@ fn ask(port: u16, head: &str, body: &str) -> String {
     answer
 }
 
-/// Not a test: what the one below starts. A server that loses one of two GPUs, and then the other.
+/// Not a test by itself: the test below starts it. A server that loses one of two GPUs, and then
+/// the other.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "started by the test below"]
 async fn server_that_loses_its_gpus() {
@@ -514,7 +521,7 @@ async fn server_that_loses_its_gpus() {
     let request = format!(r#"{{"inputs":[{{"name":"image","datatype":"FP32","shape":[1,8,8],"data":[{values}]}}]}}"#);
     for device in 0..2 {
         stand_in.lose_device(device, ECC_UNCORRECTABLE);
-        // Two at most meet the lost one, the others the next.
+        // At most two requests meet the lost GPU, the others the next one.
         for _ in 0..5 {
             ask(port, "POST /v2/models/digits/infer", &request);
         }

@@ -1,4 +1,5 @@
-//! What NVML measures and reports, in a process of its own whose loader finds the stand-in by NVML's name.
+//! NVML's measurements and reports, in a process of its own whose loader finds the stand-in by
+//! NVML's name.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -21,7 +22,7 @@ use tokio::task::JoinHandle;
 use crate::http::send;
 use crate::{gpus, has_ended, request, serve};
 
-/// NVML's number of an Xid, of a double-bit ECC error, and of a single-bit one.
+/// NVML's event numbers of an Xid, of a double-bit ECC error, and of a single-bit error.
 const XID: u64 = 8;
 const DOUBLE_BIT: u64 = 2;
 const SINGLE_BIT: u64 = 1;
@@ -41,7 +42,7 @@ fn line(name: &str, gpu: u32, rest: &str) -> String {
     format!("{name}{{gpu_uuid=\"GPU-{:02x}000000-0000-0000-0000-000000000000\"{rest}", gpu + 1)
 }
 
-/// Asks until there is an answer.
+/// Asks until the server answers.
 async fn until<T>(what: &str, ask: impl AsyncFn() -> Option<T>) -> T {
     for _ in 0..1_000 {
         if let Some(answer) = ask().await {
@@ -77,7 +78,7 @@ fn gpus_are_measured_and_those_that_need_a_reset_leave_service() {
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// Not without NVML: what the test above starts.
+/// Not a test by itself: the test above starts it, with NVML.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "started by the test beside it"]
 async fn watched() {
@@ -106,13 +107,14 @@ async fn watched() {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut ask = || registry.infer(request(&mut rng, "digits"));
     assert!(!stand_in.report(0, SINGLE_BIT, 0), "what was corrected is nobody's business");
-    // An application's fault: counted, and nothing else.
+    // An application's fault: the server counts it, and does nothing else.
     assert!(stand_in.report(0, XID, 31));
     scraped(metrics, &line("downbeat_gpu_xids_total", 0, ",xid=\"31\"} 1")).await;
     for _ in 0..8 {
         ask().await.unwrap();
     }
-    // Off the bus: no call of the driver has failed yet, and the GPU gets no more requests after those that find out.
+    // Off the bus: no call of the driver has failed yet, and the GPU gets no more requests after
+    // those that find out.
     assert!(stand_in.report(0, XID, 79));
     scraped(metrics, &line("downbeat_gpu_xids_total", 0, ",xid=\"79\"} 1")).await;
     let mut failures = 0;
@@ -128,7 +130,8 @@ async fn watched() {
     }
     assert!((1..=2).contains(&failures), "{failures} of 20 failed: the GPU is asked no more");
     assert!(registry.is_ready(), "there are others");
-    // Lost to NVML itself, while it is measured: its values go, too, and the others are watched on.
+    // NVML itself loses the GPU while it is measured. Its values vanish, and the other GPUs are
+    // still measured.
     stand_in.set_measured(2, Measured { lost: true, ..at_start });
     let text = until("GPU 2 is lost", async || {
         let (_, text) = send(metrics, "GET", "/metrics", "").await;
@@ -144,7 +147,7 @@ async fn watched() {
     assert_eq!(stand_in.mistakes(), Vec::<String>::new());
 }
 
-/// On a machine without NVML, as one with another driver's, nothing but the metrics is missing.
+/// A machine without NVML, as with another driver, lacks only the metrics.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn without_nvml_there_are_no_such_metrics() {

@@ -1,4 +1,4 @@
-//! Tensors in memory of GPUs that a client has, over HTTP and gRPC.
+//! Tensors in a client's memory on GPUs, over HTTP and gRPC.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use tonic::transport::Channel;
 use crate::http::send;
 use crate::{gpus, input, serve};
 
-/// Memory of a client on a GPU. The stand-in opens it in the same process, too.
+/// A client's memory on a GPU. The stand-in opens it in the same process, too.
 struct Memory {
     gpu: i32,
     context: sys::CUcontext,
@@ -162,7 +162,8 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
     let (raw_handle, name) = (outputs.handle.clone().into(), "out".to_owned());
     let register = pb::CudaSharedMemoryRegisterRequest { name, raw_handle, device_id: 1, byte_size: 2048 };
     server.grpc.cuda_shared_memory_register(register).await.unwrap();
-    // One client, by its address: each frontend sees what came over the other.
+    // Both connections have one address, so they are one client: each frontend sees the regions of
+    // the other.
     let (_, status) = send(server.http, "GET", "/v2/cudasharedmemory/status", "").await;
     let status: Value = serde_json::from_str(&status).unwrap();
     assert_eq!(
@@ -216,7 +217,7 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
     assert_eq!(beyond.code(), Code::InvalidArgument);
     assert!(beyond.message().contains("is beyond its 4096 bytes"), "{beyond}");
 
-    // What is not a region, and what is none of this client's any more.
+    // Handles that are no region, and a region that no longer belongs to this client.
     for (body, expected) in [
         (
             json!({"raw_handle": {"b64": BASE64.encode([1; 64])}, "device_id": 0, "byte_size": 64}),
@@ -236,7 +237,7 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
     }
     let (status, message) = server.register("in", &inputs.registration(64)).await;
     assert_eq!(status, 409, "{message}");
-    // As in Triton, one of the other kind of that name is passed over.
+    // As in Triton, a region of the other kind with that name is passed over.
     assert_eq!(server.post("/v2/systemsharedmemory/region/in/unregister", &json!({})).await.0, 200);
     server.grpc.model_infer(asked(512)).await.unwrap();
     assert_eq!(server.post("/v2/cudasharedmemory/region/in/unregister", &json!({})).await.0, 200);
@@ -248,7 +249,7 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
     assert!(!stand_in.leaks().iter().any(|leak| leak.contains("opened by its handle")), "{:?}", stand_in.leaks());
     assert_eq!(stand_in.mistakes(), Vec::<String>::new());
 
-    // A GPU that is lost answers as to inferences.
+    // With memory of a lost GPU, a request gets the same answer as other inferences on this GPU.
     assert_eq!(server.register("in", &inputs.registration(4096)).await.0, 200);
     assert_eq!(server.register("out", &outputs.registration(4096)).await.0, 200);
     stand_in.lose_device(1, 46);

@@ -1,4 +1,5 @@
-//! The policy `auto` in the server: what it chooses, what it says, and that it goes back without losing a request.
+//! The policy `auto` in the server: its choice, its report, and that it returns to `exclusive`
+//! without losing a request.
 
 use downbeat_core::device::GuardState;
 use downbeat_server::options::{DeviceGroup, PolicyName, ServerOptions};
@@ -21,22 +22,24 @@ fn policy(registry: &Registry) -> PolicyReport {
     registry.policy("m", "").unwrap()
 }
 
-/// A server whose models were measured, as it says, by another before: lanes do not disturb each other, and handing over costs nothing.
+/// A server that finds measurements of an earlier server for its models. They say that lanes do not
+/// disturb each other, and that handing over costs nothing.
 async fn where_lanes_are_free(models: &Models) -> Registry {
     where_lanes_are_free_and(models, |_| ()).await
 }
 
-/// The same, with other options besides.
+/// The same server, with other options.
 async fn where_lanes_are_free_and(models: &Models, change: impl FnOnce(&mut ServerOptions)) -> Registry {
     where_lanes_do(models, [100, 100], change).await
 }
 
-/// The same where what takes 100 ns alone takes so long beside another: batches of one, and of eight.
+/// The same with an overlap: a launch that takes 100 ns alone takes so long beside another, for
+/// batches of one and of eight.
 pub async fn where_lanes_do(models: &Models, together: [u64; 2], change: impl FnOnce(&mut ServerOptions)) -> Registry {
     where_lanes_were_measured(models, together, ", \"settled\": true", change).await
 }
 
-/// The same, measured as `settled` says.
+/// The same server, with the measurements of `settled`.
 async fn where_lanes_were_measured(
     models: &Models,
     together: [u64; 2],
@@ -77,10 +80,10 @@ async fn auto_takes_the_policy_that_is_predicted_to_gain_and_says_by_what() {
     assert!(registry.policy("m", "2").is_err() && registry.policy("n", "").is_err());
 }
 
-/// A factor of 0.82 that was measured beside other work was once kept for ever.
+/// The server once kept for ever a factor of 0.82 that was measured beside other work.
 #[tokio::test]
 async fn what_lanes_did_on_a_busy_machine_is_measured_again() {
-    // Not as anything is measured: 100 ns alone, 244 ns together.
+    // Such times are never measured: 100 ns alone, 244 ns together.
     for (settled, is_kept) in [("", false), (", \"settled\": false", false), (", \"settled\": true", true)] {
         let models = Models::new();
         models.add("m", 1, (1.0, 0.0), 4, "");
@@ -93,7 +96,7 @@ async fn what_lanes_did_on_a_busy_machine_is_measured_again() {
 #[tokio::test]
 async fn a_policy_that_loses_goes_back_to_exclusive_and_no_request_is_lost() {
     let models = Models::new();
-    // An engine that sleeps for 20 us takes far longer, which the profile does not know.
+    // An engine that sleeps for 20 us takes far longer, and the profile does not say so.
     models.add("m", 1, (0.02, 0.0), 4, "");
     let registry = where_lanes_are_free(&models).await;
     assert_eq!(policy(&registry).policy, "elastic");
@@ -124,7 +127,8 @@ async fn a_policy_that_loses_goes_back_to_exclusive_and_no_request_is_lost() {
     assert_eq!(report.guard.unwrap().state, GuardState::Back);
     assert_eq!(metric(&registry, "downbeat_lanes", "m"), 0.0);
     registry.infer(request("m", 1, 4)).await.unwrap();
-    // It stays so, also where it is loaded again by itself, until somebody asks for it.
+    // The model stays on `exclusive` until a user loads it again. A reload by the server changes
+    // nothing.
     registry.load_again("m").await;
     registry.change_policies().await;
     assert_eq!(policy(&registry).policy, "exclusive");
@@ -133,7 +137,7 @@ async fn a_policy_that_loses_goes_back_to_exclusive_and_no_request_is_lost() {
     assert_eq!((&*report.policy, report.guard.unwrap().windows), ("elastic", 0));
 }
 
-/// Its input rings take more than models may hold; `exclusive` has none.
+/// The policy's input rings take more memory than models may hold; `exclusive` has none.
 #[tokio::test]
 async fn a_policy_that_there_is_no_room_for_is_left_for_exclusive() {
     let models = Models::new();

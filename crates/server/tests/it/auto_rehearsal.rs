@@ -1,4 +1,5 @@
-//! The rehearsal of device policies in the server: what it changes under a load, what it leaves, and that no request is lost in a change.
+//! The rehearsal of device policies in the server: its changes under a load, the models that it
+//! leaves alone, and that no change loses a request.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use crate::serving::{Models, metric, ms, request, send};
 /// 200 requests a second.
 const EVERY: Duration = Duration::from_millis(5);
 
-/// Batches wait as long as they may, there are no stages, and a core's time for the rehearsal: what it replays is not optimised here.
+/// Batches wait as long as they may, and there are no stages. The rehearsal gets most of a core,
+/// because the code that it replays is not optimised in tests.
 fn patient(options: &mut ServerOptions) {
     let settings = [("stages".to_owned(), 1.into())].into();
     options.device.groups = vec![DeviceGroup { models: vec!["*".to_owned()], policy: None, settings }];
@@ -26,7 +28,7 @@ fn status(registry: &Registry) -> Value {
     serde_json::to_value(registry.scheduler().unwrap()).unwrap()["device_policies"].clone()
 }
 
-/// Has requests come until `done`, at most for so long; how many did.
+/// Sends requests until `done`, for so long at most. Returns how many were sent.
 async fn load(registry: &Registry, most: Duration, done: impl Fn() -> bool) -> usize {
     let (mut answers, mut ticks) = (Vec::new(), tokio::time::interval(EVERY));
     for _ in 0..most.as_millis() / EVERY.as_millis() {
@@ -52,7 +54,7 @@ async fn a_better_policy_replaces_exclusive_without_losing_a_request() {
     let registry = where_lanes_do(&models, [200, 200], patient).await;
     let policy = || registry.policy("m", "").unwrap();
     assert_eq!(policy().policy, "exclusive", "{}", policy().reason);
-    // The rest of the server looks once a second.
+    // The server itself looks once a second.
     let looks = registry.clone();
     let looks = tokio::spawn(async move {
         loop {
@@ -60,7 +62,8 @@ async fn a_better_policy_replaces_exclusive_without_losing_a_request() {
             looks.change_policies().await;
         }
     });
-    // A busy machine makes replays differ from what happened, so that many of them are not believed.
+    // A busy machine makes replays differ from the requests' real ends, so the server does not
+    // believe many of them.
     let before = load(&registry, ms(3_600_000), || policy().policy != "exclusive").await;
     let (report, said) = (policy(), status(&registry));
     assert_ne!(report.policy, "exclusive", "{said}");

@@ -1,4 +1,5 @@
-//! Which batches run beside each other, and what waits for what: on emulated models, which take the time that they say.
+//! Which batches run beside each other, and which wait for others: on emulated models, whose
+//! batches take the configured time.
 
 use std::time::Duration;
 
@@ -31,7 +32,8 @@ async fn a_slow_model_leaves_room_for_another() {
     assert!(!slow.is_finished(), "the fast model waited for the slow one");
 }
 
-/// Eight clients ask for a model until so many batches run at once, and a while longer: the most that were seen.
+/// Eight clients ask for a model until so many batches run at once, and a while longer. Returns the
+/// most batches that ran at once.
 async fn most_running(registry: &Registry, model: &'static str, expected: f64) -> f64 {
     let clients: Vec<_> = (0..8)
         .map(|_| {
@@ -94,8 +96,8 @@ async fn chosen_devices_stay_as_many() {
     assert_eq!(most_running(&registry, "n", 2.0).await, 2.0, "a model that asks for nothing has as many as there are");
 }
 
-/// Triton's `L0_batcher`, `test_multi_batch_different_shape`: the first of two requests of different shapes does not wait for
-/// others of its shape, the second does.
+/// Triton's `L0_batcher`, `test_multi_batch_different_shape`: the first of two requests of
+/// different shapes does not wait for others of its shape, the second does.
 #[tokio::test]
 async fn a_request_of_another_shape_sends_what_waits() {
     let models = Models::new();
@@ -111,7 +113,8 @@ async fn a_request_of_another_shape_sends_what_waits() {
     assert!(!third.is_finished(), "it came after the last one of another shape");
 }
 
-/// `test_multi_batch_not_preferred_different_shape`: what waits goes though it is no preferred size.
+/// `test_multi_batch_not_preferred_different_shape`: waiting requests go though their number is no
+/// preferred size.
 #[tokio::test]
 async fn what_waits_goes_together_and_at_no_preferred_size() {
     let models = Models::new();
@@ -130,7 +133,8 @@ async fn what_waits_goes_together_and_at_no_preferred_size() {
     assert_eq!(statistics.batch_stats.iter().map(|b| b.batch_size).collect::<Vec<_>>(), [4], "in one batch");
 }
 
-/// `test_multi_batch_preferred_different_shape`: a preferred size that is filled goes at once, and so does that of another shape.
+/// `test_multi_batch_preferred_different_shape`: a batch that fills a preferred size goes at once,
+/// and so does one of another shape.
 #[tokio::test]
 async fn preferred_sizes_go_at_once_in_every_shape() {
     let models = Models::new();
@@ -162,7 +166,7 @@ async fn a_request_without_a_deadline_is_told_that_the_queue_is_too_long() {
     models.add("m", 1, (0.0, 1_000.0), 4, "max_batch_size: 1");
     let registry = models.serve(|options| options.max_queue_wait = downbeat_core::Duration::from_millis(1)).await;
     let mut answers = Vec::new();
-    // One runs, and ten batches may be waited for.
+    // One batch runs, and ten may wait.
     for _ in 0..12 {
         answers.push(send(&registry, request("m", 1, 4)).await);
     }

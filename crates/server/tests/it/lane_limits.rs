@@ -1,4 +1,5 @@
-//! Device policies in the server at their limits: full queues, deadlines, cancelled clients, batches that fail, models that come and go.
+//! Device policies in the server at their limits: full queues, deadlines, cancelled clients,
+//! batches that fail, models that come and go.
 
 use downbeat_core::device::DeviceOutput;
 use downbeat_core::journal::device::{DeviceInput, DeviceRecords};
@@ -43,7 +44,7 @@ async fn requests_are_answered_and_counted_by_every_policy() {
     }
 }
 
-/// A line in the table of policies is all that the server needs: it knows none by name.
+/// The server needs only a policy's line in the table: it knows no policy by name.
 #[tokio::test]
 async fn every_policy_of_the_table_serves() {
     for policy in PolicyName::all() {
@@ -79,7 +80,7 @@ async fn a_full_queue_says_when_to_come_back() {
             })
             .await;
         let mut answers = Vec::new();
-        // As many as run at once, two that wait, and one too many.
+        // As many requests as run at once, two that wait, and one too many.
         let error = loop {
             let answer = send(&registry, request("m", 1, 4)).await;
             if answer.is_finished() {
@@ -111,7 +112,7 @@ async fn deadlines_are_judged_when_requests_come_and_while_they_wait() {
         for _ in 0..6 {
             running.push(send(&registry, request("m", 1, 4)).await);
         }
-        // Nothing ends before that: whatever the policy, six are enough to be in its way.
+        // No request ends before that: under every policy, six are enough to delay another.
         let error = registry.infer(with_timeout(request("m", 1, 4), ms(210))).await.unwrap_err();
         assert!(error.to_string().contains("could no longer finish by its deadline"), "{policy}: {error}");
         assert!(!running[0].is_finished(), "{policy}: said as soon as it was known");
@@ -133,7 +134,7 @@ async fn clients_that_go_leave_nothing_behind() {
         for _ in 0..9 {
             answers.push(send(&registry, request("m", 1, 4)).await);
         }
-        // Some of them run, some wait.
+        // Some of the requests run, some wait.
         for answer in answers.iter().step_by(2) {
             answer.abort();
         }
@@ -243,7 +244,8 @@ async fn a_request_goes_to_the_device_that_will_be_done_first() {
             options.devices = 2;
         })
         .await;
-    // 4 items to the first device, 3 to the second, so that the next goes there, too, and the last to the first.
+    // 4 items to the first device, 3 to the second. So the next request goes to the second, too,
+    // and the last to the first.
     let mut answers = Vec::new();
     for rows in [4, 3, 2, 1] {
         answers.push(send(&registry, request("m", rows, 4)).await);
@@ -257,7 +259,8 @@ async fn a_request_goes_to_the_device_that_will_be_done_first() {
     assert_eq!(rows, [[4, 1], [3, 2]]);
 }
 
-/// Whoever made the batches: the timeline has all that ran on a device, and the device was busy for as long as something ran.
+/// For all policies and models: the timeline holds every batch that ran on a device, and the device
+/// counted as busy for as long as anything ran.
 #[tokio::test]
 async fn a_device_is_busy_while_something_runs_on_it_of_whatever_models() {
     let models = Models::new();
@@ -297,7 +300,8 @@ async fn a_device_is_busy_while_something_runs_on_it_of_whatever_models() {
     assert_eq!(metric(&registry, "downbeat_device_running", ""), 0.0);
 }
 
-/// Two models whose batches are made on the devices, and one whose batches the scheduler makes: all count where a request goes.
+/// Two models make their batches on the devices, and the scheduler makes the batches of a third.
+/// All count when a request is sent to a device.
 #[tokio::test]
 async fn devices_share_what_there_is_to_do_of_all_models() {
     let models = Models::new();
@@ -326,7 +330,7 @@ async fn devices_share_what_there_is_to_do_of_all_models() {
     assert!(!routed.launches.is_empty(), "the scheduler's batch is on device 0: {devices:?}");
 }
 
-/// When launches of a model on a device began and ended.
+/// The begin and the end of each launch of a model on a device.
 fn spans(registry: &Registry, model: &str, device: usize) -> Vec<(u64, u64)> {
     let devices = registry.timeline(ms(60_000)).unwrap().devices;
     let its = devices.iter().filter(|its| its.device == device && its.model == model);
@@ -353,7 +357,8 @@ async fn the_scheduler_prefers_a_device_that_runs_nothing_of_other_policies() {
         if !spans(&registry, "exclusive", 1).is_empty() {
             break;
         }
-        // Only where the machine is so busy that the windowed model's batch was over before: then it is tried again.
+        // This happens only on a busy machine, if the windowed model's batch was over before. The
+        // test then tries again.
         let (_, end) = *spans(&registry, "windowed", 0).last().unwrap();
         let (begin, _) = *spans(&registry, "exclusive", 0).last().unwrap();
         assert!(begin >= end, "on the device that is busy");
@@ -365,7 +370,8 @@ async fn the_scheduler_prefers_a_device_that_runs_nothing_of_other_policies() {
     assert_eq!(spans(&registry, "exclusive", 0).len(), late + 1, "the first device, where nothing else runs now");
 }
 
-/// Two windowed models and an exclusive one on two devices: a device is idle where nothing of any of them runs, once however many run at a time.
+/// Two windowed models and an exclusive one on two devices. A device is idle while no model runs
+/// there, and busy once however many run at a time.
 #[tokio::test]
 async fn the_advice_counts_what_models_of_all_policies_run() {
     let models = Models::new();
@@ -408,7 +414,7 @@ async fn the_advice_counts_what_models_of_all_policies_run() {
             until = until.max(end);
         }
     }
-    // The advisor looks at a time between two that are known.
+    // The advisor looks at a time between two known times.
     let idle = |length: u64| 1.0 - busy as f64 / (2.0 * length as f64);
     let told = registry.autoscale().unwrap();
     let fraction = told.idle_fraction.unwrap();
@@ -426,7 +432,7 @@ async fn a_group_of_a_model_that_is_not_there_is_refused_at_start() {
     options.device.groups = vec![group("digit")];
     let error = Registry::open(Arc::new(options.clone())).err().unwrap().to_string();
     assert!(error.contains("has no model 'digit'; did you mean 'digits'?"), "{error}");
-    // Where models come when they are asked for, it may come.
+    // Where models come on request, the model may come later.
     options.model_control = ModelControl::Explicit { load: Vec::new() };
     assert!(Registry::open(Arc::new(options.clone())).is_ok());
     options.model_control = ModelControl::None;
@@ -548,7 +554,7 @@ async fn a_request_of_more_items_than_may_wait_is_told_so() {
     }
 }
 
-/// The version before answers what it has taken in, by its own policy.
+/// The former version answers its accepted requests, by its own policy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_whose_policy_changes_by_a_reload_loses_no_request() {
     let models = Models::new();

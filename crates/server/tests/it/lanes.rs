@@ -1,4 +1,4 @@
-//! Device policies in the server: whatever decides about batches, a request's answer is the one that it gets alone.
+//! Device policies in the server: under every policy a request gets the same answer as alone.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models")
 }
 
-/// Models with a device policy of that name and its settings.
+/// Options that give models this device policy and its settings.
 pub fn group(models: &[&str], policy: &str, settings: Value) -> DeviceGroup {
     let models = models.iter().map(|name| (*name).to_owned()).collect();
     DeviceGroup { models, policy: Some(policy.parse().unwrap()), settings: serde_json::from_value(settings).unwrap() }
@@ -33,7 +33,7 @@ fn options(models: &[&str], policy: &str, settings: Value) -> ServerOptions {
     options.threads = 1;
     options.profiling.enabled = false;
     options.model_control = ModelControl::Explicit { load: models.iter().map(|name| (*name).to_owned()).collect() };
-    // Of the examples some have an SLO, which a busy machine may not keep: all are to be answered here.
+    // Some examples have an SLO, which a busy machine may not keep. This test needs all answers.
     for name in models {
         options.models.entry((*name).to_owned()).or_default().slo = Some(downbeat_core::Duration::from_millis(600_000));
     }
@@ -54,7 +54,7 @@ pub async fn serve(models: &[&str], policy: &str, settings: Value) -> Registry {
     load(options(models, policy, settings)).await.unwrap()
 }
 
-/// A policy for all models is not one that every model can have.
+/// Not every model can have the policy that the server names for all models.
 #[tokio::test]
 async fn what_a_policy_for_all_models_cannot_have_is_served_by_exclusive() {
     for (policy, settings, digits) in [("windowed", json!({}), 1.0), ("staged", json!({ "stages": 1000 }), 0.0)] {
@@ -136,7 +136,7 @@ pub fn numbers(data: &[u8]) -> Vec<f32> {
     data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// Whether two answers are the same within what the order of additions may change.
+/// Whether two answers are equal, apart from the order of additions.
 fn assert_same(model: &str, expected: &InferResponse, got: &InferResponse) {
     assert_eq!(expected.outputs.len(), got.outputs.len());
     for (expected, got) in expected.outputs.iter().zip(&got.outputs) {
@@ -147,7 +147,8 @@ fn assert_same(model: &str, expected: &InferResponse, got: &InferResponse) {
     }
 }
 
-/// Serves random requests that come at random times, some of which are cancelled, and compares the answers with the exclusive path's.
+/// Serves random requests that come at random times, and cancels some. Compares the answers with
+/// those of the exclusive path.
 async fn answers_as_exclusive(models: &[&str], policy: &str, settings: Value) {
     compare(models, &serve(models, policy, settings).await).await;
 }
@@ -190,13 +191,13 @@ async fn compare(models: &[&str], registry: &Registry) {
     assert!(answered > 250 && lost <= 50, "{answered} answered, {lost} cancelled");
     let counted = metric(registry, "nv_inference_request_success", "");
     let cancelled = metric(registry, "downbeat_requests_not_answered_total", "");
-    // Some that were cancelled had been answered before, or had not begun.
+    // Some cancelled requests had been answered before, or had not begun.
     assert!(counted >= f64::from(answered) && counted + cancelled <= 300.0, "{counted} {cancelled}");
     drained(registry).await;
     no_lane_ran_two_launches_at_once(registry);
 }
 
-/// Waits until nothing waits and no slot is in use.
+/// Waits until no request waits and no slot is in use.
 pub async fn drained(registry: &Registry) {
     for _ in 0..500 {
         let busy = ["downbeat_lanes_busy", "downbeat_ring_occupied_slots", "nv_inference_pending_request_count"];
@@ -247,7 +248,7 @@ async fn windowed_pads_and_cuts_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn elastic_answers_as_exclusive() {
     answers_as_exclusive(&["mlp", "digits"], "elastic", json!({})).await;
-    // As small a ring as may be: requests wait for room.
+    // The ring is as small as allowed: requests wait for room.
     let settings = json!({ "mixes": { "4": "4", "8": "4,4" }, "ring_slots": 11 });
     answers_as_exclusive(&["digits"], "elastic", settings).await;
 }
@@ -262,7 +263,8 @@ async fn elastic_pads_to_the_longest_of_all() {
 async fn staged_answers_as_exclusive() {
     let settings = json!({ "stages": 3 });
     answers_as_exclusive(&["mlp", "digits"], "staged", settings.clone()).await;
-    // Without a ring that could hold all, and with one pair of buffers: stages one after another.
+    // With no ring that could hold all requests, and one pair of buffers: stages work one after
+    // another.
     let settings = json!({ "stages": 3, "buffer_pairs": 1, "ring_slots": 128 });
     answers_as_exclusive(&["digits", "mlp"], "staged", settings).await;
 }
@@ -277,10 +279,10 @@ async fn staged_pads_and_cuts_back_whatever_happens_to_batches() {
     }
 }
 
-/// Serves `encoder` in four stages, each of which is made believe to take `ns(rows)`.
+/// Serves `encoder` in four stages. Stored measurements say that each takes `ns(rows)`.
 async fn staged_with_times(mut settings: Value, ns: impl Fn(u64) -> u64) -> Registry {
     let cache = tempfile::tempdir().unwrap();
-    // Named, as stages of equal times are cut anew at each load.
+    // The stages are named, because stages of equal times are cut anew at each load.
     let cut_at = json!(["layernormalization_5", "layernormalization_43", "matmul_60"]);
     for (key, value) in [("pad", json!(true)), ("cut_at", cut_at), ("max_length", json!(24))] {
         settings[key] = value;
@@ -290,7 +292,7 @@ async fn staged_with_times(mut settings: Value, ns: impl Fn(u64) -> u64) -> Regi
     options.profiling.budget = downbeat_core::Duration::from_millis(10);
     options.profiling.cache_dir = Some(cache.path().to_owned());
     let registry = load(options.clone()).await.unwrap();
-    // There may be no time for the segments before.
+    // The first measuring may have had no time for the segments.
     registry.measure_again("encoder").await;
     drop(registry);
     let files: Vec<PathBuf> = std::fs::read_dir(cache.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -300,14 +302,16 @@ async fn staged_with_times(mut settings: Value, ns: impl Fn(u64) -> u64) -> Regi
     for points in stored["segments"].as_array_mut().unwrap().iter_mut().flat_map(|s| s.as_array_mut().unwrap()) {
         *points = [1, 2, 4, 8, 16, 32].map(|rows| json!({ "rows": rows, "ns": ns(rows), "runs": 1 })).to_vec().into();
     }
-    // As if the machine had done nothing else: else they are measured again.
+    // The file says that the machine did nothing else meanwhile. Otherwise the server would measure
+    // the segments again.
     stored["settled"] = true.into();
     std::fs::write(file, serde_json::to_vec(&stored).unwrap()).unwrap();
     load(options).await.unwrap()
 }
 
-/// Compares answers with the exclusive path's until a batch has seen `event`. In each round one long sequence goes ahead, and
-/// fifteen shorter ones follow while its batch runs. A stretch needs more rows than the batch has (DVABatch §7.2).
+/// Compares answers with the exclusive path's until a batch has seen `event`. In each round one
+/// long sequence goes ahead, and fifteen shorter ones follow while its batch runs. A stretch needs
+/// more rows than the batch has (DVABatch §7.2).
 async fn answers_as_exclusive_until(event: &str, registry: &Registry) {
     let model = "encoder";
     let alone = serve(&[model], "exclusive", json!({})).await;
@@ -326,7 +330,8 @@ async fn answers_as_exclusive_until(event: &str, registry: &Registry) {
         };
         let start = tokio::time::Instant::now();
         let ahead = send(&expected[0]);
-        // At any moment of the time that the machine needs for it: some are while a stage after the first runs.
+        // At any moment of the time that the machine needs for it: some are while a stage after the
+        // first runs.
         let pause = longest_took.mul_f64(rng.random());
         while start.elapsed() < pause {
             tokio::task::yield_now().await;

@@ -1,4 +1,5 @@
-//! Models that cannot be served, and those that nearly cannot: said at load, in words, and nothing else is harmed.
+//! Models that cannot be served, or only just: the server reports them at load, in words, and no
+//! other model is harmed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::serving::{Models, metric};
 
 const INT64: i32 = 7;
 
-/// rten, and onnxruntime where the tests know of its library.
+/// rten, and onnxruntime if the tests know its library.
 pub fn engines() -> Vec<EngineChoice> {
     let library = std::env::var_os("ORT_DYLIB_PATH").map(|_| EngineChoice::OnnxRuntime);
     [EngineChoice::Rten].into_iter().chain(library).collect()
@@ -90,7 +91,8 @@ async fn sizes_that_a_file_declares_are_looked_at_before_memory_is_taken() {
 async fn a_model_that_answers_nothing_is_served_and_says_why() {
     for engine in engines() {
         let folder = folder();
-        // `x` has four elements, and the size that it is given depends on what it holds: 7 or more.
+        // `x` has four elements. The shape that the model computes for it depends on the values of
+        // `x`: 7 or more.
         let size = vec![node("ReduceMax", &["x"], &["most"]), node("Mul", &["most", "zero"], &["nothing"])];
         let size = size.into_iter().chain([
             node("Add", &["nothing", "seven"], &["seventh"]),
@@ -150,7 +152,7 @@ async fn a_convolution_without_the_size_of_its_kernel_is_served() {
     }
 }
 
-/// A value of two dimensions that vary, each on its own.
+/// A value of two dimensions that vary independently.
 pub fn varying(name: &str) -> ValueInfoProto {
     let mut value = value(name, FLOAT, &[-1, -1]);
     let tensor = value.r#type.as_mut().unwrap().tensor_type.as_mut().unwrap();
@@ -249,7 +251,7 @@ async fn constant_subgraphs_are_bounded_before_they_are_computed() {
     }
 }
 
-/// The smallest integer by -1 is no integer of the size.
+/// The quotient of the smallest integer and -1 does not fit into the integer's size.
 #[tokio::test]
 async fn a_division_that_overflows_is_answered_by_rten() {
     let folder = folder();
@@ -265,7 +267,8 @@ async fn a_division_that_overflows_is_answered_by_rten() {
     assert_eq!(registry.infer(six).await.unwrap().outputs[0].data[..], (-6i32).to_le_bytes());
 }
 
-/// What was found to be faster for the model does not hold where somebody says how many threads it runs on.
+/// The fastest number of threads that the server kept for a model does not hold if the user sets
+/// the number.
 #[tokio::test]
 async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
     let folder = folder();
@@ -283,7 +286,7 @@ async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
             threads
         }
     };
-    // One, unless the machine had other things to do.
+    // The server measures one number of threads, unless the machine had other things to do.
     let measured = kept(&|_| {}).await;
     assert_eq!(measured.len(), 1);
     let with = |chosen: &[usize]| {
@@ -323,7 +326,8 @@ async fn a_shape_is_tried_of_which_nothing_was_measured() {
     }
 }
 
-/// What the operators of a model take that is cut is measured once, and kept with the profiles.
+/// The operators of a model that is cut are measured once, and their times are kept with the
+/// profiles.
 #[tokio::test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_cut_is_kept_and_found_again() {
@@ -344,7 +348,7 @@ async fn a_cut_is_kept_and_found_again() {
     assert_eq!(kept.iter().map(|kept| kept.operators.operators()).collect::<Vec<_>>(), [4]);
     let is_it = |path: &std::path::PathBuf| path.to_string_lossy().ends_with("-operators.json");
     let file = std::fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path()).find(is_it).unwrap();
-    // Marked, so that it is seen whether it was measured and written again.
+    // A mark in the file shows whether the server measured and wrote it again.
     let mut marked: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     marked["operators"]["times"] = serde_json::json!([1, 2, 3, 4]);
     let marked = serde_json::to_vec(&marked).unwrap();
@@ -365,7 +369,7 @@ async fn a_model_without_room_is_refused_with_numbers_until_there_is_room() {
         let (input, output) = (value("x", FLOAT, &[-1, 1]), value("y", FLOAT, &[-1, 1]));
         add(folder.path(), "large", &model(nodes, weights, vec![input], vec![output]));
         let mut options = options(folder.path(), engine);
-        // Two small ones have room together, the large one in no case.
+        // Two small models have room together, the large one does not in any case.
         options.model_memory_bytes = Some(8192);
         let registry = open(options);
         let held = |model: &str| metric(&registry, "downbeat_model_memory_bytes{", &format!("model=\"{model}\""));
@@ -428,7 +432,7 @@ async fn what_there_was_no_time_to_measure_is_measured_behind_the_service() {
         let registry = open(options);
         load(&registry, "small").await.unwrap();
         assert_eq!((kept_sizes(&store), registry.to_measure_again()), (vec![(1, 1)], vec!["small".to_owned()]));
-        // Larger batches are guessed, and run.
+        // Times of larger batches are guesses, and such batches run.
         for rows in [1, 5, 32] {
             let data = vec![0; 16 * rows];
             registry.infer(request("small", DataType::Fp32, &[rows as i64, 4], data)).await.unwrap();
@@ -440,7 +444,7 @@ async fn what_there_was_no_time_to_measure_is_measured_behind_the_service() {
     }
 }
 
-/// A warm-up of `m` with three samples that are sent so often.
+/// A warm-up of `m` with three samples, each sent so often.
 fn warm_ups(models: &Models, beta_ms: f64, count: u32) {
     let sample = |name: &str| {
         format!(

@@ -1,4 +1,5 @@
-//! Models whose operators run in groups (the device policy overlap): side by side with a predictor that fits, one at a time with any other.
+//! Models whose operators run in groups (the device policy overlap): side by side with a predictor
+//! that fits, one at a time with any other.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -75,7 +76,8 @@ fn groups(registry: &Registry) -> GroupsReport {
     registry.devices().unwrap().devices[0].groups.clone().unwrap()
 }
 
-/// Clients of both models, each of whom sends the next request when the one before is answered, and gives some up; how many were answered.
+/// Clients of both models. Each sends its next request when the one before is answered, and gives
+/// up some. Returns how many were answered.
 async fn clients(registry: &Registry) -> u32 {
     let client = |number: u64| {
         let registry = registry.clone();
@@ -200,10 +202,11 @@ async fn eight_models_under_a_predictor_of_pairs_run_in_pairs() {
     assert!(report.together > 0 && report.groups >= 40, "{report:?}");
 }
 
-/// Tries until all requests have come before the first run ends, which a busy machine may delay.
+/// Tries until all requests come before the first run ends, which a busy machine may prevent.
 const MOST_TRIES: usize = 100;
 
-/// The order in which three models ran, of requests that came as they are named while another ran.
+/// The order in which three models ran. Their requests came in the given order while another one
+/// ran.
 async fn order_of(order: GroupOrder) -> Vec<String> {
     let models = Models::new();
     for (name, takes_ms) in [("first", 300.0), ("long", 40.0), ("short", 5.0), ("urgent", 20.0)] {
@@ -229,7 +232,8 @@ async fn order_of(order: GroupOrder) -> Vec<String> {
         }
         drained(&registry).await;
         assert_eq!(groups(&registry).together, 0);
-        // Answers of two runs may overtake each other on their way, so that the runs themselves are looked at.
+        // Answers of two runs may overtake each other on their way, so that the runs themselves are
+        // looked at.
         let devices = registry.timeline(ms(600_000)).unwrap().devices;
         let runs =
             devices.into_iter().flat_map(|its| its.launches.into_iter().map(move |l| (l.end_ns, its.model.clone())));
@@ -278,7 +282,7 @@ async fn a_wrong_predictor_is_retrained_and_its_file_stays() {
     assert!(report.mean_error.unwrap() < 5.0, "60 ms in place of 6 are off by 9: {report:?}");
     assert!(metric(&registry, "downbeat_predictor_adoptions_total", "") >= 1.0);
     assert_eq!(std::fs::read(path).unwrap(), before);
-    // What runs goes on.
+    // The running server goes on.
     clients(&registry).await;
     let without = serve(&models, None, |options| options.rehearsal_cpu = 0.9).await;
     clients(&without).await;

@@ -41,7 +41,8 @@ fn from_some_length_on(limit: i64) -> ModelProto {
     model(nodes, weights, vec![varying("x")], vec![varying("y")])
 }
 
-/// `y = x + max(min(x, -50))` over a request: zeros behind a request change that only where all of it is below -50.
+/// `y = x + max(min(x, -50))` over a request. Zeros behind a request change the answer only if all
+/// of the request is below -50.
 fn for_rare_inputs() -> ModelProto {
     let mut most = node("ReduceMax", &["low"], &["most"]);
     most.attribute = vec![ints("axes", &[1]), int("keepdims", 1)];
@@ -68,13 +69,14 @@ async fn what_changes_from_some_length_on_is_found_at_load() {
         let error = load(&registry, "m").await.unwrap_err();
         assert!(error.contains("its answers change when its inputs are padded"), "{limit}: {error}");
     }
-    // Nothing is that long.
+    // No request is that long.
     let settings = json!({ "pad": true, "max_length": 2000 });
     let (_folder, registry) = padded(&from_some_length_on(2000), "windowed", settings);
     load(&registry, "m").await.unwrap();
 }
 
-/// Sends requests of these lengths, all of -100, at once; how many answers are wrong.
+/// Sends requests of these lengths, with all values -100, at once. Returns how many answers are
+/// wrong.
 async fn wrong(registry: &Registry, lengths: [i64; 3]) -> usize {
     let ask = |length: i64| {
         let registry = registry.clone();
@@ -106,7 +108,7 @@ async fn padding_ends_once_service_finds_an_input_that_it_changes() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert!(found() && were_wrong > 0, "{policy}: {were_wrong} answers were wrong");
-        // What was in the input ring is answered by now.
+        // The requests that were in the input ring have been answered by now.
         for _ in 0..10 {
             assert_eq!(wrong(&registry, [3, 9, 5]).await, 0, "{policy}");
         }

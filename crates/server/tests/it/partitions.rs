@@ -1,4 +1,5 @@
-//! Models on partitions of the CPU: each is a slot of its own, and what runs there runs on its cores.
+//! Models on partitions of the CPU: each partition is a slot of its own, and a model's work runs on
+//! the cores of its partition.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use serde_json::json;
 
 use crate::serving::{Models, metric, request, send, until};
 
-/// A core each; `None` where there are not two.
+/// A core for each of two partitions; `None` on a machine with one core.
 pub fn two_cores() -> Option<[String; 2]> {
     let topology = Topology::here();
     let mut cores = topology.cores_of(topology.usable()).map(|core| core.common(topology.usable()).to_string());
@@ -33,7 +34,7 @@ fn put(options: &mut ServerOptions, model: &str, partitions: &[u32]) {
     options.models.insert(model.to_owned(), placed);
 }
 
-/// Why a server with these partitions, whose model `m` is on `partition`, does not start.
+/// The reason why a server with these partitions does not start, whose model `m` is on `partition`.
 fn refused(partitions: &[&str], partition: u32, devices: usize) -> String {
     let models = Models::new();
     models.add("m", 1, (0.0, 1.0), 4, "");
@@ -58,7 +59,7 @@ async fn partitions_run_beside_each_other_and_each_one_batch_at_a_time() {
     for _ in 0..3 {
         registry.infer(request("beside", 1, 4)).await.unwrap();
     }
-    // It counts a batch after its answers.
+    // The server counts a batch after its answers.
     until(|| metric(&registry, "downbeat_device_running", "") <= 1.0).await;
     assert!(!slow.is_finished(), "it takes long");
     assert!(!behind.is_finished(), "its partition has something else to do");
@@ -106,7 +107,8 @@ async fn a_model_on_several_partitions_has_a_batch_on_each_at_the_same_time() {
     assert!(!pairs().any(|(a, b)| a.0 == b.0 && meet((a, b))), "one batch at a time on each: {runs:?}");
 }
 
-/// That of exclusive is to be seen only by what waits for what.
+/// An exclusive model has no lanes to look at: other tests see its partition by the batches that
+/// wait for each other.
 #[tokio::test]
 async fn a_device_policy_makes_lanes_on_the_models_partition_only() {
     let Some(cores) = two_cores() else { return };
@@ -129,7 +131,8 @@ async fn a_device_policy_makes_lanes_on_the_models_partition_only() {
     assert!(timeline.devices.iter().all(|d| d.device == 0), "the CPU is one device");
 }
 
-/// Where `GET /v2/devices` says that each model is, and whether somebody put it there.
+/// The partition of each model as `GET /v2/devices` reports it, and whether a user chose the
+/// partition.
 fn placed(registry: &Registry) -> Vec<(String, u32, bool)> {
     let report = registry.devices().unwrap();
     assert_eq!(report.partitions.iter().map(|part| (part.partition, part.units)).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
@@ -158,7 +161,7 @@ async fn a_model_that_is_moved_by_hand_under_load_answers_each_request_once() {
                     registry.infer(request("m", 1, 4)).await.unwrap();
                     answered += 1;
                 }
-                // It goes away, before its request is launched or after.
+                // The client goes away, before its request is launched or after.
                 let patience = std::time::Duration::from_micros(200 * client);
                 answered += u32::from(tokio::time::timeout(patience, registry.infer(request("m", 1, 4))).await.is_ok());
             }
@@ -180,7 +183,8 @@ async fn a_model_that_is_moved_by_hand_under_load_answers_each_request_once() {
     assert!(metric(&registry, "nv_inference_request_success", "m") >= f64::from(answered), "all are counted");
     until(|| metric(&registry, "nv_inference_pending_request_count", "m") == 0.0).await;
     assert_eq!(metric(&registry, "downbeat_batch_events_total", "event=\"switch\""), 20.0);
-    // Loaded anew, it is where it was put; set free, where it was before.
+    // Loaded anew, the model is on the partition that the user chose. Set free, it is on the
+    // earlier partition.
     registry.load("m", Default::default()).await.unwrap();
     assert_eq!(placed(&registry), [("m".to_owned(), 0, true)]);
     registry.set_partition("m", Some(1)).await.unwrap();

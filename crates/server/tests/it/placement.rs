@@ -22,7 +22,7 @@ fn place(options: &mut ServerOptions, devices: usize, models: &[(&str, &[usize])
     options.placement = models.iter().map(|(name, on)| ((*name).to_owned(), on.to_vec())).collect();
 }
 
-/// Sends `model` sixteen requests at once, and gives the devices that were busy with them.
+/// Sends `model` sixteen requests at once, and returns the devices that they kept busy.
 async fn used(registry: &Registry, model: &'static str, devices: usize) -> Vec<usize> {
     let busy = |device: usize| {
         let label = format!("device=\"{device}\"");
@@ -46,7 +46,7 @@ async fn the_scheduler_sends_a_model_only_to_its_devices() {
     assert_eq!(used(&registry, "a", 4).await, [2]);
     let b = used(&registry, "b", 4).await;
     assert!(!b.is_empty() && b.iter().all(|device| [1, 2].contains(device)), "{b:?}");
-    // One that is not placed is on all.
+    // A model that is not placed is on all devices.
     assert_eq!(used(&registry, "c", 4).await, [0, 1, 2, 3]);
 }
 
@@ -65,13 +65,13 @@ async fn a_device_policy_has_lanes_only_on_the_models_devices() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_placed_model_takes_is_learned_where_it_is() {
     let registry = models().serve(|options| place(options, 2, &[("a", &[1])])).await;
-    // More than it takes for its profile to be replaced.
+    // More requests than it takes to replace the profile.
     for _ in 0..8 {
         assert_eq!(used(&registry, "a", 2).await, [1]);
     }
 }
 
-/// Why a server does not start that is told this.
+/// The reason why a server does not start with these options.
 fn refused(change: impl FnOnce(&mut ServerOptions)) -> String {
     let models = models();
     let mut options = models.options();

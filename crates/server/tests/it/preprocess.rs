@@ -1,4 +1,5 @@
-//! Pictures and texts on their way to a model's queue: refused before they are decoded, in their place once they are, gone with their client.
+//! Pictures and texts on their way to a model's queue: refused before they are decoded, queued in
+//! order once they are, dropped when their client goes.
 
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
@@ -12,7 +13,7 @@ use serde_json::json;
 use crate::serving::{self, Models, metric, ms, send, until, with_timeout};
 
 const PHOTO: &[u8] = include_bytes!("../../../../examples/preprocess/photo.jpg");
-/// Its header is whole.
+/// The header of the damaged picture is whole.
 const DAMAGED: &[u8] = PHOTO.split_at(2_500).0;
 
 /// A model of pictures of 2 x 2 pixels that takes `latency_ms` for each batch.
@@ -40,7 +41,7 @@ async fn serve(models: &Models, change: impl FnOnce(&mut ServerOptions)) -> Regi
         .await
 }
 
-/// One of tensors, as they always were.
+/// A request of tensors, without preprocessing.
 fn tensors() -> InferRequest {
     let mut request = serving::request("m", 1, 12);
     request.inputs[0].shape = vec![1, 2, 2, 3];
@@ -88,9 +89,9 @@ async fn what_finds_no_place_in_the_queue_is_refused_before_it_is_decoded() {
     model(&models, 300.0, "");
     let registry = serve(&models, |options| options.max_queue_size = 3).await;
     let running = send(&registry, tensors()).await;
-    // It has its places while it is decoded, and once it waits.
+    // The request has its places in the queue while it is decoded, and while it waits.
     let two = send(&registry, request(&[PHOTO, PHOTO])).await;
-    // Which could not be decoded, and nobody finds out.
+    // These pictures could not be decoded, but the server refuses the request before it tries.
     let too_much = registry.infer(request(&[DAMAGED, DAMAGED])).await.unwrap_err();
     let one = send(&registry, tensors()).await;
     let full = registry.infer(request(&[DAMAGED])).await.unwrap_err();

@@ -1,4 +1,5 @@
-//! A model whose rows depend on each other runs each request alone, however many clients ask at once.
+//! A model whose rows depend on each other runs each request alone, however many clients ask at
+//! once.
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::InferRequest;
@@ -26,8 +27,9 @@ fn doubles() -> ModelProto {
     model(nodes, vec![], vec![varying("x")], vec![varying("y")])
 }
 
-/// `y` is the request's own row of `x`, and the first row of the batch where the row begins below -500. No rule of the
-/// graph covers indices that depend on the order of the requests, and no made-up request is that small.
+/// `y` is the request's own row of `x`, and the first row of the batch where the row begins below
+/// -500. No rule of the graph covers indices that depend on the order of the requests, and no
+/// made-up request is that small.
 fn first_row_for_rare_rows() -> ModelProto {
     let mut shape = node("Shape", &["x"], &["shape"]);
     shape.attribute = vec![int("start", 0), int("end", 1)];
@@ -95,7 +97,8 @@ impl Served {
         self.registry.repository_index(false).remove(0).reason
     }
 
-    /// Sends `count` requests of one row of `value` each, at once; how many answers are not `expected`.
+    /// Sends `count` requests of one row of `value` each, at once. Returns how many answers are not
+    /// `expected`.
     async fn wrong(&self, count: usize, value: impl Fn(usize) -> f32, expected: impl Fn(f32) -> f32) -> usize {
         let ask = |value: f32| {
             let registry = self.registry.clone();
@@ -126,7 +129,7 @@ async fn a_model_that_mixes_rows_runs_each_request_alone() {
         "{}",
         served.reason()
     );
-    // A softmax over a single row is one.
+    // A softmax over a single row gives 1.
     assert_eq!(served.wrong(288, |i| i as f32, |_| 1.0).await, 0);
     // The rows of one request belong together.
     let both = [0.0f32, 0.0, 0.0, 0.0, 0.0, 0.0].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -184,7 +187,8 @@ async fn batching_never_keeps_the_shapes_of_a_written_batch_size() {
     }
 }
 
-/// Rounds of requests until the watch has looked at a wrong answer. On a busy machine the watch gets little time, so that 500 were too few.
+/// Sends rounds of requests until the watch has looked at a wrong answer. On a busy machine the
+/// watch gets little time, so that 500 rounds were too few.
 const MOST_ROUNDS: usize = 20_000;
 
 /// The user decided, so the server says that answers are wrong and goes on.
@@ -223,7 +227,8 @@ async fn a_wrong_answer_in_service_ends_shared_batches() {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     assert!(found() && were_wrong > 0, "{were_wrong} answers were wrong");
-    // From now on each request runs alone, first on the old version, then on one that makes no batches.
+    // From now on each request runs alone, first on the old version, then on one that makes no
+    // batches.
     assert_eq!(served.wrong(64, rare, |value| value).await, 0);
     served.registry.part_mixed_rows().await;
     assert_eq!(served.max_batch_size(), 0);

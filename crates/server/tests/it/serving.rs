@@ -1,4 +1,5 @@
-//! The way of a request through registry, driver and device, on emulated models: answered exactly once, on time or told so.
+//! The way of a request through registry, driver and device, on emulated models. Each request is
+//! answered exactly once, on time or with an error.
 
 use std::future::Future;
 use std::path::Path;
@@ -50,7 +51,7 @@ impl Models {
         options.engine = downbeat_server::options::EngineChoice::Emulated;
         options.drop = Some(DropPolicy::Head);
         options.profiling.cache_dir = Some(self.path().join(".profiles"));
-        // Emulated models are not measured, but for what two lanes do together.
+        // For emulated models the server measures only the overlap of two lanes.
         options.profiling.budget = downbeat_core::Duration::from_millis(60_000);
         options
     }
@@ -89,7 +90,8 @@ pub fn with_timeout(mut request: InferRequest, timeout: Duration) -> InferReques
 
 pub type Answer = tokio::task::JoinHandle<Result<InferResponse, ServiceError>>;
 
-/// Sends a request. It is in its queue, on its device or answered when this returns, however busy the machine is.
+/// Sends a request. On return, the request is in its queue, on its device or answered, however busy
+/// the machine is.
 pub async fn send(registry: &Registry, request: InferRequest) -> Answer {
     let registry = registry.clone();
     let mut answer = Box::pin(async move { registry.infer(request).await });
@@ -156,7 +158,7 @@ async fn more_devices_are_advised_where_requests_are_refused_for_want_of_time() 
     registry.watch_load();
     let before = registry.autoscale().unwrap();
     assert_eq!((before.devices, before.change, before.reason, before.bad_rate), (1, 0, "settling", None));
-    // Two that are in time, and two that cannot be.
+    // Two requests that can be in time, and two that cannot.
     for timeout in [2_000, 10, 2_000, 10] {
         let answer = registry.infer(with_timeout(request("m", 1, 4), ms(timeout))).await;
         assert_eq!(answer.is_ok(), timeout > 10, "{answer:?}");
@@ -218,7 +220,7 @@ async fn the_bound_of_a_queue_is_exact_and_says_when_to_come_back() {
     let registry = models.serve(|options| options.max_queue_size = 3).await;
     let running = send(&registry, request("m", 1, 4)).await;
     let two = send(&registry, request("m", 2, 4)).await;
-    // A request of two items does not fit beside two into three; one of one item does.
+    // Three places hold two items. A request of two more items does not fit, a request of one does.
     let too_much = registry.infer(request("m", 2, 4)).await.unwrap_err();
     let one = send(&registry, request("m", 1, 4)).await;
     let full = registry.infer(request("m", 1, 4)).await.unwrap_err();
@@ -286,7 +288,7 @@ async fn a_deadline_that_the_running_batch_makes_impossible_is_refused_at_once()
     models.add("m", 1, (1.0, 400.0), 4, "");
     let registry = models.serve(|_| {}).await;
     let running = send(&registry, request("m", 1, 4)).await;
-    // Needs 401 ms, and the device is busy for nearly as long; it has 500.
+    // The request needs 401 ms, and the device is busy for nearly as long; it has 500.
     let answer = send(&registry, with_timeout(request("m", 1, 4), ms(500))).await;
     assert!(answer.is_finished(), "known at arrival, said at arrival");
     let error = answer.await.unwrap().unwrap_err();
@@ -302,7 +304,8 @@ async fn a_queued_request_is_dropped_when_it_becomes_hopeless() {
     let registry = models.serve(|_| {}).await;
     let running = send(&registry, request("m", 1, 4)).await;
     let next = send(&registry, with_timeout(request("m", 1, 4), ms(1_000))).await;
-    // Could be the next, but for the one before it: hopeless 401 ms before its deadline, when that one runs.
+    // The request could be the next, but for the one before. It becomes hopeless 401 ms before its
+    // deadline, when that one runs.
     let hopeless = send(&registry, with_timeout(request("m", 1, 4), ms(1_050))).await;
     let error = hopeless.await.unwrap().unwrap_err();
     assert!(!next.is_finished(), "the drop waited for the device");
@@ -317,7 +320,7 @@ async fn a_refused_request_does_not_cost_its_batch_their_answers() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models");
     let mut options = ServerOptions::new(models);
     options.engine = downbeat_server::options::EngineChoice::Rten;
-    // Gathers what comes within a second.
+    // The model gathers requests that come within a second.
     options.dispatch = DispatchPolicy::Deferred;
     options.default_slo = Some(downbeat_core::Duration::from_millis(1_000));
     options.drop = Some(DropPolicy::None);
@@ -360,7 +363,8 @@ async fn queue_timeouts_fire_while_the_device_is_busy() {
     running.await.unwrap().unwrap();
 }
 
-/// Triton's `timeout_action: DELAY`: a request whose time in the queue is up goes behind the others, and is answered.
+/// Triton's `timeout_action: DELAY`: a request whose time in the queue is up goes behind the
+/// others, and is answered.
 #[tokio::test]
 async fn a_requests_timeout_delays_it_where_the_policy_says_delay() {
     for (default, own) in [("", ms(50)), ("default_timeout_microseconds: 50000", Duration::from_secs(60))] {
@@ -414,7 +418,7 @@ async fn a_client_that_goes_away_leaves_the_queue() {
     let gone = send(&registry, request("m", 1, 4)).await;
     gone.abort();
     until(|| metric(&registry, "downbeat_requests_not_answered_total", "cancelled") == 1.0).await;
-    // Its place in the queue is free again.
+    // The cancelled request's place in the queue is free again.
     let next = send(&registry, request("m", 1, 4)).await;
     running.await.unwrap().unwrap();
     next.await.unwrap().unwrap();
@@ -425,7 +429,7 @@ async fn a_client_that_goes_away_leaves_the_queue() {
 async fn a_request_that_overruns_its_timeout_is_told_so_and_wedges_nothing() {
     let models = Models::new();
     models.add("m", 1, (1.0, 300.0), 4, "");
-    // Without drops the scheduler starts what cannot be done in time.
+    // Without drops the scheduler starts requests that cannot be in time.
     let registry = models.serve(|options| options.drop = Some(DropPolicy::None)).await;
     let error = registry.infer(with_timeout(request("m", 1, 4), ms(50))).await.unwrap_err();
     assert!(error.to_string().contains("did not finish within the request's timeout of 50 ms"), "{error}");
@@ -460,7 +464,8 @@ async fn batch_delay_counts_from_the_first_arrival() {
     models.add("m", 1, (1.0, 1.0), 4, config);
     let registry = models.serve(|_| {}).await;
     let first = send(&registry, request("m", 1, 4)).await;
-    // Each arrival within the delay of the one before it: counted from there, the first would wait until the batch is full.
+    // Each request arrives within the delay of the one before. Counted from the last arrival, the
+    // first request would wait until the batch is full.
     let mut others = Vec::new();
     while !first.is_finished() && others.len() < 7 {
         others.push(send(&registry, request("m", 1, 4)).await);
@@ -483,7 +488,8 @@ async fn a_model_that_cannot_meet_its_slo_says_so_at_once() {
     assert_eq!(metric(&registry, "downbeat_requests_late_total", "m"), 0.0);
 }
 
-/// By its number of elements the longer one would take a hundred thousand times as long. Whose deadline it is makes no difference.
+/// Judged by its number of elements, the longer request would take a hundred thousand times as
+/// long. It makes no difference which request has the deadline.
 #[tokio::test]
 async fn a_guess_keeps_no_shape_from_being_tried() {
     for (config, timeout) in
@@ -702,14 +708,14 @@ async fn a_higher_priority_goes_first() {
     ordinary.await.unwrap().unwrap();
 }
 
-/// Whoever may send requests does not decide who goes first: the model's configuration does.
+/// A client's request cannot decide which request goes first: the model's configuration does.
 #[tokio::test]
 async fn a_priority_means_nothing_to_a_model_without_levels_and_to_other_models() {
     let models = Models::new();
     models.add("m", 1, (1.0, 100.0), 4, "max_batch_size: 1");
     let config = "max_batch_size: 1 dynamic_batching { priority_levels: 2 default_priority_level: 2 }";
     models.add("with_levels", 1, (1.0, 100.0), 4, config);
-    // One executor: both models wait for it.
+    // The server has one executor: both models wait for their turn.
     let registry = models.serve(|options| options.devices = 1).await;
     let urgent = |model: &str, priority: u64| {
         let mut request = request(model, 1, 4);
@@ -725,13 +731,13 @@ async fn a_priority_means_nothing_to_a_model_without_levels_and_to_other_models(
         assert!(!second.is_finished(), "a request for {model} went before one that had come earlier");
         second.await.unwrap().unwrap();
     }
-    // A level that there is not is the default one.
+    // A level that does not exist counts as the default level.
     for priority in [0, 3, u64::MAX] {
         registry.infer(urgent("with_levels", priority)).await.unwrap();
     }
 }
 
-/// What came is tried again, and what is best is done and said.
+/// The rehearsal replays the past arrivals, and the server applies and reports the best behaviour.
 #[tokio::test]
 async fn what_adaptive_models_do_is_rehearsed() {
     let models = Models::new();
@@ -770,7 +776,8 @@ async fn what_adaptive_models_do_is_rehearsed() {
         .await;
     // The first trial is counted a moment before it is reported.
     while metric(&registry, "downbeat_rehearsal_trials_total", "") < 1.0 || status(&registry)["last_trial"].is_null() {
-        // On a busy machine some miss their deadlines, which the rehearsal hears of as well.
+        // On a busy machine some requests miss their deadlines, and the rehearsal learns of these
+        // misses.
         if let Err(error) = send(&registry, request("m", 1, 4)).await.await.unwrap() {
             assert!(error.to_string().contains("deadline"), "{error}");
         }
@@ -804,7 +811,8 @@ async fn what_adaptive_models_do_is_rehearsed() {
     assert_eq!(replay(&log).unwrap().divergence, None);
 }
 
-/// Answered, rejected, dropped, cancelled, unloaded: each part of the scheduler has a log that plays again.
+/// Each part of the scheduler has a log that replays alike. The run has requests that are answered,
+/// rejected, dropped and cancelled, and a model that is unloaded.
 #[tokio::test]
 async fn the_decision_log_of_a_run_plays_again() {
     let models = Models::new();

@@ -1,4 +1,4 @@
-//! The registered regions, and tensors in them.
+//! The registered regions, and the tensors in a region.
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
@@ -9,7 +9,7 @@ use downbeat_server::shared_memory::{MAX_REGIONS, RegionStatus, SharedMemory};
 
 use crate::support::shared_object::SharedObject;
 
-/// Whoever is in this process.
+/// The client in this process.
 const ME: Client = Client::HERE;
 
 fn assert_invalid(result: Result<impl std::fmt::Debug, ServiceError>, expected: &str) {
@@ -160,7 +160,7 @@ fn a_region_belongs_to_who_registered_it() {
     memory.unregister(other, "r").unwrap();
     memory.unregister_all(other).unwrap();
     assert_eq!(memory.status(one, None).unwrap().len(), 2);
-    // The names of others are free.
+    // Names of other clients' regions are free.
     memory.register(other, "r", &object.key, 8, 8).unwrap();
     assert_eq!(memory.read(one, "r", 0, 16).unwrap().len(), 16);
     assert_invalid(memory.read(other, "r", 0, 16), "is beyond its 8 bytes");
@@ -259,7 +259,7 @@ fn inputs_that_do_not_fit_are_refused() {
         }
         other => panic!("{other:?}"),
     }
-    // Strings say their length themselves; what they are is checked once they are read.
+    // Strings hold their lengths themselves; the server checks them once it has read them.
     object.write(0, &[1, 0, 0, 0, b'a']);
     let strings = resolve(request(DataType::Bytes, &[1], place("r", 5, None), &[])).unwrap();
     assert_eq!(&strings.inputs[0].data[..], [1, 0, 0, 0, b'a']);

@@ -1,4 +1,5 @@
-//! Devices whose models move by themselves: what each has of the CPU as models come and go, and that no request is lost by it.
+//! Devices whose models move by themselves: the share of the CPU that each model has as models come
+//! and go. No move loses a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,8 @@ use tokio::task::JoinHandle;
 use crate::partitions::two_cores;
 use crate::serving::{Models, metric, ms, request, until};
 
-/// Two CPUs and both of them, with `names` in service there, and what the rest of the server does.
+/// A server with `names` in service. Its partitions are two CPUs, each by itself and both together.
+/// `change` sets the rest of the options.
 async fn serve(
     models: &Models,
     names: &[&str],
@@ -49,7 +51,7 @@ fn placed(registry: &Registry, name: &str) -> Option<PlacedModel> {
     devices.into_iter().flat_map(|device| device.models).find(|placed| placed.model == name)
 }
 
-/// Where a model runs, and on how many units of its own.
+/// The partition of a model, and the number of units that it has alone.
 fn share(registry: &Registry, name: &str) -> Option<(u32, u32)> {
     let placed = placed(registry, name)?;
     Some((placed.partition, placed.share?.units))
@@ -60,7 +62,7 @@ fn are_apart(registry: &Registry, one: &str, other: &str) -> bool {
     shares == [Some((0, 1)), Some((1, 1))] || shares == [Some((1, 1)), Some((0, 1))]
 }
 
-/// Clients of a model, some of whose requests are given up; how many were answered.
+/// Clients of a model, which give up some of their requests. Returns how many were answered.
 fn clients(registry: &Registry, name: &'static str, stopped: &Arc<AtomicBool>) -> Vec<JoinHandle<u32>> {
     let client = |number: u64| {
         let (registry, stopped) = (registry.clone(), stopped.clone());
@@ -129,7 +131,7 @@ async fn a_share_that_is_set_by_hand_stays_and_the_others_make_room() {
     assert_eq!(share(&registry, "a"), Some((1, 1)));
     registry.load("a", Default::default()).await.unwrap();
     until(|| share(&registry, "a") == Some((1, 1))).await;
-    // Alone it would have both.
+    // A model alone would have both units.
     registry.unload("b").await.unwrap();
     tokio::time::sleep(ms(300)).await;
     assert_eq!(share(&registry, "a"), Some((1, 1)));
@@ -153,7 +155,7 @@ async fn a_model_whose_knee_is_known_asks_for_that_when_it_comes() {
     for name in ["a", "b"] {
         registry.load(name, Default::default()).await.unwrap();
     }
-    // Each would ask for as much as the other.
+    // Each model would ask for as much as the other.
     until(|| (share(&registry, "a"), share(&registry, "b")) == (Some((0, 25)), Some((1, 75)))).await;
     registry.load("c", Default::default()).await.unwrap();
     until(|| share(&registry, "c").is_some()).await;

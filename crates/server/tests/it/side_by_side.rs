@@ -17,7 +17,7 @@ use crate::loading::{add, options};
 use crate::model::{FLOAT, folder, identity};
 use crate::serving::{Models, request};
 
-/// Emulated models of these names, none loaded yet, of which so many are loaded side by side.
+/// A server of emulated models with these names, none loaded yet. It loads so many side by side.
 fn open(models: &Models, names: &[&str], load_threads: usize) -> Registry {
     for name in names {
         models.add(name, 1, (0.0, 1.0), 4, "");
@@ -28,7 +28,7 @@ fn open(models: &Models, names: &[&str], load_threads: usize) -> Registry {
     Registry::open(Arc::new(options)).unwrap()
 }
 
-/// Loads these models at the same time; a test fails where they wait for each other for good.
+/// Loads these models at the same time. The test fails if they wait for each other for good.
 async fn load_all(registry: &Registry, names: &[&str], progress: Arc<dyn LoadProgress>) -> BTreeMap<String, bool> {
     let mut loads = JoinSet::new();
     for name in names {
@@ -48,7 +48,7 @@ async fn load_all(registry: &Registry, names: &[&str], progress: Arc<dyn LoadPro
     tokio::time::timeout(Duration::from_secs(60), all).await.expect("the loads wait for each other")
 }
 
-/// A load waits in its last step until the others are there, too.
+/// A load waits in its last step until the other loads are in the step, too.
 struct Together(Barrier);
 
 impl LoadProgress for Together {
@@ -80,7 +80,7 @@ struct Named(&'static str, Arc<Steps>);
 impl LoadProgress for Named {
     fn step(&self, what: &str, _fraction: f64) {
         self.1.0.lock().unwrap().push(format!("{}: {what}", self.0));
-        // Time for another one to come between.
+        // Time in which another load could come between.
         std::thread::yield_now();
     }
 }
@@ -137,7 +137,7 @@ async fn a_load_that_fails_disturbs_no_other() {
     registry.infer(request("c", 1, 4)).await.unwrap();
 }
 
-/// A load that has come to a step waits there until it is let on.
+/// A load that reaches a step waits there until the test releases it.
 struct Held(Barrier);
 
 impl LoadProgress for Held {
@@ -175,7 +175,7 @@ async fn a_server_that_stops_begins_no_load_that_waits() {
     assert!(second.await.unwrap_err().to_string().contains("shutting down"));
 }
 
-/// A load waits in the step with this beginning, once, until it is let on.
+/// A load waits once in the step with this beginning, until the test releases it.
 struct HeldAt(&'static str, Barrier, AtomicBool);
 
 impl LoadProgress for HeldAt {
@@ -200,7 +200,7 @@ async fn small_beside_large(registry: &Registry, held_at: &'static str) {
     });
     wait(&held).await.unwrap();
     let small = registry.load_model("small", LoadOverrides::default(), Arc::new(()));
-    // Less than any load waited for another before.
+    // Less time than a load once waited for another.
     tokio::time::timeout(Duration::from_secs(45), small).await.expect("it waits for the large one").unwrap();
     assert!(registry.is_model_ready("small", "") && !registry.is_model_ready("large", ""));
     wait(&held).await.unwrap();

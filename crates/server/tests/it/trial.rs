@@ -1,4 +1,5 @@
-//! The trial at load, which advises; answers and requests of sizes that a file does not declare.
+//! The trial at load, whose result is advice; answers and requests of sizes that a file does not
+//! declare.
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
@@ -14,8 +15,8 @@ use crate::model::{FLOAT, ModelProto, cast, folder, identity, model, node, value
 
 const INT64: i32 = 7;
 
-/// `y = Reshape(x, shape)` with `x` of `[2, 3, 4]` and two sizes in `shape`: no made-up numbers are a shape of 24
-/// elements. The file says that `y` is a single element.
+/// `y = Reshape(x, shape)` with `x` of `[2, 3, 4]` and two sizes in `shape`: no made-up numbers are
+/// a shape of 24 elements. The file says that `y` is a single element.
 fn reshape() -> ModelProto {
     let inputs = vec![value("x", FLOAT, &[2, 3, 4]), value("shape", INT64, &[2])];
     model(vec![node("Reshape", &["x", "shape"], &["y"])], vec![], inputs, vec![value("y", FLOAT, &[])])
@@ -57,7 +58,7 @@ async fn a_model_that_answers_no_made_up_request_is_served() {
         add(folder.path(), "reshape", &reshape());
         let registry = open(options(folder.path(), engine));
         load(&registry, "reshape").await.unwrap();
-        // Of another rank than the file declares.
+        // The sizes make another rank than the file declares.
         for sizes in [[4, 6], [24, 1], [1, 24]] {
             reshapes(&registry, "reshape", sizes).await;
         }
@@ -105,7 +106,7 @@ async fn a_reload_replaces_no_version_that_answers_with_one_that_does_not() {
         assert!(error.contains("The version in service answered such requests, so it stays"), "{error}");
         assert!(error.contains("model_warmup"), "{error}");
         answers().await;
-        // A newer version, too.
+        // The same holds for a newer version.
         add(folder.path(), "m", &identity(FLOAT, &[-1, 4]));
         std::fs::create_dir(folder.path().join("m/2")).unwrap();
         crate::model::write(&folder.path().join("m/2"), "model.onnx", &reshape());
@@ -115,7 +116,7 @@ async fn a_reload_replaces_no_version_that_answers_with_one_that_does_not() {
         registry.unload_model("m").await.unwrap();
         load(&registry, "m").await.unwrap();
         reshapes(&registry, "m", [4, 6]).await;
-        // Neither answers its trial.
+        // Neither version answers its trial.
         load(&registry, "m").await.unwrap();
         reshapes(&registry, "m", [3, 8]).await;
     }
@@ -179,7 +180,7 @@ async fn a_batch_of_no_rows_is_answered_whatever_makes_batches() {
             }
             assert_eq!(two.unwrap().outputs[0].shape, [2, length], "{policy}, {name}");
         }
-        // A row that nobody paid for takes no memory.
+        // A row that no client sent takes no memory.
         let x = input("x", DataType::Fp32, &[0, 1 << 40], vec![]);
         let error = ask(&registry, "any", vec![x]).await.unwrap_err();
         assert!(error.contains("does not answer a request without rows") || error.contains("at most 16"), "{error}");
@@ -236,7 +237,8 @@ async fn a_policy_for_all_that_would_pad_on_a_cpu_is_left_as_auto_would() {
     }
 }
 
-/// The check of padding has no request that the model answers. So the model is served without padding.
+/// The check of padding finds no request that the model answers. So the server does not pad the
+/// model's requests.
 #[tokio::test]
 async fn a_model_that_cannot_be_tried_padded_is_served_without() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! Requests that a thread of connections comes to in one turn of its event loop.
+//! Requests that one thread of connections reads in one turn of its event loop.
 
 use std::future::Future;
 use std::task::Poll;
@@ -11,7 +11,8 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::serving::{Models, metric, request, until};
 
-/// An event loop of the calling thread, like that of a thread of connections. A turn may take any time.
+/// An event loop of the calling thread, like that of a thread of connections. A turn may take any
+/// time.
 fn event_loop() -> Runtime {
     turn_end::follow(Duration::MAX);
     Builder::new_current_thread().on_thread_park(turn_end::end).enable_all().build().unwrap()
@@ -29,7 +30,7 @@ async fn send_together(registry: &Registry, count: usize) {
     }
 }
 
-/// Items and batches.
+/// The numbers of items and of batches.
 fn counts(registry: &Registry) -> (u64, u64) {
     let statistics = &registry.statistics("m", "").unwrap()[0];
     (statistics.inference_count, statistics.execution_count)
@@ -41,7 +42,7 @@ fn requests_of_one_turn_share_a_batch() {
         let models = Models::new();
         models.add("m", 1, (0.01, 0.01), 4, "");
         let registry = models.serve(|_| {}).await;
-        // The first of them cannot know that others come.
+        // The first request cannot know that others come.
         send_together(&registry, 8).await;
         let before = counts(&registry);
         assert!(before.0 == 8 && before.1 <= 2, "{before:?}");

@@ -1,6 +1,8 @@
-//! Downbeat's adaptive policy: at least as good as the best of the others, and in proportion to the load.
+//! Downbeat's adaptive policy: at least as good as the best of the others, and in proportion to the
+//! load.
 //!
-//! lab/docs/symphony.md has the figures for many more workloads; these are the smallest that could show a regression.
+//! lab/docs/symphony.md has the figures for many more workloads; these are the smallest that could
+//! show a regression.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};
@@ -56,7 +58,7 @@ impl Workload {
             warm_up: Duration::from_millis(1_500),
             span: Duration::from_secs_f64(self.requests / rate),
             seed: SEED,
-            // The rule that stands in where nothing was rehearsed.
+            // The rule that holds until a rehearsal has found a behaviour.
             rehearsal: 0,
             ..Simulation::default()
         }
@@ -68,7 +70,7 @@ impl Workload {
         capacity(&self.at(peak, policy), 0.5, 1.0, 0.005).unwrap().map_or(0.0, |found| found.rate)
     }
 
-    /// The capacity under both of ours, the lesser one.
+    /// The capacity under both of our policies, the lesser of the two.
     #[track_caller]
     fn assert_never_worse(&self) -> f64 {
         let ours = [CONSOLIDATING, ADAPTIVE].map(|policy| self.capacity(policy));
@@ -80,14 +82,16 @@ impl Workload {
     }
 }
 
-/// The best published policy holds 5,336 requests a second in an ideal simulation; the staggered bound is 5,839.
+/// The best published policy holds 5,336 requests a second in an ideal simulation; the staggered
+/// bound is 5,839.
 #[test]
 fn one_model_on_many_devices_holds_more_than_under_any_published_policy() {
     let found = RESNET50.assert_never_worse();
     assert!(found > 5_420.0, "seed {SEED}: {found:.0} r/s");
 }
 
-/// Here eager dispatch is the best of the others: no model has a device for itself.
+/// Among the others, eager dispatch is the best for this workload: no model has a device for
+/// itself.
 #[test]
 fn many_models_with_a_weak_batching_effect() {
     let workload = Workload {
@@ -102,7 +106,8 @@ fn many_models_with_a_weak_batching_effect() {
     workload.assert_never_worse();
 }
 
-/// Here deferral is the best of the others, by far: three devices a model, most of a batch is overhead, and the SLO is tight.
+/// Among the others, deferral is the best for this workload, by far. There are three devices a
+/// model, most of a batch is overhead, and the SLO is tight.
 #[test]
 fn many_models_with_a_strong_batching_effect() {
     let workload = Workload {
@@ -117,7 +122,7 @@ fn many_models_with_a_strong_batching_effect() {
     workload.assert_never_worse();
 }
 
-/// Symphony §3.5, load-proportional device use, kept: as many devices are busy as under deferral.
+/// Symphony §3.5, load-proportional device use, holds: as many devices are busy as under deferral.
 #[test]
 fn consolidating_uses_devices_in_proportion_to_the_load() {
     let impatient = Workload { models: 8, requests: 20e3, ..RESNET50 };
@@ -133,7 +138,7 @@ fn consolidating_uses_devices_in_proportion_to_the_load() {
     }
 }
 
-/// What `consolidate: false` is for: at low load a request does not wait at all.
+/// The purpose of `consolidate: false`: at low load a request does not wait at all.
 #[test]
 fn adaptive_answers_at_once_at_low_load() {
     let report = RESNET50.at(400.0, ADAPTIVE).run().unwrap();
@@ -141,7 +146,8 @@ fn adaptive_answers_at_once_at_low_load() {
     assert!(alone < 1.3, "seed {SEED}: batches of {alone:.2}: somebody waited");
 }
 
-/// Three models with tight SLOs on three devices: the rule gives up requests that could be served.
+/// Three models with tight SLOs on three devices: the start rule gives up requests that could be
+/// served.
 #[test]
 fn the_rehearsal_finds_what_the_rule_does_not() {
     let workload = Workload {
@@ -164,7 +170,7 @@ fn the_rehearsal_finds_what_the_rule_does_not() {
     assert_eq!(run(60_000).0, rehearsed, "seed {SEED}: a run can be repeated");
 }
 
-/// Symphony §3.5, goodput stability, kept.
+/// Symphony §3.5, goodput stability, holds.
 #[test]
 fn goodput_does_not_fall_under_overload() {
     for policy in [CONSOLIDATING, ADAPTIVE] {

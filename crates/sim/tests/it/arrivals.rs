@@ -1,4 +1,4 @@
-//! The arrival processes are what they say.
+//! The arrival processes have the properties that they promise.
 
 use downbeat_core::Time;
 use downbeat_sim::Arrivals;

@@ -6,7 +6,8 @@ use downbeat_sim::{Checker, Decision};
 
 const NOW: Time = Time::from_nanos(1_000);
 
-/// One model with batches of at most 2, two devices, requests r0 to r3 due at 2,000 ns, r3 rejected.
+/// A checker with one model with batches of at most 2, two devices, and requests r0 to r3 due at
+/// 2,000 ns, r3 rejected.
 fn checker() -> Checker {
     let mut checker = Checker::new(42);
     checker.model(2, DropPolicy::HeadDrop);
@@ -173,7 +174,7 @@ fn a_preempted_batch_that_completes() {
     checker.completion(NOW, DeviceId(0), BatchId(0));
 }
 
-/// The ring of requests grows, and who ended long ago is known to have ended.
+/// The ring of requests grows, and the checker still knows a request that ended long ago.
 #[test]
 #[should_panic(expected = "seed 1, t=5 us: r7 has ended or was never there")]
 fn an_answer_to_a_request_that_ended_long_ago() {

@@ -1,4 +1,5 @@
-//! What a run measures besides good and bad: delays, windows of time, recordings; and what a search does.
+//! A run's measurements besides good and bad: delays, windows of time, recordings. And the search
+//! for a capacity.
 
 use downbeat_core::{Duration, Time};
 use downbeat_sim::{
@@ -52,7 +53,7 @@ fn queueing_delays_are_counted_in_parts_of_the_slo() {
     let report = section_3_3("deferred+head").run().unwrap();
     let delays = report.delays();
     assert_eq!(delays.iter().sum::<u64>(), 60);
-    // The last of four waits for nothing, the first for 2.25 of 12.
+    // The last of four requests does not wait, the first waits for 2.25 of 12.
     assert_eq!(quantile(&delays, 0.25), Some(0));
     assert_eq!(quantile(&delays, 0.9), Some((2.25 / 12.0 * DELAY_BINS as f64) as usize));
 }
@@ -72,7 +73,8 @@ fn windows_add_up_to_the_run() {
 
 #[test]
 fn a_search_finds_the_same_from_any_start_and_knows_when_nothing_is_held() {
-    // With head drop a run tips over at some point by chance, so that which rates are held is not a matter of their height alone.
+    // With head drop a run tips over at some point by chance. So a higher rate may be held where a
+    // lower one is not.
     let mut simulation = section_3_3("deferred+window");
     (simulation.span, simulation.loads[0].arrivals) = (Duration::from_millis(30_000), Arrivals::Poisson);
     let precision = 0.01;
@@ -89,7 +91,7 @@ fn a_search_finds_the_same_from_any_start_and_knows_when_nothing_is_held() {
     assert!(none.not_held.is_some_and(|rate| rate < 0.01 * expected) && none.too_few_below.is_none(), "{none:?}");
 }
 
-/// A run in which hardly anybody comes loses nobody.
+/// A run with nearly no requests loses none.
 #[test]
 fn a_capacity_is_not_of_runs_with_next_to_no_requests() {
     let mut simulation = section_3_3("deferred+window");
@@ -140,7 +142,8 @@ fn parallel_results_are_in_order_and_all_are_counted() {
     assert!(parallel::map(&[] as &[u64], 4, |job| *job, |_| ()).is_empty());
 }
 
-/// With a network, a batch is decided on before its device is free; nothing is late that was planned with what messages take.
+/// With a network, a batch is decided before its device is free. A batch is not late if its plan
+/// included the time of messages.
 #[test]
 fn a_network_costs_its_delay_and_less_than_its_budget_does_no_harm() {
     let run = |delay: &str, control: u64| {
@@ -157,7 +160,7 @@ fn a_network_costs_its_delay_and_less_than_its_budget_does_no_harm() {
     let (near, far, varying) = (run("budget", 50), run("budget", 2_000), run("lognormal:12", 2_000));
     assert_eq!((missed(&near), missed(&far)), (0, 0));
     assert!(near.good() > far.good(), "seed 1: {} and {}", near.good(), far.good());
-    // One in ten thousand takes longer than planned.
+    // The network is slower than planned for one message in ten thousand.
     assert!(missed(&varying) < 20, "seed 1: {}", missed(&varying));
     assert!("lognormal:0.5".parse::<downbeat_sim::Delay>().is_err());
 }

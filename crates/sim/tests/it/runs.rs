@@ -1,4 +1,4 @@
-//! Runs of many kinds under the checker, and what a run promises.
+//! Runs of many kinds under the checker, and the promises of a run.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, PriorityLevel, TimeoutAction};
 use downbeat_core::{Duration, LatencyProfile};
@@ -80,7 +80,8 @@ fn a_thousand_models_on_a_thousand_devices() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any cluster, any load: the checker has no objection, and every request that counts is accounted for.
+    /// For any cluster and any load the checker has no objection, and the report accounts for every
+    /// request that counts.
     #[test]
     fn every_run_is_by_the_rules(
         models in prop::collection::vec(

@@ -1,4 +1,5 @@
-//! Symphony §3.5: goodput stability and load-proportional device use, together "flat-top behaviour".
+//! Symphony §3.5: goodput stability and load-proportional device use, together "flat-top
+//! behaviour".
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};
@@ -6,7 +7,7 @@ use downbeat_sim::{Arrivals, Load, Pace, Report, Simulation};
 
 const SEED: u64 = 35;
 
-/// What table 2's ResNet50 holds on 8 devices, requests per second.
+/// The rate that table 2's ResNet50 sustains on 8 devices, requests per second.
 const PEAK: f64 = 5_300.0;
 
 /// Table 2's ResNet50 on 8 devices at a multiple of its peak.
@@ -67,8 +68,8 @@ fn goodput_does_not_fall_under_overload() {
     }
 }
 
-/// Why window drop is the server's default on one device: head drop ends in ever smaller batches of requests that are
-/// nearly late.
+/// The reason why window drop is the server's default on one device: head drop ends in ever smaller
+/// batches of requests that are nearly late.
 #[test]
 fn on_one_device_window_drop_keeps_the_goodput_that_head_drop_loses() {
     let goodput = |drop: DropPolicy| {

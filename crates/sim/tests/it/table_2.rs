@@ -33,7 +33,8 @@ fn measure(model: &Model, drop: DropPolicy, dispatch: DispatchPolicy) -> Capacit
         loads: vec![load],
         devices: 8,
         warm_up: Duration::from_millis(1_500),
-        // Head drop tips over at some point of a run and does not recover: a short run would not see it.
+        // Head drop tips over at some point of a run and does not recover: a short run would miss
+        // this.
         span: Duration::from_secs_f64(120_000.0 / model.bound),
         seed: SEED,
         ..Simulation::default()

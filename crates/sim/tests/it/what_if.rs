@@ -92,14 +92,14 @@ fn of(logs: &[Vec<u8>]) -> Result<Recorded, BadLog> {
 
 #[test]
 fn under_the_same_setting_happens_what_happened() {
-    // Held, and far too much.
+    // A rate that the devices hold, and one that is far too high.
     for (policy, rate) in
         ["eager+head", "deferred+head", "deferred", "adaptive"].map(|p| [(p, 900.0), (p, 2_500.0)]).concat()
     {
         let (report, recorded) = recorded(&simulation(policy, 3, rate));
         let happened = &recorded.happened;
         assert_eq!(happened.all.in_time, report.good(), "the log has the run");
-        // The log is of a bare scheduler.
+        // A bare scheduler wrote the log.
         let setting = Setting { rehearse: false, ..Setting::of(&recorded) };
         let again = recorded.run(&setting).unwrap();
         assert_eq!(recorded.notes.len(), usize::from(policy == "adaptive"), "{:?}", recorded.notes);
@@ -158,7 +158,8 @@ fn the_least_devices_are_those_of_a_search_over_all() {
     let best = &advice.candidates[0];
     let margin = best.margin.unwrap();
     let policy = if best.policy == "as recorded" { None } else { Some(best.policy.parse().unwrap()) };
-    // More load may hold by chance where a little less does not: one rate within 1% is enough.
+    // A higher load may be held by chance where a slightly lower one is not. One rate within 1% is
+    // enough.
     let is_lost_above = (1..=11).any(|step| !holds(&policy, least, margin * (1.0 + f64::from(step) * 0.001)));
     assert!(holds(&policy, least, margin) && is_lost_above, "{advice}");
     assert!(advice.candidates.iter().all(|other| other.margin.unwrap_or(0.0) <= margin));
@@ -170,7 +171,8 @@ fn the_least_devices_are_those_of_a_search_over_all() {
     assert!(advice.to_string().contains("No policy answers 98% "), "{advice}");
 }
 
-/// The work of the log is a bound from below, and where it is the answer nothing below is tried.
+/// The work of the log is a lower bound. Where the bound is the answer, the search tries no smaller
+/// number.
 #[test]
 fn the_search_of_devices_begins_with_the_work() {
     let (_, recorded) = recorded(&simulation("deferred", 40, 30_000.0));
@@ -188,7 +190,8 @@ fn the_search_of_devices_begins_with_the_work() {
     assert!(devices > 25, "{devices}");
     let holds = |devices| advise(&recorded, &wanted(devices), 1, &|_, _| true).unwrap().devices;
     assert_eq!((holds(devices), holds(devices - 1)), (Some(devices), None));
-    // One after another from one on would be that many before the margin is looked for.
+    // A search one by one from the first number would take as many runs before it comes to the
+    // margin.
     assert!(runs.into_inner() < devices as usize, "of {devices}");
     let interrupted = advise(&recorded, &wanted(160), 1, &|done, _| done < 2);
     assert_eq!(interrupted.unwrap_err().to_string(), "it was interrupted before there was an advice");
@@ -199,7 +202,8 @@ fn the_search_of_devices_begins_with_the_work() {
     );
 }
 
-/// Batches that took what they took: of a log with uneven executions the simulation has the same, and says so.
+/// Batches of this log took uneven times. The simulation gives its batches the same times, and says
+/// so.
 #[test]
 fn executions_are_as_uneven_as_in_the_log() {
     let (report, uneven) = recorded(&Simulation { noise: 0.3, ..simulation("deferred", 3, 900.0) });
@@ -213,7 +217,8 @@ fn executions_are_as_uneven_as_in_the_log() {
     assert!(happened > 100 && simulated.abs_diff(happened) < happened / 3, "{simulated} late, in the log {happened}");
 }
 
-/// Two shards and a matchmaker, as a server writes them: the second batch is late, and the last request's fate is not in the log.
+/// Two shards and a matchmaker, in the form of a server's logs. The second batch is late, and the
+/// last request's fate is not in the log.
 #[test]
 fn logs_of_shards_are_merged_by_time() {
     let at = |ms| Time::ZERO + Duration::from_millis(ms);

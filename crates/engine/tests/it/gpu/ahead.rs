@@ -21,7 +21,8 @@ fn kernels(stand_in: &StandIn) -> usize {
     stand_in.trace().iter().filter(|work| work.kind == Kind::Kernel).count()
 }
 
-/// Nothing runs on the stand-in before somebody waits for it, however often it is asked.
+/// The stand-in runs nothing before a thread waits for it, however often a thread asks for the
+/// state.
 fn only_where_waited_for(stand_in: &StandIn) {
     stand_in.set_order(Order::Lazy);
     stand_in.set_patience(u32::MAX);
@@ -30,7 +31,8 @@ fn only_where_waited_for(stand_in: &StandIn) {
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn one_launch_waits_behind_the_running_one_and_a_third_does_not() {
-    // Without graphs, and with them: what a graph reads and writes is the same for all its launches.
+    // Without graphs, and with graphs: a graph reads and writes the same memory in all its
+    // launches.
     for graphs in [false, true] {
         let Some((stand_in, engine)) = gpus_with(1, &CudaOptions { graphs, ..CudaOptions::default() }) else { return };
         stand_in.set_launch_time(50_000);
@@ -54,7 +56,7 @@ fn one_launch_waits_behind_the_running_one_and_a_third_does_not() {
             "the third has waited for the first, and not for the second"
         );
         assert_eq!(stand_in.calls("cuGraphLaunch"), if graphs { 6 } else { 0 });
-        // In whatever order they are waited for.
+        // The waits may come in any order.
         for (pending, expected) in [(third, &expected[2]), (first, &expected[0]), (second, &expected[1])] {
             assert_close(&format!("graphs: {graphs}"), expected, &wait(pending), TOLERANCE);
         }
@@ -64,7 +66,8 @@ fn one_launch_waits_behind_the_running_one_and_a_third_does_not() {
     }
 }
 
-/// Launches at random on two lanes, up to three of each not waited for, whose states are parted and joined between segments.
+/// Launches at random on two lanes, up to three of each without a wait. Their states are parted and
+/// joined between segments.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn launches_ahead_give_the_answers_of_the_host() {
@@ -76,12 +79,12 @@ fn launches_ahead_give_the_answers_of_the_host() {
             stand_in.set_order(order);
             stand_in.set_launch_time(50_000);
             let mut random = Random::new("launches_ahead");
-            // Of mlp there are graphs, as nothing but the batch varies.
+            // mlp has graphs, as only its batch size varies.
             let (path, segments) = if graphs { (example("mlp"), 2) } else { to_cut(&engine) };
             let host = load_on(&onnxruntime().expect("found before"), &path);
             let model = load(&engine, &path, Cut::Stages(segments));
             let mut lanes = [lane(&*model), lane(&*model)];
-            // The batches before each segment, and what is expected of each row.
+            // The batches before each segment, and the expected answer of each row.
             let mut ready: Vec<Vec<(State, Vec<usize>)>> = (0..segments).map(|_| Vec::new()).collect();
             let mut under_way: Vec<(Box<dyn Pending>, usize, Vec<usize>)> = Vec::new();
             let mut expected: Vec<Vec<State>> = Vec::new();
@@ -130,7 +133,7 @@ fn launches_ahead_give_the_answers_of_the_host() {
                 assert_eq!(stand_in.mistakes(), Vec::<String>::new(), "{what}");
             }
             assert!(expected.iter().filter(|row| row.is_empty()).count() > 10, "{what}: some were answered");
-            // What nobody waits for is seen to by those who drop it.
+            // Dropping a launch that no thread waits for ends it properly.
             drop(under_way);
             drop((ready, lanes, model, engine));
             stand_in.assert_clean();
@@ -177,7 +180,7 @@ fn a_device_that_is_lost_fails_all_that_is_under_way() {
         stand_in.fail_work(None, nth, 700);
         stand_in.set_order(order);
         for pending in pending {
-            // The answer of the first may be there before the second fails: then it is given.
+            // The first answer may be ready before the second launch fails: then `wait` returns it.
             if let Err(error) = pending.wait() {
                 assert!(error.of_device && error.to_string().contains("GPU 0 is lost"), "{error}");
             } else {
@@ -189,7 +192,8 @@ fn a_device_that_is_lost_fails_all_that_is_under_way() {
     }
 }
 
-/// Whoever waits may do other things until shortly before the end of a launch, as far as launches like it have said when that is.
+/// A waiting thread may do other things until shortly before the end of a launch. Earlier launches
+/// like it tell when this is.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn the_time_until_a_launch_is_over_is_known_from_those_like_it() {
@@ -200,7 +204,7 @@ fn the_time_until_a_launch_is_over_is_known_from_those_like_it() {
     let mut lane = lane(&*model);
     let mut random = Random::new("until_a_launch_is_over");
     let mut inputs = |rows| random.inputs(model.signature(), |_, _| rows);
-    // Whoever asks finds it over: the time passes on the device only.
+    // A thread that asks finds the launch over: time passes on the device only.
     stand_in.set_patience(1);
     stand_in.set_launch_time(1000 * SECOND);
     for _ in 0..4 {
@@ -250,7 +254,7 @@ fn times_of_launches_are_exact_however_long_the_device_has_been_at_work() {
     const DAYS: u64 = 30 * 24 * 3600 * 1_000_000_000;
     let Some((stand_in, engine)) = gpus(1) else { return };
     if has_provider(&engine) {
-        // Its kernels are several, with gaps.
+        // The provider launches several kernels, with gaps.
         return;
     }
     let model = load(&engine, &example("digits"), Cut::Whole);
@@ -260,14 +264,14 @@ fn times_of_launches_are_exact_however_long_the_device_has_been_at_work() {
     let long_ago = lanes[0].last_run().expect("it has run");
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking).expect("the device is there");
     StandIn::kernel(stream as u64, || StandIn::spend(DAYS)).expect("the device is there");
-    // SAFETY: made here, and used by nobody else.
+    // SAFETY: made in this test, and used nowhere else.
     unsafe { result::stream::synchronize(stream).and_then(|()| result::stream::destroy(stream)) }.expect("it is over");
     let mut spans = Vec::new();
     for lane in [0, 1, 1, 0] {
         stand_in.forget();
         run(&mut *lanes[lane], 1, copy(&inputs));
         let mut trace = stand_in.trace();
-        // What the launch before it has used.
+        // The launch before freed this memory.
         trace.retain(|work| work.kind != Kind::Free);
         let begin = trace.iter().map(|work| work.start).min().expect("something ran");
         let end =

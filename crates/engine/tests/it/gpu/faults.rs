@@ -1,4 +1,5 @@
-//! Faults of a device: the launch fails with words that say what to do, what else is there goes on.
+//! Faults of a device: the launch fails with words that tell the user the remedy, and everything
+//! else goes on.
 
 use downbeat_engine::{Cut, Place, Share, State};
 

@@ -1,4 +1,4 @@
-//! Launches as CUDA graphs: the same answers, where it is not slower.
+//! Launches as CUDA graphs: the same answers, and graphs only where they are not slower.
 
 use std::sync::Arc;
 
@@ -10,10 +10,11 @@ use crate::support::{Random, assert_close, copy, example, lane, load as load_on,
 
 const TOLERANCE: f32 = 1e-5;
 
-/// Nanoseconds of the host for a kernel, with which a graph is faster than its kernels one by one although its inputs are copied.
+/// Nanoseconds of the host for a kernel, with which a graph is faster than its kernels one by one
+/// although its inputs are copied.
 const SLOW_HOST: u64 = 50_000;
 
-/// What the whole model on the host answers.
+/// The answer of the whole model on the host.
 fn expected(name: &str, inputs: &[Tensor]) -> Vec<Tensor> {
     let host = load_on(&onnxruntime().expect("found before"), &example(name));
     run(&mut *lane(&*host), 1, copy(inputs))
@@ -23,12 +24,12 @@ fn inputs(random: &mut Random, model: &Arc<dyn Model>, rows: usize) -> Vec<Tenso
     random.inputs(model.signature(), |_, _| rows)
 }
 
-/// Runs a batch as often as it takes for its shapes to be tried as a graph.
+/// Runs a batch until its shapes have been tried as a graph.
 fn try_graph(lane: &mut dyn Lane, segments: usize, inputs: &[Tensor]) {
     (0..2).for_each(|_| drop(run(lane, segments, copy(inputs))));
 }
 
-/// How many graphs a launch launches, and how many kernels it gives to the stream one by one.
+/// How many graphs a launch launches, and how many single kernels it gives to the stream.
 fn calls(stand_in: &StandIn, launch: impl FnOnce()) -> (u64, u64) {
     let count = || (stand_in.calls("cuGraphLaunch"), stand_in.calls("cuLaunchHostFunc"));
     let before = count();
@@ -77,7 +78,8 @@ fn graphs_give_the_answers_of_the_host() {
     }
 }
 
-/// What one thread records is not spoilt by what another does at the same time, which is the same here.
+/// One thread's work does not spoil another thread's recording at the same time. Here both threads
+/// record.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn lanes_record_beside_each_other() {
@@ -108,7 +110,8 @@ fn lanes_record_beside_each_other() {
             }
         }
     }
-    // By rounds, lanes, sizes and segments. Which are kept depends on what the other lane does to the time of the host.
+    // By rounds, lanes, sizes and segments. Which graphs are kept depends on how the other lane
+    // slows the host.
     let tried = 8 * 2 * 4 * 2;
     assert_eq!(stand_in.calls("cuStreamBeginCapture_v2"), tried);
     assert_eq!(stand_in.calls("cuGraphInstantiateWithFlags"), tried, "nothing spoilt a capture");
@@ -116,7 +119,8 @@ fn lanes_record_beside_each_other() {
     stand_in.assert_clean();
 }
 
-/// The memory of a graph is written by each of its launches: what leaves the lane in between is a copy.
+/// Each launch of a graph writes to the graph's memory: tensors that leave the lane in between are
+/// copies.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn what_is_between_two_segments_outlasts_the_next_launch() {
@@ -144,12 +148,12 @@ fn what_is_between_two_segments_outlasts_the_next_launch() {
     }
 }
 
-/// How many kernels a run of mlp is.
+/// The number of kernels in a run of mlp.
 fn kernels(engine: &OnnxruntimeCuda) -> u64 {
     if has_provider(engine) { 5 } else { 1 }
 }
 
-/// Runs a batch until it was tried as a graph, and checks that it runs without one.
+/// Runs a batch until it was tried as a graph, and checks that it then runs as single kernels.
 fn assert_plain(what: &str, stand_in: &StandIn, lane: &mut dyn Lane, inputs: &[Tensor], kernels: u64) {
     let expected = expected("mlp", inputs);
     for _ in 0..2 {
@@ -164,7 +168,8 @@ fn assert_plain(what: &str, stand_in: &StandIn, lane: &mut dyn Lane, inputs: &[T
 fn a_segment_that_cannot_be_recorded_runs_as_before() {
     /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
     const UNSUPPORTED: u32 = 900;
-    // The fourth run is the recorded one: one that is seen first, one that is asked for, one to compare with. Failing, it spoils the capture.
+    // The fourth run is the recorded one: the size is seen first, then asked for, then compared
+    // with. A failing call spoils the capture.
     for (call, nth) in [
         ("cuLaunchHostFunc", 0),
         ("cuStreamBeginCapture_v2", 1),
@@ -192,7 +197,8 @@ fn a_segment_that_cannot_be_recorded_runs_as_before() {
     }
 }
 
-/// Whatever memory is missing, the launch succeeds or says so, and the next one is right.
+/// Whichever allocation fails, the launch succeeds or reports the failure, and the next launch is
+/// right.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_graph_without_memory_is_given_up() {
@@ -259,7 +265,7 @@ fn without_the_option_nothing_is_recorded() {
     stand_in.assert_clean();
 }
 
-/// It leaves the host more time, even so.
+/// The graph still leaves the host more time.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_graph_that_is_as_fast_is_kept() {
@@ -267,7 +273,7 @@ fn a_graph_that_is_as_fast_is_kept() {
     if has_provider(&engine) {
         return;
     }
-    // What the copy of the inputs takes, by the stand-in's clock.
+    // The time of copying the inputs, by the stand-in's clock.
     stand_in.set_launch_time(1_000 + 2 * 784 * 4 / 25);
     let model = load(&engine, &example("mlp"), Cut::Whole);
     let mut lane = lane(&*model);
@@ -278,13 +284,14 @@ fn a_graph_that_is_as_fast_is_kept() {
     stand_in.assert_clean();
 }
 
-/// BERT has no launch of fixed shapes: it runs as graphs all the same, one for each shape that comes again.
+/// BERT has no launch of fixed shapes: it runs as graphs all the same, one for each shape that
+/// comes again.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn models_whose_lengths_vary_run_as_graphs() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     if has_provider(&engine) {
-        // It is not computed there.
+        // The stand-ins of the provider's libraries do not compute this model.
         return;
     }
     stand_in.set_launch_time(SLOW_HOST);
@@ -319,7 +326,8 @@ fn models_whose_lengths_vary_run_as_graphs() {
     stand_in.assert_clean();
 }
 
-/// Graphs of a session use the same memory, and so do its other runs: what is left between segments stays, however they follow each other.
+/// Graphs of a session use the same memory, and so do the session's other runs. Tensors between
+/// segments stay valid in every order of runs.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn graphs_and_other_runs_of_a_session_do_not_disturb_each_other() {
@@ -330,7 +338,7 @@ fn graphs_and_other_runs_of_a_session_do_not_disturb_each_other() {
         let mut random = Random::new("do_not_disturb");
         let model = load(&engine, &example("mlp"), Cut::Stages(2));
         let mut lane = lane(&*model);
-        // One state is older than all graphs.
+        // The first state is older than all graphs.
         let mut batches = vec![inputs(&mut random, &model, 5)];
         let mut states = vec![State { tensors: copy(&batches[0]) }];
         lane.run(0..1, &mut states[0]).expect("runs");
@@ -374,7 +382,8 @@ fn graphs_of_many_shapes_make_room_for_others() {
         try_graph(&mut *lane, 1, &inputs(&mut random, &model, rows));
     }
     let recorded = || -> Vec<usize> { model.graphs().iter().map(|report| report.shapes[0][0]).collect() };
-    // What the one that had to go has cost came to nothing: shapes have to come more often from then on.
+    // The discarded graph had paid back nothing of its cost: shapes have to come more often from
+    // then on.
     assert_eq!((recorded(), stand_in.calls("cuGraphExecDestroy")), ((2..=65).collect(), 1));
     try_graph(&mut *lane, 1, &inputs(&mut random, &model, most));
     assert_eq!((recorded(), stand_in.calls("cuGraphExecDestroy")), ((3..=66).collect(), 2));
@@ -386,7 +395,7 @@ fn graphs_of_many_shapes_make_room_for_others() {
     stand_in.assert_clean();
 }
 
-/// A warm-up may send nothing else.
+/// A warm-up may send only zeros.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_graph_is_judged_on_numbers_in_place_of_zeros() {

@@ -1,4 +1,5 @@
-//! Lanes: the answers of the whole model on the host, whatever is parted and joined on the device.
+//! Lanes: the answers of the whole model on the host, for all ways to part and join batches on the
+//! device.
 
 use cuda_stand_in::{Count, Kind, Order};
 use downbeat_engine::{Cut, Engine, LoadOptions, Onnxruntime, Place, Share, State, StreamPriority};
@@ -32,7 +33,7 @@ fn whole_models_give_the_answers_of_the_host() {
     }
     drop(engine);
     if computed == 3 {
-        // The provider does both where it makes a session.
+        // The provider does both when it makes a session.
         assert_eq!(stand_in.calls("cuCtxSynchronize"), 0, "nothing waits for the whole device");
         assert_eq!(
             stand_in.calls("pageable upload") + stand_in.calls("pageable download"),
@@ -43,7 +44,8 @@ fn whole_models_give_the_answers_of_the_host() {
     stand_in.assert_clean();
 }
 
-/// As `batches_parted_and_joined_at_random_between_segments` on the host, on two lanes, and without a copy to the host in between.
+/// Like `batches_parted_and_joined_at_random_between_segments` on the host: on two lanes, and
+/// without a copy to the host in between.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn batches_are_parted_and_joined_on_the_device() {
@@ -57,7 +59,8 @@ fn batches_are_parted_and_joined_on_the_device() {
         assert_eq!((model.segments(), model.segment_info().len()), (segments, segments));
         let mut lanes = [lane(&*model), lane(&*model)];
         for (rows, lane) in (1..=6).flat_map(|rows| [(rows, 0), (rows, 1), (rows, 0), (rows, 1)]) {
-            // Sessions take what they need when they first see a size, and try it as a graph the second time.
+            // Sessions allocate their memory when they first see a size, and try the size as a
+            // graph the second time.
             let inputs = random.inputs(whole.signature(), |_, axis| if axis == 0 { rows } else { 7 });
             run(&mut *lanes[lane], segments, inputs);
         }
@@ -113,7 +116,7 @@ fn a_state_on_the_device_can_be_fetched() {
     on_device.run(0..1, &mut state).expect("runs");
     let fetch = |tensor: &mut downbeat_engine::Tensor| tensor.data.fetch().expect("is there");
     state.tensors.iter_mut().for_each(fetch);
-    // What was fetched is all that the rest needs.
+    // The rest of the model needs only the fetched tensors.
     let fetched = copy(&state.tensors);
     drop(state);
     let mut state = State { tensors: fetched };
@@ -123,7 +126,7 @@ fn a_state_on_the_device_can_be_fetched() {
     stand_in.assert_clean();
 }
 
-/// Nothing orders the work of two lanes (E²bird §6.1): at some time both compute.
+/// No event orders the work of two lanes (E²bird §6.1): at some time both compute.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn two_lanes_overlap() {

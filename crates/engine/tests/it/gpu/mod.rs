@@ -1,7 +1,9 @@
-//! The engine on GPUs, on the stand-in of the driver (`lab/cuda-stand-in`): everything but the kernels, which are onnxruntime's own for the host. Streams of the
-//! stand-in run only when they are waited for, so that a wait that is missing gives wrong answers.
+//! The engine on GPUs, on the stand-in of the driver (`lab/cuda-stand-in`). Everything is tested
+//! but the kernels, which are onnxruntime's own for the host. Streams of the stand-in run only when
+//! a thread waits for them, so that a missing wait gives wrong answers.
 //!
-//! Where the library has its CUDA provider beside it, that runs, on stand-ins of NVIDIA's other libraries: `just gpu-stand-ins`. Those compute perceptrons only.
+//! If the library has its CUDA provider beside it, the tests use the provider, on stand-ins of
+//! NVIDIA's other libraries: `just gpu-stand-ins`. These stand-ins compute perceptrons only.
 
 mod ahead;
 mod faults;
@@ -20,7 +22,8 @@ use downbeat_engine::{CudaOptions, Cut, Engine, Lane, LoadOptions, Model, Onnxru
 
 use crate::support::{example, onnxruntime};
 
-/// The engine on so many GPUs of the stand-in, which is in the hands of this test; `None` without an onnxruntime library.
+/// The engine on so many GPUs of the stand-in, which this test has to itself; `None` without an
+/// onnxruntime library.
 pub(crate) fn gpus(count: u32) -> Option<(StandIn, OnnxruntimeCuda)> {
     gpus_with(count, &CudaOptions::default())
 }
@@ -30,7 +33,8 @@ fn gpus_with(count: u32, options: &CudaOptions) -> Option<(StandIn, OnnxruntimeC
     let library = onnxruntime()?;
     let stand_in = StandIn::lock();
     stand_in.set_devices(count, 132, 80 << 30);
-    // For kernels of the library that are made for a device and stand-ins of NVIDIA's other libraries, where those are loaded (lab/nvidia-stand-ins).
+    // For kernels of the library that need a device, and for stand-ins of NVIDIA's other libraries,
+    // if they are loaded (lab/nvidia-stand-ins).
     stand_in.set_readable(true);
     init();
     let devices: Vec<u32> = (0..count).collect();
@@ -38,7 +42,7 @@ fn gpus_with(count: u32, options: &CudaOptions) -> Option<(StandIn, OnnxruntimeC
     Some((stand_in, engine))
 }
 
-/// Whether onnxruntime's own kernels for GPUs run, and not those for the host.
+/// Whether onnxruntime's own kernels for GPUs run, rather than its kernels for the host.
 pub(crate) fn has_provider(engine: &OnnxruntimeCuda) -> bool {
     let library = engine.info().library.expect("it is one");
     library.with_file_name("libonnxruntime_providers_cuda.so").exists()

@@ -13,7 +13,7 @@ use crate::support::{Random, copy, example};
 const OUT_OF_MEMORY: u32 = 2;
 const INVALID_RESOURCE_CONFIGURATION: u32 = 915;
 
-/// Fails the test if two of the partitions have a unit in common; the units of all.
+/// Fails the test if two of the partitions have a unit in common. Returns the units of all.
 fn together<'a>(partitions: impl IntoIterator<Item = &'a Vec<u64>>) -> usize {
     let mut all = BTreeSet::new();
     for unit in partitions.into_iter().flatten() {
@@ -40,7 +40,7 @@ fn a_ladder_has_every_share_that_the_grain_allows() {
     stand_in.assert_clean();
 }
 
-/// cuda.h: what comes out of a split cannot be split again.
+/// cuda.h: the result of a split cannot be split again.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn any_number_of_partitions_come_out_of_one_split() {
@@ -85,7 +85,7 @@ fn a_rung_that_fails_costs_no_other() {
     stand_in.assert_clean();
 }
 
-/// cuda.h: what a split leaves over has not the same guarantees as its groups.
+/// cuda.h: the remainder of a split does not have the guarantees of its groups.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn what_is_left_over_is_left_out_where_it_cannot_be_used() {
@@ -145,7 +145,8 @@ fn shares_of_lanes_are_apart_on_each_gpu() {
     stand_in.assert_clean();
 }
 
-/// GSLICE §4.3: a model gets another share by being run on another lane; its weights and answers are the same.
+/// GSLICE §4.3: a model gets another share by running on another lane. Its weights and answers are
+/// the same.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_model_changes_its_share_by_changing_its_lane() {
@@ -185,7 +186,7 @@ fn divide(engine: &OnnxruntimeCuda, parts: &[&str]) -> Result<Vec<String>, Strin
     Ok(division.parts.into_iter().map(|part| part.size).collect())
 }
 
-/// GSLICE §4: what models of different partitions run on has nothing in common, however many they are.
+/// GSLICE §4: models of different partitions have no unit in common, however many they are.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn partitions_of_many_models_are_apart_on_each_gpu() {
@@ -193,7 +194,7 @@ fn partitions_of_many_models_are_apart_on_each_gpu() {
     let sizes = divide(&engine, &["40", "25%", "20", "8"]).expect("they fit");
     assert_eq!(sizes, ["40 compute units", "32 compute units", "24 compute units", "8 compute units"]);
     assert_eq!(stand_in.count(Count::GreenContexts), 2 * 4, "nothing is held for what is left over");
-    // Loaded for its partition, or given it for a lane.
+    // A model may be loaded for its partition, or a lane may be made in the partition.
     let on = |part| LoadOptions { share: Share::Part(part), ..LoadOptions::new(example("digits"), 1) };
     let own: Vec<_> = (0..3).map(|part| engine.load(&on(part)).expect("there is memory")).collect();
     let inputs = Random::new("many_apart").inputs(own[0].signature(), |_, _| 2);

@@ -1,4 +1,5 @@
-//! onnxruntime's CUDA provider as it uses the driver: only where it is there (`just gpu-stand-ins`).
+//! onnxruntime's CUDA provider and its use of the driver. The tests run only where the provider is
+//! found (`just gpu-stand-ins`).
 
 use cuda_stand_in::{Count, Kind, StandIn};
 use downbeat_engine::{
@@ -10,10 +11,11 @@ use super::{gpus, has_provider, load, run};
 use crate::model::{FLOAT, convolution, floats, folder, model, node, value, write};
 use crate::support::{Random, assert_close, copy, example, lane, load as load_on, onnxruntime};
 
-/// What a session may take for itself: the small weights that it does not share, rounded up to the grain of allocations.
+/// The most that a session may allocate for itself: the small weights that it does not share,
+/// rounded up to the grain of allocations.
 const OF_A_SESSION: u64 = 8 << 10;
 
-/// As [`gpus`], with what the stand-ins of the libraries tell; `None` without the provider.
+/// As [`gpus`], with the counters of the libraries' stand-ins; `None` without the provider.
 fn provider(count: u32) -> Option<(StandIn, OnnxruntimeCuda, Libraries)> {
     let (stand_in, engine) = gpus(count)?;
     if !has_provider(&engine) {
@@ -50,7 +52,8 @@ impl Libraries {
     }
 }
 
-/// The calls of the driver that hold up the host until work is over, or take or give back memory of the device. The engine's own memory is the stream's.
+/// The calls of the driver that hold up the host until work is over, or take or give back memory of
+/// the device. The engine's own memory is the stream's.
 const STALLS: [&str; 9] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
@@ -128,7 +131,8 @@ fn a_warm_launch_stalls_nothing() {
     stand_in.assert_clean();
 }
 
-/// Neither does one that is enqueued behind another, once that was done before: what the first gives back when it is over, the second cannot have.
+/// A launch enqueued behind another one does not stall the device either, once one has been before.
+/// It cannot have the memory that the first gives back at its end.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_launch_ahead_stalls_nothing() {
@@ -165,7 +169,8 @@ fn a_launch_ahead_stalls_nothing() {
     stand_in.assert_clean();
 }
 
-/// Where launching takes long, batches of the sizes that are recorded are one launch a segment, and give the same answers.
+/// If launching takes long, batches of recorded sizes are one launch a segment, and give the same
+/// answers.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn segments_run_as_graphs_where_that_is_not_slower() {
@@ -196,7 +201,8 @@ fn segments_run_as_graphs_where_that_is_not_slower() {
     stand_in.assert_clean();
 }
 
-/// Where nothing is set up for a size, all sizes and their graphs have one session a segment, and its memory is that of the largest.
+/// Sizes without a session of their own share one session a segment, also for their graphs. Its
+/// memory is that of the largest size.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn graphs_of_all_sizes_share_a_session() {
@@ -216,13 +222,13 @@ fn graphs_of_all_sizes_share_a_session() {
     let recorded = |report: &GraphReport| matches!(report.outcome, GraphOutcome::Recorded { .. });
     assert_eq!(model.graphs().iter().filter(|report| recorded(report)).count(), sizes.len() * 2);
     let more = stand_in.count(Count::Bytes) - bytes;
-    // The workspace of each product, one a segment and graph, which the stand-in keeps for each.
+    // The workspace of each product, one a segment and graph. The stand-in keeps one for each.
     assert!(more <= sizes.len() as u64 * 4 * 4096, "{more} bytes more for {} sizes", sizes.len());
     drop((lane, model, engine));
     stand_in.assert_clean();
 }
 
-/// The plans of convolutions are those of the shapes that came last, and so is their graph.
+/// A convolution has the plans of its last shapes, and the graph of its last shapes.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_convolution_has_the_graph_of_its_last_shapes() {
@@ -246,7 +252,7 @@ fn a_convolution_has_the_graph_of_its_last_shapes() {
     };
     let none: [usize; 0] = [];
     assert_eq!((lengths_after(4), lengths_after(4), lengths_after(4)), (none.to_vec(), vec![4], vec![4]));
-    // It was of no use yet, so that shapes have to come more often from then on.
+    // The graph was of no use yet, so shapes have to come more often from then on.
     assert_eq!((lengths_after(6), lengths_after(6), lengths_after(6)), (none.to_vec(), none.to_vec(), none.to_vec()));
     assert_eq!((lengths_after(6), lengths_after(6)), (vec![6], vec![6]));
     assert_eq!(lengths_after(4), none);
@@ -254,7 +260,8 @@ fn a_convolution_has_the_graph_of_its_last_shapes() {
     assert_eq!(stand_in.leaks(), Vec::<String>::new());
 }
 
-/// A CUDA convolution keeps the plan of one input shape, so that there is a session for each size of batch.
+/// A CUDA convolution keeps the plan of one input shape, so that there is a session for each size
+/// of batch.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn batches_of_other_sizes_plan_nothing_anew() {
@@ -292,7 +299,8 @@ fn batches_of_other_sizes_plan_nothing_anew() {
     assert_eq!(stand_in.leaks(), Vec::<String>::new());
 }
 
-/// What operators take is measured in one session, however many they are, and not again where it is known.
+/// All operators are measured in one session, however many they are. Known times are not measured
+/// again.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_cut_takes_one_session_and_none_where_it_is_known() {
@@ -306,11 +314,12 @@ fn a_cut_takes_one_session_and_none_where_it_is_known() {
     let before = counts();
     stand_in.forget();
     let first = load(&engine, &path, Cut::Stages(3));
-    // A mark hands tensors through where they are, but for those that the model gives: else each would copy in each of ten runs.
+    // A mark passes tensors on in place, except the model's outputs. Otherwise each mark would copy
+    // in each of ten runs.
     let copies = stand_in.trace().iter().filter(|work| work.kind == Kind::Copy).count();
     assert!(copies < 40, "{copies} copies");
     let [products, convolutions, waits] = since(before);
-    // One that optimises the model, one that is measured.
+    // One session optimises the model, and one is measured.
     assert!(products == 2 && convolutions <= 2 && waits <= 2, "{products}, {convolutions}, {waits}");
     for segment in first.segment_info() {
         let time = segment.time.expect("it was measured");
@@ -334,8 +343,9 @@ fn a_cut_takes_one_session_and_none_where_it_is_known() {
     stand_in.assert_clean();
 }
 
-/// With channels last, cuDNN adds the bias of a convolution in its own kernel. With channels first it would add a tensor, too, that the library clears in the null stream, with
-/// which the lane's is not ordered, and only in the first run of a shape.
+/// With channels last, cuDNN adds the bias of a convolution in its own kernel. With channels first
+/// it would also add a tensor. The library clears that tensor in the null stream, only in the first
+/// run of a shape. The lane's stream is not ordered with the null stream.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn biases_are_added_by_convolutions_with_channels_last() {
@@ -366,7 +376,8 @@ fn biases_are_added_by_convolutions_with_channels_last() {
     );
     let path = write(folder.path(), "sum.onnx", &network);
     let launches = ["kernel", "cudnnBackendExecute", "cudnnAddTensor"];
-    // Two activations, a sum, two biases; with channels last the input and the output are turned.
+    // Two activations, a sum, two biases. With channels last the input and the output are
+    // transposed.
     for (engine, expected) in [(with(false), [3, 2, 2]), (with(true), [5, 2, 0])] {
         let version = engine.info().version;
         for cut in [Cut::Whole, Cut::Stages(2)] {
@@ -449,7 +460,8 @@ fn a_library_that_fails_is_quoted_and_the_lane_goes_on() {
     stand_in.assert_clean();
 }
 
-/// What is given back to a lost device leaves its error in the thread, where the next launch of the library would find it.
+/// Memory that goes back to a lost device leaves its error in the thread. The next launch of the
+/// library would find the error.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_lost_device_does_not_fail_launches_elsewhere() {
@@ -459,7 +471,7 @@ fn a_lost_device_does_not_fail_launches_elsewhere() {
     let (mut first, mut second) = (at(0), at(1));
     let inputs = Random::new("a_lost_device").inputs(model.signature(), |_, _| 2);
     let expected = run(&mut *second, 1, copy(&inputs));
-    // In the middle of the kernels.
+    // The fault comes in the middle of the kernels.
     stand_in.fail_work(None, 4, 700);
     let error = first.run(0..1, &mut State { tensors: copy(&inputs) }).expect_err("the device is lost").to_string();
     assert!(error.contains("GPU 0 is lost"), "{error}");
@@ -495,7 +507,7 @@ fn models_and_lanes_may_go_in_any_order() {
             _ => drop((things[1].take(), first, third, things[0].take())),
         }
         drop(two);
-        // What its lane has left on the device is still there.
+        // The tensors that its lane has left on the device still exist.
         second.run(1..segments, &mut between).unwrap_or_else(|e| panic!("{e}"));
         assert_close(&format!("order {order}"), &expected, &between.tensors, 1e-6);
         let outputs = between;

@@ -21,7 +21,8 @@ fn write(ring: &Arc<RingMemory>, slot: u32, bytes: &[u8]) {
     writer.finish().expect("the device is there");
 }
 
-/// The batch of a run of slots has each request's row, also across the end of the ring, and however late the copies run.
+/// The batch of a run of slots has each request's row, also across the end of the ring, and for
+/// copies that run late.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn any_run_of_slots_is_a_batch() {
@@ -60,7 +61,7 @@ fn any_run_of_slots_is_a_batch() {
     }
 }
 
-/// A request is copied while what came before it computes.
+/// A request is copied while the batch before it computes.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn copies_overlap_kernels() {

@@ -1,4 +1,4 @@
-//! The engine `tensorrt`, but for TensorRT itself, which no stand-in has.
+//! The engine `tensorrt`, apart from TensorRT itself, which has no stand-in.
 
 use downbeat_engine::{CudaOptions, Engine, LoadOptions, Provider, ShapeRange};
 

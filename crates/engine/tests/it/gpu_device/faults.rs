@@ -1,4 +1,4 @@
-//! Faults: clear words, and whatever else is there goes on.
+//! Faults: the error has clear words, and everything else goes on.
 
 use std::process::Command;
 
@@ -52,7 +52,7 @@ fn gpu_without_room_for_a_model_says_so() {
     let path = products(folder.path(), 8192, 2, false);
     let device = Device::open(0).expect("it is there");
     let taken = device.free_memory().expect("it is there") - (300 << 20);
-    // SAFETY: freed below, and used by nobody.
+    // SAFETY: freed below, and never used.
     let memory = unsafe { result::malloc_sync(taken as usize) }.unwrap_or_else(|e| panic!("{e:?}"));
     let left = device.free_memory().expect("it is there") >> 20;
     let refused = gpu.try_load(&path, Cut::Whole).and_then(|model| model.lane().map(drop));
@@ -68,7 +68,8 @@ fn gpu_without_room_for_a_model_says_so() {
     drop(gpu.load(&path, Cut::Whole).lane().unwrap_or_else(|e| panic!("{e}")));
 }
 
-/// A kernel that writes where nothing is ends all work on the GPU in its process, so that it happens in another one.
+/// A kernel that writes outside its memory ends all work on the GPU in its process. The test runs
+/// it in another process.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_that_failed_is_said_to_be_lost() {
@@ -90,7 +91,7 @@ fn gpu_that_failed_is_said_to_be_lost() {
     run(&mut *lane(&*model), 1, inputs);
 }
 
-/// Runs only when [`gpu_that_failed_is_said_to_be_lost`] asks for it.
+/// Runs only when [`gpu_that_failed_is_said_to_be_lost`] starts it.
 #[test]
 #[ignore = "needs a GPU, and is started by another test"]
 fn gpu_child_loses_its_device() {
@@ -116,7 +117,7 @@ fn gpu_child_loses_its_device() {
     run(&mut *lane, 1, copy(&inputs));
     let device = Device::open(0).expect("it is there");
     device.free_memory().expect("which makes it this thread's");
-    // SAFETY: the text ends with a zero; a kernel without arguments; its fault is what this test is about.
+    // SAFETY: the text ends with a zero, and the kernel has no arguments. The test wants its fault.
     unsafe {
         let module = result::module::load_data(PTX.as_ptr().cast()).expect("the driver compiles it");
         let function = result::module::get_function(module, c"nowhere".to_owned()).expect("it is there");

@@ -95,7 +95,7 @@ fn gpu_answers_in_fp16_are_close() {
     compare(&CudaOptions::default(), &[half(folder.path())], 1e-2);
 }
 
-/// On two lanes in turns, parted and joined between the segments.
+/// Two lanes in turns, with batches parted and joined between the segments.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_segments_give_the_answers_of_the_whole() {
@@ -162,7 +162,7 @@ fn gpu_lanes_overlap() {
         let first = span(&*lanes[0]).took().expect("the device is there").as_nanos() as i64;
         (begin < first && end > 0).then_some(end.max(first) - begin.min(0))
     });
-    // On the stand-in it is luck; `gpu::lanes` looks at its trace.
+    // On the stand-in the order is luck; `gpu::lanes` looks at the stand-in's trace.
     let Some(both) = overlapped else {
         assert!(stands_in(), "the lanes have taken turns 50 times");
         return;

@@ -24,7 +24,7 @@ fn batch(ring: &Arc<RingMemory>, first: u32, count: u32) -> Tensor {
     Tensor { datatype: DataType::Fp32, shape: vec![count as usize, elements], data }
 }
 
-/// Neither a second lane nor one of segments takes the weights again.
+/// A second lane or a lane of segments does not copy the weights again.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_weights_are_there_once() {
@@ -83,7 +83,7 @@ fn gpu_ring_runs_across_its_end() {
     }
 }
 
-/// A slot is written and read by another lane, all while a long launch runs.
+/// Another lane writes and reads a slot, all while a long launch runs.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_copies_overlap_kernels() {
@@ -109,7 +109,7 @@ fn gpu_copies_overlap_kernels() {
                 run(&mut **slow, 1, inputs);
             });
             start.wait();
-            // A little later each time, until the launch has begun and is not over.
+            // The test asks a little later each time, until the launch has begun and is not over.
             (0..turn * 2000).for_each(|_| std::hint::spin_loop());
             write(&ring, turn % count, &vec![1; item * 4]);
             run(&mut *quick, 1, vec![batch(&ring, turn % count, 1)]);

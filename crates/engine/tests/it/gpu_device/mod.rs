@@ -1,5 +1,6 @@
-//! The engine on a real GPU, with the real provider: `cargo test -p downbeat-engine --test it -- --ignored gpu_device`. Each test has the GPU to itself. Where the
-//! driver is the stand-in (`LD_LIBRARY_PATH`), what kernels alone can show is left out.
+//! The engine on a real GPU, with the real provider: `cargo test -p downbeat-engine --test it --
+//! --ignored gpu_device`. Each test has the GPU to itself. If the driver is the stand-in
+//! (`LD_LIBRARY_PATH`), the tests leave out the checks that need real kernels.
 
 mod faults;
 mod lanes;
@@ -19,7 +20,7 @@ use crate::support::{Random, onnxruntime};
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The engine on the first GPU, the GPU being this test's alone.
+/// The engine on the first GPU, which this test has to itself.
 struct Gpu {
     engine: Arc<dyn Engine>,
     _turn: MutexGuard<'static, ()>,
@@ -55,9 +56,9 @@ impl Gpu {
     }
 }
 
-/// Whether the driver is the stand-in, whose kernels run on the host. To be asked only with a [`Gpu`].
+/// Whether the driver is the stand-in, whose kernels run on the host. A caller must hold a [`Gpu`].
 fn stands_in() -> bool {
-    // SAFETY: a driver is loaded; only the presence of the symbol is asked for.
+    // SAFETY: a driver is loaded; the test only asks whether the symbol is present.
     unsafe { cudarc::driver::sys::culib().get::<unsafe extern "C" fn()>(b"stand_in_view\0") }.is_ok()
 }
 
@@ -72,12 +73,13 @@ fn span(lane: &dyn Lane) -> Span {
     lane.last_run().expect("it has run")
 }
 
-/// What the last launch of a lane took on the device, microseconds.
+/// The time of a lane's last launch on the device, microseconds.
 fn micros(lane: &dyn Lane) -> u64 {
     span(lane).took().expect("the device is there").as_nanos() / 1000
 }
 
-/// `layers` products of `[n, width]` with weights of `[width, width]`, each with ReLU; with one weight for all if `shared`.
+/// `layers` products of `[n, width]` with weights of `[width, width]`, each with ReLU; with one
+/// weight for all if `shared`.
 fn products(folder: &Path, width: usize, layers: usize, shared: bool) -> std::path::PathBuf {
     let mut random = Random::new("products");
     let scale = (6.0 / width as f32).sqrt();

@@ -1,4 +1,5 @@
-//! What no client should send. Each time the status and the message are checked, and that a good request is answered.
+//! Requests that no client should send. Each test checks the status and the message, and that a
+//! good request is answered.
 
 use bytes::{Buf, BufMut, Bytes};
 use downbeat_protocol::inference as pb;
@@ -225,7 +226,7 @@ async fn a_message_over_the_limit() {
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains(expected), "{}", status.message());
     check_good(&mut client).await;
-    // Small on the wire only.
+    // The message is small only on the wire.
     for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
         let status = client.clone().send_compressed(encoding).model_infer(sized(5_000_000)).await.unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted);
@@ -234,7 +235,8 @@ async fn a_message_over_the_limit() {
     }
 }
 
-/// A call as bytes on a connection: HTTP/2 preface and settings, headers of a ModelInfer, then a message.
+/// A call as bytes on a connection: HTTP/2 preface and settings, headers of a ModelInfer, then a
+/// message.
 fn call_on_the_wire(message: &[u8]) -> Vec<u8> {
     let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
         let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
@@ -279,7 +281,7 @@ async fn connections_that_break() {
         &[0xff; 4096],
         &whole[..30],
         &whole[..whole.len() - 40],
-        // Says that 4 GiB follow.
+        // The prefix says that 4 GiB follow.
         &call_on_the_wire(&[0, 0xff, 0xff, 0xff, 0xff, 1, 2, 3]),
     ];
     for opening in openings {
@@ -287,7 +289,7 @@ async fn connections_that_break() {
         socket.write_all(opening).await.unwrap();
         socket.shutdown().await.unwrap();
         let mut answer = Vec::new();
-        // The server closes it; how is its affair.
+        // The server may close the connection in any manner.
         let _ = socket.read_to_end(&mut answer).await;
         check_good(&mut client).await;
     }

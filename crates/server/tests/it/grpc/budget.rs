@@ -1,4 +1,5 @@
-//! What messages hold of the memory: bounded for all together, and nothing for a model that is not there.
+//! The memory that messages hold: bounded for all together, and zero for a model that does not
+//! exist.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -52,7 +53,8 @@ fn message(model: &str, size: usize) -> Bytes {
 
 type Call = (mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>, tokio::task::JoinHandle<(Code, String)>);
 
-/// Begins a call with the first half of a message. What it is answered; the rest can be sent.
+/// Begins a call with the first half of a message. Returns a sender for the second half, and the
+/// answer.
 fn begin(connection: &SendRequest<StreamBody<Parts>>, message: &Bytes, method: &str) -> Call {
     let (sender, parts) = mpsc::unbounded_channel();
     sender.send(Ok(Frame::data(message.slice(..message.len() / 2)))).unwrap();
@@ -100,7 +102,7 @@ async fn half_messages_on_one_connection_are_bounded_by_the_budget() {
         refused += 1;
     }
     assert!(refused >= 7 && !kept.is_empty());
-    // One that is in is answered once it is whole, as soon as there is room for it.
+    // A message that was admitted is answered once it is whole, as soon as there is room for it.
     let (sender, answer) = kept.remove(0);
     for (sender, answer) in kept {
         answer.abort();

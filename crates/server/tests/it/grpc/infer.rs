@@ -89,7 +89,7 @@ async fn the_timeout_of_the_call_bounds_the_request() {
     assert_eq!(timeout_of(None, None).await, None);
     assert_eq!(timeout_of(Some(70), None).await, Some(ParameterChoice::Int64Param(70)));
     assert_eq!(timeout_of(Some(70), hour).await, Some(ParameterChoice::Int64Param(70)));
-    // The client sends what is left of it.
+    // The client sends the time that is left.
     let Some(ParameterChoice::Uint64Param(left)) = timeout_of(None, hour).await else { panic!("no timeout") };
     assert!((3_590_000_000..=3_600_000_000).contains(&left), "{left}");
     let own = timeout_of(Some(7_200_000_000), hour).await;
@@ -134,7 +134,7 @@ async fn a_client_that_goes_away_cancels_its_request() {
         request.parameters.insert("hold".into(), parameter(ParameterChoice::BoolParam(true)));
         request
     };
-    // The call is given up, the connection stays.
+    // The client gives up the call and keeps the connection.
     let call = tokio::spawn({
         let (mut client, request) = (client.clone(), held());
         async move { client.model_infer(request).await }
@@ -147,7 +147,7 @@ async fn a_client_that_goes_away_cancels_its_request() {
     late.set_timeout(Duration::from_millis(30));
     assert!(client.model_infer(late).await.is_err());
     server.service.wait_for_cancelled(2).await;
-    // The connection is gone.
+    // The client closes the connection.
     let mut other = server.client().await;
     let call = tokio::spawn(async move { other.model_infer(held()).await });
     server.service.wait_for_started(3).await;

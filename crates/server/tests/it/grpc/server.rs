@@ -1,4 +1,4 @@
-//! A running frontend and a client of it.
+//! A running frontend and its client.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Server {
     }
 }
 
-/// A request to `simple` and the sums it must be answered with.
+/// A request to `simple`, with the sums of the right answer.
 pub fn simple(id: &str) -> (pb::ModelInferRequest, Vec<i32>) {
     let a: Vec<i32> = (0..16).collect();
     let b: Vec<i32> = (0..16).map(|i| 100 * i + id.len() as i32).collect();
@@ -94,7 +94,7 @@ pub fn string(value: &str) -> pb::InferParameter {
     parameter(pb::infer_parameter::ParameterChoice::StringParam(value.into()))
 }
 
-/// Sends a good request and checks its answer: what every bad one is followed by.
+/// Sends a good request and checks its answer. Every test sends one after a bad request.
 pub async fn check_good(client: &mut Client) {
     let (request, sums) = simple("good");
     let response = client.model_infer(request).await.expect("the good request is answered").into_inner();

@@ -21,7 +21,7 @@ async fn what_is_under_way_is_finished() {
         let (request, _) = held("unary");
         async move { client.model_infer(request).await }
     });
-    // A stream whose client does not end it.
+    // A stream that its client does not end.
     let (sender, receiver) = tokio::sync::mpsc::channel(4);
     let mut answers = client.model_stream_infer(ReceiverStream::new(receiver)).await.unwrap().into_inner();
     sender.send(held("stream").0).await.unwrap();
@@ -30,7 +30,7 @@ async fn what_is_under_way_is_finished() {
     server.service.wait_for_started(2).await;
 
     server.stage.send(Stage::Draining).unwrap();
-    // Nobody new.
+    // The server accepts no new connection.
     while let Ok(channel) =
         tonic::transport::Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await
     {

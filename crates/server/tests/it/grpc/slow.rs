@@ -19,7 +19,7 @@ use super::server::{Client, Server, check_good, parameter, simple};
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
-/// A message of 100 bytes is announced, and three are here.
+/// A prefix that announces a message of 100 bytes, and the first three bytes of the message.
 const HALF: &[u8] = &[0, 0, 0, 0, 100, 1, 2, 3];
 
 async fn server() -> Server {
@@ -78,12 +78,12 @@ async fn half_a_message_is_not_waited_for() {
     check_good(&mut server.client().await).await;
 }
 
-/// A drain that waits for no client takes far less.
+/// A drain that waits for no client takes far less than this.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[tokio::test]
 async fn clients_that_stopped_do_not_hold_the_drain() {
-    // No other limit ends them.
+    // No other limit ends these calls.
     let options = ConnectionOptions { transfer_timeout: None, ..ConnectionOptions::default() };
     let server = Server::with_connections(GrpcOptions::default(), options).await;
     let mut held = Vec::new();
@@ -162,7 +162,7 @@ async fn an_idle_connection_is_told_to_go_and_one_with_an_open_stream_is_not() {
     sender.send(simple("late").0).await.unwrap();
     assert_eq!(answers.message().await.unwrap().unwrap().infer_response.unwrap().id, "late");
     drop((sender, answers));
-    // Its connection ends meanwhile; the client makes another.
+    // The client's connection ends meanwhile, and the client makes another.
     tokio::time::sleep(Duration::from_millis(500)).await;
     check_good(&mut client).await;
 }

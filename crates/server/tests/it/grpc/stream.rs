@@ -26,7 +26,7 @@ async fn answers_come_in_the_order_of_the_requests() {
     let server = Server::start().await;
     let mut client = server.client().await;
     let (sender, mut answers) = open(&mut client).await;
-    // The earlier, the longer.
+    // Earlier requests take longer.
     for i in 0..50 {
         let (mut request, _) = simple(&i.to_string());
         request.parameters.insert("delay_ms".into(), int64(50 - i));
@@ -93,7 +93,7 @@ async fn no_more_than_the_bound_are_under_way() {
     }
     drop(sender);
     server.service.wait_for_started(4).await;
-    // Another stream is not held up, nor is a single call.
+    // The stream holds up neither another stream nor a single call.
     let (other, mut other_answers) = open(&mut client).await;
     other.send(simple("other").0).await.unwrap();
     assert_eq!(other_answers.message().await.unwrap().unwrap().infer_response.unwrap().id, "other");
@@ -103,7 +103,7 @@ async fn no_more_than_the_bound_are_under_way() {
     for i in 0..100 {
         assert_eq!(answers.message().await.unwrap().unwrap().infer_response.unwrap().id, i.to_string());
     }
-    // Four of this stream, one besides.
+    // Four requests of this stream, and one of another.
     assert!(server.service.most_running() <= 5, "{}", server.service.most_running());
 }
 

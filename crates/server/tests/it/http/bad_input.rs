@@ -1,5 +1,5 @@
-//! Requests that are wrong: each is answered with a status and a message that says what was wrong and what is expected,
-//! and the next good request is answered.
+//! Requests that are wrong. Each gets a status and a message that tells the mistake and the
+//! expected value, and the next good request is answered.
 
 use std::io::Write;
 
@@ -122,7 +122,7 @@ async fn json_nested_a_hundred_thousand_deep() {
     for path in ["/v2/repository/index", "/v2/repository/models/simple/load", "/v2/logging"] {
         connection.post(path, &[], &lists).await.error(400);
         connection.post(path, &[], "[]").await.error(400);
-        // Skipped where the field means nothing.
+        // The server skips the value where the field means nothing.
         let reply = connection.post(path, &[], format!(r#"{{"parameters":{objects}}}"#)).await;
         assert!([200, 400].contains(&reply.status), "{reply:?}");
     }
@@ -263,7 +263,8 @@ async fn a_body_that_is_too_large() {
     assert_says(&message, &["once decompressed", "at most 10000 bytes"]);
     assert_answers(&mut connection).await;
 
-    // A client that asks before it sends is told before it sends, and the connection ends.
+    // A client that asks before it sends (`expect: 100-continue`) gets the refusal before it sends,
+    // and the connection ends.
     let mut asking = server.connect().await;
     asking
         .send(format!(
@@ -275,7 +276,7 @@ async fn a_body_that_is_too_large() {
     assert_eq!(reply.headers["connection"], "close");
     assert!(asking.is_closed().await);
 
-    // So much is not read to its end.
+    // The server does not read so long a body to its end.
     let mut huge = server.connect().await;
     huge.send(format!("POST {SIMPLE} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000000\r\n\r\n")).await;
     assert_says(&huge.reply().await.error(413), &["100000000000 bytes"]);

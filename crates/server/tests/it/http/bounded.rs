@@ -12,10 +12,11 @@ use serde_json::json;
 use super::client::post_bytes;
 use super::{Server, json_request};
 
-/// Takes all turns for large bodies, those for overdue turns too, until the senders are dropped.
+/// Takes all turns for large bodies, and the turns for overdue work, until the senders are dropped.
 async fn take_all_turns() -> Vec<mpsc::Sender<()>> {
     let (begun, mut senders) = (Arc::new(AtomicUsize::new(0)), Vec::new());
-    // Work of one connection does not take them all. What is more than there are turns waits.
+    // Work of one connection cannot take all turns, so each work has its own address. Work beyond
+    // the number of turns waits.
     for address in 0..200_u8 {
         let (release, released) = mpsc::channel::<()>();
         let (count, client) = (begun.clone(), Client::at([10, 0, 0, address].into()));

@@ -1,4 +1,5 @@
-//! What bodies hold of the memory: bounded for all together, and nothing where the head says enough.
+//! The memory that bodies hold: bounded for all together, and zero where the head alone decides the
+//! answer.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ async fn server(limit: usize) -> (Server, Arc<ByteBudget>) {
     (Server::with_options(options).await, budget)
 }
 
-/// Sends the head of a request with a body of `size` bytes, and `sent` of them.
+/// Sends the head of a request with a body of `size` bytes, and the first `sent` bytes of the body.
 async fn begin(connection: &mut Connection, model: &str, size: usize, sent: usize) {
     let head = format!("POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n");
     connection.send(head).await;
@@ -42,7 +43,7 @@ async fn half_a_body_for_an_unknown_model_is_answered_for_free() {
         assert_eq!(budget.in_flight(), 0);
         connections.push(connection);
     }
-    // Whoever sends the rest all the same can go on.
+    // A client that sends the rest of its body all the same can go on.
     let mut connection = connections.remove(0);
     connection.send(vec![b' '; 4 * MIB]).await;
     assert_eq!(connection.post("/v2/models/simple/infer", &[], json_request().to_string()).await.status, 200);
@@ -81,7 +82,7 @@ async fn bodies_beyond_the_budget_are_refused_and_let_go() {
     assert!(message.contains("8388608") && message.contains("--max-in-flight-bytes"), "{message}");
     assert_eq!(reply.headers["retry-after"], "1");
     assert_eq!((budget.in_flight(), budget.refused()), (6 * MIB as u64, 1));
-    // Small requests have room all the while, on this connection too.
+    // Small requests always have room, on this connection too.
     third.send(vec![b' '; MIB]).await;
     assert_eq!(third.post("/v2/models/simple/infer", &[], json_request().to_string()).await.status, 200);
 

@@ -1,4 +1,4 @@
-//! A server on a free port, and a client that sends exactly the bytes it is told to.
+//! A server on a free port, and a client that sends exactly the given bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&self.body)))
     }
 
-    /// The message of an error, with a check that it is one.
+    /// The message of an error reply. Checks the status and the form of the reply.
     #[track_caller]
     pub fn error(&self, status: u16) -> String {
         let text = String::from_utf8_lossy(&self.body);
@@ -91,7 +91,7 @@ impl Connection {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
     }
 
-    /// Whether the server takes it.
+    /// Sends bytes. Returns whether the connection took all bytes.
     pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).await.is_ok()
     }

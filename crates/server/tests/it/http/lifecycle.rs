@@ -15,7 +15,8 @@ fn slow_request() -> Vec<u8> {
     post_bytes("/v2/models/slow/infer", &[], body.to_string().as_bytes())
 }
 
-/// Waits until `condition` holds; a test that would wait for ever fails by the test runner's own limit.
+/// Waits until `condition` holds; a test that would wait for ever fails by the test runner's own
+/// limit.
 async fn until(condition: impl Fn() -> bool) {
     while !condition() {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -64,7 +65,7 @@ async fn a_leaving_server_ends_each_connection_with_its_answer() {
     let mut before = server.connect().await;
     assert!(!before.get("/v2/health/live").await.headers.contains_key("connection"));
     server.stage.send(Stage::Leaving).unwrap();
-    // The port learns of it by itself.
+    // The port learns of the drain by itself.
     loop {
         let reply = before.get("/v2/health/live").await;
         assert_eq!(reply.status, 200);
@@ -76,7 +77,7 @@ async fn a_leaving_server_ends_each_connection_with_its_answer() {
     let mut late = server.connect().await;
     let reply = late.post("/v2/models/simple/infer", &[], json_request().to_string()).await;
     assert_eq!((reply.status, reply.headers["connection"].as_str()), (200, "close"));
-    // Connected before the drain, and sending only in it.
+    // A client that connects before the drain, and sends only during the drain.
     let mut last = server.connect().await;
     server.stage.send(Stage::Draining).unwrap();
     let reply = last.get("/v2/health/live").await;
@@ -139,7 +140,7 @@ async fn a_body_that_trickles_in_is_refused_and_a_slow_one_is_not() {
     trickling.send(head).await;
     let mut reply = None;
     for byte in body {
-        // The server may have closed it.
+        // The server may have closed the connection.
         trickling.try_send([*byte]).await;
         reply = tokio::time::timeout(Duration::from_millis(10), trickling.try_reply()).await.ok().flatten();
         if reply.is_some() {
@@ -183,7 +184,8 @@ async fn an_idle_connection_ends_after_its_time() {
     assert_eq!(working.reply().await.status, 200);
 }
 
-/// A connection with a request under way, the `count`th. A connection has to be unused for a moment to make room.
+/// A connection with a request under way, the `count`th. A connection has to be unused for a moment
+/// to make room.
 async fn busy(server: &Server, count: usize) -> Connection {
     loop {
         let mut connection = server.connect().await;

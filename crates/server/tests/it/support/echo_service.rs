@@ -13,12 +13,15 @@ use downbeat_server::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Se
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// Models: `simple` (Triton's example: OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, both INT32 `[-1, 16]`,
-/// batches up to 8), `echo` (gives every input back under its name, no batches) and `batch_echo` (the same, with
-/// batches). All have version 1.
+/// A service without engines. Its models all have version 1:
+/// - `simple` is Triton's example: OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, both INT32
+///   `[-1, 16]`, batches up to 8;
+/// - `echo` gives every input back under its name, without batches;
+/// - `batch_echo` does the same, with batches.
 ///
-/// Request parameters steer it: `delay_ms` (an integer) waits first, `fail` (a name in [`failure`]) fails, and
-/// `hold` waits until [`EchoService::release`]. The answer's parameters are the request's.
+/// Request parameters steer it: `delay_ms` (an integer) waits first, `fail` (a name in [`failure`])
+/// fails, and `hold` waits until [`EchoService::release`]. The answer's parameters are the
+/// request's.
 pub struct EchoService {
     ready: AtomicBool,
     loaded: Mutex<BTreeSet<String>>,
@@ -33,7 +36,8 @@ pub struct EchoService {
 
 const MODELS: [&str; 3] = ["simple", "echo", "batch_echo"];
 
-/// Labels of `echo`'s and `batch_echo`'s outputs called `LABELLED`. One class has none.
+/// Labels of `echo`'s and `batch_echo`'s outputs with the name `LABELLED`. The third class has
+/// none.
 pub const LABELS: [&str; 4] = ["ant", "bee", "", "cat"];
 
 impl Default for EchoService {
@@ -59,7 +63,7 @@ impl EchoService {
         self.ready.store(ready, Ordering::SeqCst);
     }
 
-    /// Requests answered, or failed.
+    /// The number of requests answered, or failed.
     pub fn answered(&self) -> usize {
         self.answered.load(Ordering::SeqCst)
     }
@@ -79,7 +83,7 @@ impl EchoService {
         self.started.subscribe().wait_for(|now| *now >= count).await.unwrap();
     }
 
-    /// Lets requests with the parameter `hold` go on, those to come as well.
+    /// Lets requests with the parameter `hold` go on, also later ones.
     pub fn release(&self) {
         self.released.send_replace(true);
     }
@@ -164,7 +168,7 @@ fn simple(request: &InferRequest) -> Result<Vec<InferTensor>, ServiceError> {
     Ok(vec![output("OUTPUT0", i32::wrapping_add), output("OUTPUT1", i32::wrapping_sub)])
 }
 
-/// Counts a request as cancelled unless told that it is done.
+/// Counts a request as cancelled unless its flag is set, which says that the request is done.
 struct Running<'a>(&'a EchoService, bool);
 
 impl Drop for Running<'_> {

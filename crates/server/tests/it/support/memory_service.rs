@@ -30,7 +30,7 @@ pub struct MemoryService {
     /// Inferences of `slow` that were given up.
     pub cancelled: AtomicUsize,
     released: Semaphore,
-    /// Every load that came through, with its overrides.
+    /// Every load that was carried out, with its overrides.
     pub loads: Mutex<Vec<(String, LoadOverrides)>>,
     /// The last inference request, as the frontend understood it.
     pub last_request: Mutex<Option<InferRequest>>,
@@ -103,7 +103,7 @@ impl MemoryService {
     }
 }
 
-/// Counts an inference as cancelled unless it came to its end.
+/// Counts an inference as cancelled unless it ended by itself.
 struct Waiting<'a> {
     service: &'a MemoryService,
     finished: bool,

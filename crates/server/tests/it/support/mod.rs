@@ -1,4 +1,4 @@
-//! What the frontends' tests share.
+//! Services that the tests of the frontends share.
 
 pub mod echo_service;
 pub mod memory_service;

@@ -8,7 +8,7 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// Filled with zeros; gone when dropped.
 pub struct SharedObject {
-    /// With the leading slash.
+    /// The name, with the leading slash.
     pub key: String,
     file: File,
 }

@@ -287,6 +287,6 @@ fn the_scheduler_alone_is_measured() {
     assert!(output.status.success() && stdout(&output).lines().count() > 3, "{output:?}");
     let json = stdout(&run(&[&quick[..], &["--json"]].concat()));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert!(json["allocations"].is_number(), "the program counts them: {json}");
+    assert!(json["allocations_per_request"].is_number(), "the program counts them: {json}");
     refuses(&["scheduler", "--threads", "2", "--models", "1"], "--threads: at most one a model, of which there are 1");
 }

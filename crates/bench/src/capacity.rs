@@ -1,5 +1,7 @@
 //! Finds the highest rate that meets its targets.
 
+use std::fmt;
+
 use anyhow::Result;
 use downbeat_core::Duration;
 use downbeat_report::note;
@@ -9,7 +11,7 @@ use crate::arrivals::Schedule;
 use crate::load::Pace;
 use crate::outcome::Failure;
 use crate::plan::{Plan, Search, Targets};
-use crate::report::keeps_up;
+use crate::report::{keeps_up, short};
 use crate::run::{Hopeless, Outcome, run};
 
 /// Most trials of a search.
@@ -105,6 +107,19 @@ pub struct Capacity {
     pub interrupted: bool,
     /// The trials, in their order.
     pub trials: Vec<Trial>,
+}
+
+impl fmt::Display for Capacity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.rate, self.failed_rate) {
+            (Some(rate), Some(failed)) => write!(f, "capacity {}/s ({}/s fails)", short(rate), short(failed))?,
+            (Some(rate), None) if self.interrupted => write!(f, "capacity at least {}/s (interrupted)", short(rate))?,
+            (Some(rate), None) => write!(f, "capacity at least {}/s (upper bound)", short(rate))?,
+            (None, _) if self.interrupted => f.write_str("interrupted before a rate met the target")?,
+            (None, _) => f.write_str("no rate met the target")?,
+        }
+        write!(f, ": {}", self.target)
+    }
 }
 
 impl Targets {

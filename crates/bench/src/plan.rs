@@ -105,46 +105,14 @@ impl Plan {
     pub fn resolve(args: &Args) -> Result<Self> {
         let target = target(args.url.as_deref(), args.protocol)?;
         let headers = args.headers.iter().map(|h| header(h)).collect::<Result<Vec<_>>>()?;
-        let gaps = args.arrivals;
-        let rate = positive("--rate", args.rate)?;
-        let (pace, pace_text) = if args.closed {
-            ensure!(args.connections > 0, "--connections 0: a closed loop needs a client");
-            (Pace::Closed(args.connections), format!("closed loop, {} clients", args.connections))
-        } else if let Some(text) = &args.steps {
-            let schedule = Schedule { gaps, steps: steps(text)? };
-            (Pace::Open(schedule), format!("open loop, {} gaps, steps {text}", args.arrivals))
-        } else {
-            let text = format!("open loop, {} gaps, {rate}/s", args.arrivals);
-            (Pace::Open(Schedule::steady(gaps, rate)), text)
-        };
+        let (pace, pace_text) = pace(args)?;
         let warmup = match args.warmup {
             Some(seconds) => duration("--warmup", seconds)?,
             None if args.steps.is_some() => Duration::ZERO,
             None => Duration::from_millis(1_000),
         };
-        let length = match (&args.duration, &pace) {
-            (Some(seconds), _) => duration("--duration", *seconds)?,
-            // Steps that are counted in requests may take longer than their mean.
-            (None, Pace::Open(schedule)) if schedule.mean_length().is_some() => Duration::MAX,
-            (None, _) if args.steps.is_none() && args.requests.is_some() && !args.capacity => Duration::MAX,
-            (None, _) => Duration::from_millis(10_000),
-        };
-        ensure!(length > Duration::ZERO, "--duration 0: nothing would be measured");
-        let search = if args.capacity {
-            ensure!(
-                (0.0..100.0).contains(&args.target_bad_percent),
-                "--target-bad-percent {}: expected 0 to 100",
-                args.target_bad_percent
-            );
-            let precision = positive("--precision", args.precision)? / 100.0;
-            let most = positive("--max-rate", args.max_rate)?;
-            ensure!(rate <= most, "--rate {rate}: beyond --max-rate {most}");
-            let p99 = args.target_p99_ms.map(|ms| millis("--target-p99-ms", ms)).transpose()?;
-            let targets = Targets { p99, bad: args.target_bad_percent / 100.0 };
-            Some(Search { start: rate, most, precision, gaps, targets })
-        } else {
-            None
-        };
+        let length = length(args, &pace)?;
+        let search = args.capacity.then(|| search(args)).transpose()?;
         let threads = args.threads;
         ensure!((1..=256).contains(&threads), "--threads {threads}: expected 1 to 256");
         let mut plan = Plan {
@@ -175,6 +143,49 @@ impl Plan {
     pub fn requests(&self) -> Vec<Vec<Bytes>> {
         self.models.iter().map(|m| m.requests.clone()).collect()
     }
+}
+
+/// The rule for offering requests, and its words for the report.
+fn pace(args: &Args) -> Result<(Pace, String)> {
+    let gaps = args.arrivals;
+    let rate = positive("--rate", args.rate)?;
+    Ok(if args.closed {
+        ensure!(args.connections > 0, "--connections 0: a closed loop needs a client");
+        (Pace::Closed(args.connections), format!("closed loop, {} clients", args.connections))
+    } else if let Some(text) = &args.steps {
+        let schedule = Schedule { gaps, steps: steps(text)? };
+        (Pace::Open(schedule), format!("open loop, {gaps} gaps, steps {text}"))
+    } else {
+        (Pace::Open(Schedule::steady(gaps, rate)), format!("open loop, {gaps} gaps, {rate}/s"))
+    })
+}
+
+/// The measured time; [`Duration::MAX`] if the load ends by itself.
+fn length(args: &Args, pace: &Pace) -> Result<Duration> {
+    let length = match (&args.duration, pace) {
+        (Some(seconds), _) => duration("--duration", *seconds)?,
+        // Steps that are counted in requests may take longer than their mean.
+        (None, Pace::Open(schedule)) if schedule.mean_length().is_some() => Duration::MAX,
+        (None, _) if args.steps.is_none() && args.requests.is_some() && !args.capacity => Duration::MAX,
+        (None, _) => Duration::from_millis(10_000),
+    };
+    ensure!(length > Duration::ZERO, "--duration 0: nothing would be measured");
+    Ok(length)
+}
+
+/// The capacity search that the options describe.
+fn search(args: &Args) -> Result<Search> {
+    ensure!(
+        (0.0..100.0).contains(&args.target_bad_percent),
+        "--target-bad-percent {}: expected 0 to 100",
+        args.target_bad_percent
+    );
+    let precision = positive("--precision", args.precision)? / 100.0;
+    let (start, most) = (args.rate, positive("--max-rate", args.max_rate)?);
+    ensure!(start <= most, "--rate {start}: beyond --max-rate {most}");
+    let p99 = args.target_p99_ms.map(|ms| millis("--target-p99-ms", ms)).transpose()?;
+    let targets = Targets { p99, bad: args.target_bad_percent / 100.0 };
+    Ok(Search { start, most, precision, gaps: args.arrivals, targets })
 }
 
 fn positive(flag: &str, value: f64) -> Result<f64> {

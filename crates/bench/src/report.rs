@@ -12,7 +12,7 @@ use crate::args::{Body, Protocol};
 use crate::capacity::Capacity;
 use crate::load::Pace;
 use crate::plan::Plan;
-use crate::record::{ModelRecord, Record};
+use crate::record::{Interval, ModelRecord, Record};
 use crate::run::Outcome;
 use crate::statistics::ModelStatistics;
 
@@ -266,6 +266,46 @@ impl ModelReport {
     }
 }
 
+impl GeneratorReport {
+    fn new(plan: &Plan, record: &Record) -> Self {
+        let closed = matches!(plan.pace, Pace::Closed(_));
+        GeneratorReport {
+            cpu_us_per_request: record.cpu.as_secs_f64() * 1e6 / record.started.max(1) as f64,
+            busy: record.cpu.as_secs_f64() / (record.elapsed.as_secs_f64() * plan.threads as f64).max(1e-9),
+            threads: plan.threads,
+            connections: record.connections,
+            lateness_ms: if closed { None } else { Distribution::of(&record.lateness) },
+            connection_wait_ms: Distribution::of(&record.connection_wait),
+            waited_for_connection: record.connection_wait.len(),
+            backlog: record.backlog,
+            kept_up: keeps_up(record),
+            requests: record.started,
+        }
+    }
+}
+
+/// The points of a run's time series, one for each interval.
+fn series(record: &Record, interval: Duration) -> Vec<Point> {
+    let seconds = interval.as_secs_f64();
+    let point = |(i, interval): (usize, &Interval)| Point {
+        seconds: i as f64 * seconds,
+        offered_per_second: interval.scheduled as f64 / seconds,
+        good_per_second: interval.good as f64 / seconds,
+        bad_per_second: interval.bad as f64 / seconds,
+        mean_ms: (interval.answered > 0).then(|| ms(interval.latency_sum_ns / interval.answered.max(1))),
+        max_ms: (interval.answered > 0).then(|| ms(interval.latency_max_ns)),
+    };
+    record.series.iter().enumerate().map(point).collect()
+}
+
+/// The load in words: the user's, or the rate that the capacity search ended with.
+fn load_text(plan: &Plan, capacity: Option<&Capacity>) -> String {
+    let Some(capacity) = capacity else { return plan.pace_text.clone() };
+    let rate = capacity.rate.or(capacity.failed_rate).unwrap_or(0.0);
+    let cv = plan.search.map_or(1.0, |s| s.gaps.coefficient_of_variation());
+    format!("open loop, gaps of coefficient of variation {cv:.2}, {rate:.1}/s")
+}
+
 impl Report {
     /// The report of a run, and of the search that led to it.
     pub fn new(plan: &Plan, outcome: &Outcome, capacity: Option<Capacity>) -> Self {
@@ -282,42 +322,6 @@ impl Report {
                 ModelReport::new(&model.envelope.model, share, record, outcome.measured, server.clone())
             })
             .collect();
-        let interval = outcome.window.interval;
-        let seconds = interval.as_secs_f64();
-        let series = record
-            .series
-            .iter()
-            .enumerate()
-            .map(|(i, interval)| Point {
-                seconds: i as f64 * seconds,
-                offered_per_second: interval.scheduled as f64 / seconds,
-                good_per_second: interval.good as f64 / seconds,
-                bad_per_second: interval.bad as f64 / seconds,
-                mean_ms: (interval.answered > 0).then(|| ms(interval.latency_sum_ns / interval.answered.max(1))),
-                max_ms: (interval.answered > 0).then(|| ms(interval.latency_max_ns)),
-            })
-            .collect();
-        let busy = record.cpu.as_secs_f64() / (record.elapsed.as_secs_f64() * plan.threads as f64).max(1e-9);
-        let generator = GeneratorReport {
-            cpu_us_per_request: record.cpu.as_secs_f64() * 1e6 / record.started.max(1) as f64,
-            busy,
-            threads: plan.threads,
-            connections: record.connections,
-            lateness_ms: if closed { None } else { Distribution::of(&record.lateness) },
-            connection_wait_ms: Distribution::of(&record.connection_wait),
-            waited_for_connection: record.connection_wait.len(),
-            backlog: record.backlog,
-            kept_up: keeps_up(record),
-            requests: record.started,
-        };
-        let load = match &capacity {
-            None => plan.pace_text.clone(),
-            Some(capacity) => {
-                let rate = capacity.rate.or(capacity.failed_rate).unwrap_or(0.0);
-                let cv = plan.search.map_or(1.0, |s| s.gaps.coefficient_of_variation());
-                format!("open loop, gaps of coefficient of variation {cv:.2}, {rate:.1}/s")
-            }
-        };
         let mut report = Report {
             version: env!("CARGO_PKG_VERSION"),
             url: plan.target.url(),
@@ -326,16 +330,16 @@ impl Report {
                 (Protocol::Http, Body::Json) => "json",
                 _ => "binary",
             },
-            load,
+            load: load_text(plan, capacity.as_ref()),
             seed: plan.seed,
             warmup_s: plan.warmup.as_secs_f64(),
             measured_s: outcome.measured.as_secs_f64(),
             slo_ms: plan.slo.map(Duration::as_millis_f64),
             total: ModelReport::new("all", 1.0, &record.total(), outcome.measured, None),
             models,
-            series,
-            interval_s: seconds,
-            generator,
+            series: series(record, outcome.window.interval),
+            interval_s: outcome.window.interval.as_secs_f64(),
+            generator: GeneratorReport::new(plan, record),
             interrupted: outcome.interrupted || capacity.as_ref().is_some_and(|c| c.interrupted),
             capacity,
             warnings: Vec::new(),
@@ -425,71 +429,68 @@ impl Report {
     }
 }
 
+impl Report {
+    /// Writes a model's failures, its late requests and the server's counters.
+    fn tell_model(&self, model: &ModelReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (kind, failure) in &model.failures {
+            write!(f, "  {}: {} x {kind}", model.name, failure.count)?;
+            match failure.example.trim() {
+                "" => writeln!(f)?,
+                example => writeln!(f, ": {}", example.lines().next().unwrap_or_default())?,
+            }
+        }
+        if model.late > 0 {
+            writeln!(f, "  {}: {} x late (> {} ms)", model.name, model.late, short(self.slo_ms.unwrap_or(0.0)))?;
+        }
+        if let Some(server) = &model.server
+            && server.counters.executions > 0
+        {
+            let c = &server.counters;
+            writeln!(
+                f,
+                "  {}: server ran {} batches, mean size {}; queue {} ms, compute {} ms",
+                model.name,
+                c.executions,
+                short(server.mean_batch.unwrap_or(0.0)),
+                short(c.queue.mean_ms()),
+                short(c.compute_infer.mean_ms()),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for GeneratorReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "generator: {} us CPU a request, {:.0}% busy ({} thread{}), {} connections",
+            short(self.cpu_us_per_request),
+            self.busy * 100.0,
+            self.threads,
+            if self.threads == 1 { "" } else { "s" },
+            self.connections,
+        )?;
+        if let Some(late) = &self.lateness_ms {
+            let (p50, p99, max) = (short(late.p50), short(late.p99), short(late.max));
+            write!(f, "; late by p50 {p50} p99 {p99} max {max} ms")?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} {} tensors, {}", self.url, self.tensors, self.load)?;
         let (warmup, measured, seed) = (short(self.warmup_s), short(self.measured_s), self.seed);
         writeln!(f, "warm-up {warmup} s, measured {measured} s, seed {seed}")?;
         if let Some(capacity) = &self.capacity {
-            match (capacity.rate, capacity.failed_rate) {
-                (Some(rate), Some(failed)) => {
-                    writeln!(f, "\ncapacity {}/s ({}/s fails): {}", short(rate), short(failed), capacity.target)?;
-                }
-                (Some(rate), None) if capacity.interrupted => {
-                    writeln!(f, "\ncapacity at least {}/s (interrupted): {}", short(rate), capacity.target)?;
-                }
-                (Some(rate), None) => {
-                    writeln!(f, "\ncapacity at least {}/s (upper bound): {}", short(rate), capacity.target)?;
-                }
-                (None, _) if capacity.interrupted => {
-                    writeln!(f, "\ninterrupted before a rate met the target: {}", capacity.target)?;
-                }
-                (None, _) => writeln!(f, "\nno rate met the target: {}", capacity.target)?,
-            }
+            write!(f, "\n{capacity}\n")?;
         }
         writeln!(f)?;
         self.table().fmt(f)?;
-        for model in &self.models {
-            for (kind, failure) in &model.failures {
-                write!(f, "  {}: {} x {kind}", model.name, failure.count)?;
-                match failure.example.trim() {
-                    "" => writeln!(f)?,
-                    example => writeln!(f, ": {}", example.lines().next().unwrap_or_default())?,
-                }
-            }
-            if model.late > 0 {
-                writeln!(f, "  {}: {} x late (> {} ms)", model.name, model.late, short(self.slo_ms.unwrap_or(0.0)))?;
-            }
-            if let Some(server) = &model.server
-                && server.counters.executions > 0
-            {
-                let c = &server.counters;
-                writeln!(
-                    f,
-                    "  {}: server ran {} batches, mean size {}; queue {} ms, compute {} ms",
-                    model.name,
-                    c.executions,
-                    short(server.mean_batch.unwrap_or(0.0)),
-                    short(c.queue.mean_ms()),
-                    short(c.compute_infer.mean_ms()),
-                )?;
-            }
-        }
-        let generator = &self.generator;
-        write!(
-            f,
-            "\ngenerator: {} us CPU a request, {:.0}% busy ({} thread{}), {} connections",
-            short(generator.cpu_us_per_request),
-            generator.busy * 100.0,
-            generator.threads,
-            if generator.threads == 1 { "" } else { "s" },
-            generator.connections,
-        )?;
-        if let Some(late) = &generator.lateness_ms {
-            let (p50, p99, max) = (short(late.p50), short(late.p99), short(late.max));
-            write!(f, "; late by p50 {p50} p99 {p99} max {max} ms")?;
-        }
-        writeln!(f)?;
+        self.models.iter().try_for_each(|model| self.tell_model(model, f))?;
+        writeln!(f, "\n{}", self.generator)?;
         for warning in &self.warnings {
             writeln!(f, "warning: {warning}")?;
         }

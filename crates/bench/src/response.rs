@@ -43,6 +43,10 @@ enum Place {
 /// A line with its end, and the bytes after it.
 type Line<'a> = (Vec<u8>, &'a [u8]);
 
+/// The bytes after a step, and whether the response ended with the step; `None` if more bytes must
+/// come.
+type Step<'a> = Option<(&'a [u8], bool)>;
+
 /// The number of body bytes to keep; the rest is counted and discarded.
 #[derive(Debug, Clone, Copy)]
 pub struct Keep {
@@ -116,79 +120,70 @@ impl ResponseReader {
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<Option<Finished>, Invalid> {
         self.begun |= !bytes.is_empty();
         loop {
-            let finished = match self.place {
-                Place::Head => {
-                    if bytes.is_empty() {
-                        return Ok(None);
-                    }
-                    match self.head(bytes)? {
-                        Some((rest, finished)) => {
-                            bytes = rest;
-                            finished
-                        }
-                        None => return Ok(None),
-                    }
-                }
-                Place::Counted(left) => {
-                    let (now, rest) = split(bytes, left);
-                    self.keep(now);
-                    bytes = rest;
-                    let left = left - now.len() as u64;
-                    self.place = Place::Counted(left);
-                    if left > 0 {
-                        return Ok(None);
-                    }
-                    true
-                }
-                Place::ChunkSize => {
-                    let Some((line, rest)) = self.line(bytes)? else { return Ok(None) };
-                    bytes = rest;
-                    let size = match httparse::parse_chunk_size(&line) {
-                        Ok(httparse::Status::Complete((_, size))) => size,
-                        _ => return Err(Invalid("a chunk without a valid size".into())),
-                    };
-                    self.place = if size == 0 { Place::Trailers } else { Place::Chunk(size) };
-                    false
-                }
-                Place::Chunk(left) => {
-                    let (now, rest) = split(bytes, left);
-                    self.keep(now);
-                    bytes = rest;
-                    let left = left - now.len() as u64;
-                    self.place = if left > 0 { Place::Chunk(left) } else { Place::ChunkEnd };
-                    if left > 0 {
-                        return Ok(None);
-                    }
-                    false
-                }
-                Place::ChunkEnd => {
-                    let Some((line, rest)) = self.line(bytes)? else { return Ok(None) };
-                    bytes = rest;
-                    if line != b"\r\n" {
-                        return Err(Invalid("a chunk longer than its size".into()));
-                    }
-                    self.place = Place::ChunkSize;
-                    false
-                }
-                Place::Trailers => {
-                    let Some((line, rest)) = self.line(bytes)? else { return Ok(None) };
-                    bytes = rest;
-                    self.trailer_bytes += line.len();
-                    if self.trailer_bytes > MOST_CHUNK_LINE {
-                        return Err(Invalid("trailers too long".into()));
-                    }
-                    line == b"\r\n" || line == b"\n"
-                }
-                Place::UntilClosed => {
-                    self.keep(bytes);
-                    return Ok(None);
-                }
-            };
+            let Some((rest, finished)) = self.step(bytes)? else { return Ok(None) };
+            bytes = rest;
             if finished {
                 if !bytes.is_empty() {
                     return Err(Invalid("bytes after the end of the response".into()));
                 }
                 return Ok(Some(Finished { status: self.status, reusable: self.reusable }));
+            }
+        }
+    }
+
+    /// Reads bytes up to the end of the present place. Returns the bytes after it, and whether the
+    /// response ends there; `None` if more bytes must come.
+    fn step<'a>(&mut self, bytes: &'a [u8]) -> Result<Step<'a>, Invalid> {
+        match self.place {
+            Place::Head if bytes.is_empty() => Ok(None),
+            Place::Head => self.head(bytes),
+            Place::Counted(left) => {
+                let (now, rest) = split(bytes, left);
+                self.keep(now);
+                let left = left - now.len() as u64;
+                self.place = Place::Counted(left);
+                Ok((left == 0).then_some((rest, true)))
+            }
+            Place::ChunkSize | Place::ChunkEnd | Place::Trailers => {
+                let Some((line, rest)) = self.line(bytes)? else { return Ok(None) };
+                Ok(Some((rest, self.take_line(&line)?)))
+            }
+            Place::Chunk(left) => {
+                let (now, rest) = split(bytes, left);
+                self.keep(now);
+                let left = left - now.len() as u64;
+                self.place = if left > 0 { Place::Chunk(left) } else { Place::ChunkEnd };
+                Ok((left == 0).then_some((rest, false)))
+            }
+            Place::UntilClosed => {
+                self.keep(bytes);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads a line between chunks. Returns whether the response ends with this line.
+    fn take_line(&mut self, line: &[u8]) -> Result<bool, Invalid> {
+        match self.place {
+            Place::ChunkSize => {
+                let size = match httparse::parse_chunk_size(line) {
+                    Ok(httparse::Status::Complete((_, size))) => size,
+                    _ => return Err(Invalid("a chunk without a valid size".into())),
+                };
+                self.place = if size == 0 { Place::Trailers } else { Place::Chunk(size) };
+                Ok(false)
+            }
+            Place::ChunkEnd if line != b"\r\n" => Err(Invalid("a chunk longer than its size".into())),
+            Place::ChunkEnd => {
+                self.place = Place::ChunkSize;
+                Ok(false)
+            }
+            _ => {
+                self.trailer_bytes += line.len();
+                if self.trailer_bytes > MOST_CHUNK_LINE {
+                    return Err(Invalid("trailers too long".into()));
+                }
+                Ok(line == b"\r\n" || line == b"\n")
             }
         }
     }
@@ -208,7 +203,7 @@ impl ResponseReader {
 
     /// Parses the head. Returns the bytes after the head, and whether the response ends with it;
     /// `None` if more bytes must come.
-    fn head<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(&'a [u8], bool)>, Invalid> {
+    fn head<'a>(&mut self, bytes: &'a [u8]) -> Result<Step<'a>, Invalid> {
         if self.partial.is_empty() {
             return match self.parse_head(bytes)? {
                 Some((length, finished)) => Ok(Some((bytes.get(length..).unwrap_or_default(), finished))),

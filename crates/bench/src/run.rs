@@ -1,7 +1,7 @@
 //! One run: load threads, and the server's statistics around them.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::ScopedJoinHandle;
 
 use anyhow::{Context, Result, anyhow};
 use downbeat_core::{Duration, Time};
@@ -60,7 +60,7 @@ pub struct Hopeless {
 pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMut(Time)) -> Result<Outcome> {
     let clock = Clock::start();
     let load = load_of(plan, pace, clock.now() + LEAD, hopeless.target);
-    let shared = Arc::new(Shared::new(hopeless.bad, hopeless.over));
+    let shared = Shared::new(hopeless.bad, hopeless.over);
     let control = Control::new(plan.target.clone())?;
     let statistics = |plan: &Plan| -> Vec<Option<ModelStatistics>> {
         plan.models.iter().map(|m| control.statistics(&m.envelope).ok()).collect()
@@ -70,24 +70,8 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
     let (before, record) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..plan.threads)
             .map(|thread| {
-                let (load, shared) = (&load, shared.as_ref());
-                std::thread::Builder::new().name(format!("load-{thread}")).spawn_scoped(scope, move || {
-                    let poller = Poller::new()?;
-                    match plan.target.protocol {
-                        Protocol::Http => {
-                            let most = (plan.max_connections / plan.threads).max(1);
-                            // The clients of a closed loop may not divide evenly: the thread with
-                            // one more has room for it.
-                            let most = most + usize::from(thread < plan.max_connections % plan.threads);
-                            let transport = Http::new(plan.target.address, plan.requests(), most, clock);
-                            drive(load, shared, clock, transport, poller, thread)
-                        }
-                        Protocol::Grpc => {
-                            let transport = Grpc::new(&plan.target, plan, clock);
-                            drive(load, shared, clock, transport, poller, thread)
-                        }
-                    }
-                })
+                let work = LoadThread { plan, load: &load, shared: &shared, clock, thread };
+                std::thread::Builder::new().name(format!("load-{thread}")).spawn_scoped(scope, move || work.run())
             })
             .collect();
         let nap = |until: Time| {
@@ -107,10 +91,7 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
         }
         let mut record = Record::new(plan.models.len());
         for thread in threads {
-            let thread = thread.context("a load thread did not start");
-            let finished =
-                thread.and_then(|t| t.join().map_err(|_| anyhow!("a load thread panicked"))?.map_err(Into::into));
-            match finished {
+            match part_of(thread) {
                 Ok(part) => record.merge(&part),
                 Err(e) => {
                     shared.stop.store(true, Ordering::Relaxed);
@@ -123,16 +104,57 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
     // A server without statistics before the run is not asked again.
     let after = if before.iter().any(Option::is_some) { statistics(plan) } else { vec![None; before.len()] };
     let statistics = before.into_iter().zip(after).map(|(before, after)| Some(after?.since(&before?))).collect();
-    // The length of a run without an end of its own, or of one that ended early, is the time that
-    // it took.
+    let measured = measured_time(plan, &record);
+    let interrupted = plan.interrupted.load(Ordering::Relaxed);
+    Ok(Outcome { record, window: load.window, measured, statistics, interrupted })
+}
+
+/// Waits for the end of a load thread, and takes its measurements.
+fn part_of(thread: std::io::Result<ScopedJoinHandle<'_, std::io::Result<Record>>>) -> Result<Record> {
+    let thread = thread.context("a load thread did not start")?;
+    Ok(thread.join().map_err(|_| anyhow!("a load thread panicked"))??)
+}
+
+/// The time in which requests counted. The length of a run without an end of its own, or of one that
+/// ended early, is the time that it took.
+fn measured_time(plan: &Plan, record: &Record) -> Duration {
     let took = record.elapsed.saturating_sub(plan.warmup);
-    let measured = if plan.duration == Duration::MAX || record.stopped || plan.most_requests != u64::MAX {
+    if plan.duration == Duration::MAX || record.stopped || plan.most_requests != u64::MAX {
         took.min(plan.duration)
     } else {
         plan.duration
-    };
-    let interrupted = plan.interrupted.load(Ordering::Relaxed);
-    Ok(Outcome { record, window: load.window, measured, statistics, interrupted })
+    }
+}
+
+/// The work of one load thread.
+struct LoadThread<'a> {
+    plan: &'a Plan,
+    load: &'a Load,
+    shared: &'a Shared,
+    clock: Clock,
+    thread: usize,
+}
+
+impl LoadThread<'_> {
+    /// Sends the thread's requests over the plan's protocol.
+    fn run(&self) -> std::io::Result<Record> {
+        let plan = self.plan;
+        match plan.target.protocol {
+            Protocol::Http => {
+                let most = (plan.max_connections / plan.threads).max(1);
+                // The clients of a closed loop may not divide evenly: the thread with one more has
+                // room for it.
+                let most = most + usize::from(self.thread < plan.max_connections % plan.threads);
+                self.drive(Http::new(plan.target.address, plan.requests(), most, self.clock))
+            }
+            Protocol::Grpc => self.drive(Grpc::new(&plan.target, plan, self.clock)),
+        }
+    }
+
+    fn drive<T: Transport>(&self, transport: T) -> std::io::Result<Record> {
+        let LoadThread { load, shared, clock, thread, .. } = *self;
+        Generator::new(load, shared, clock, transport, Poller::new()?, thread)?.run()
+    }
 }
 
 /// The orders for the threads of a run that begins at `begin`.
@@ -154,17 +176,6 @@ fn load_of(plan: &Plan, pace: &Pace, begin: Time, over: Option<Duration>) -> Loa
         request_timeout: plan.request_timeout,
         over,
     }
-}
-
-fn drive<T: Transport>(
-    load: &Load,
-    shared: &Shared,
-    clock: Clock,
-    transport: T,
-    poller: Poller,
-    thread: usize,
-) -> std::io::Result<Record> {
-    Generator::new(load, shared, clock, transport, poller, thread)?.run()
 }
 
 /// Raises the limit of open sockets of this process to the system's maximum.

@@ -5,77 +5,95 @@ use crate::words::{bytes, number};
 
 /// Finds the reasons that follow from sums and need no search.
 pub(crate) fn obvious(problem: &Problem) -> Vec<String> {
+    let mut reasons = problem.max_rate.map_or_else(Vec::new, |limit| rate_reasons(problem, limit));
+    reasons.extend(problem.max_memory.map_or_else(Vec::new, |limit| memory_reasons(problem, limit)));
+    reasons.extend(problem.max_disruption.and_then(|limit| disruption_reason(problem, limit)));
+    reasons
+}
+
+/// Whether `value` is larger than `limit` by more than a rounding error.
+fn is_beyond(value: f64, limit: f64) -> bool {
+    value - limit > 1e-9 * value.max(limit)
+}
+
+/// The models that are too busy for any sub-cluster. If there are none: the models' sum, if it is
+/// larger than all sub-clusters take.
+fn rate_reasons(problem: &Problem, limit: f64) -> Vec<String> {
     let mut reasons = Vec::new();
-    let beyond = |value: f64, limit: f64| value - limit > 1e-9 * value.max(limit);
     let sub_clusters = problem.sub_clusters;
-    if let Some(limit) = problem.max_rate {
-        for model in problem.models.iter().filter(|m| beyond(m.rate, limit)) {
-            reasons.push(format!(
-                "model '{}' has {} requests/s, {} more than a sub-cluster takes ({})",
-                model.name,
-                number(model.rate),
-                number(model.rate - limit),
-                number(limit)
-            ));
-        }
-        let total: f64 = problem.models.iter().map(|m| m.rate).sum();
-        let room = limit * sub_clusters as f64;
-        if reasons.is_empty() && beyond(total, room) {
-            let needed = (total / limit).ceil();
-            reasons.push(format!(
-                "all models have {} requests/s, {} more than {sub_clusters} sub-clusters take at {} each{}",
-                number(total),
-                number(total - room),
-                number(limit),
-                if needed.is_finite() { format!("; at least {needed} sub-clusters are needed") } else { String::new() }
-            ));
-        }
+    for model in problem.models.iter().filter(|m| is_beyond(m.rate, limit)) {
+        reasons.push(format!(
+            "model '{}' has {} requests/s, {} more than a sub-cluster takes ({})",
+            model.name,
+            number(model.rate),
+            number(model.rate - limit),
+            number(limit)
+        ));
     }
-    if let Some(limit) = problem.max_memory {
-        let before = reasons.len();
-        for model in &problem.models {
-            let needed = model.static_memory.saturating_add(model.dynamic_memory);
-            if needed > limit {
-                reasons.push(format!(
-                    "model '{}' fits nowhere: it needs {} ({} static and {} dynamic), {} more than a device has ({})",
-                    model.name,
-                    bytes(needed),
-                    bytes(model.static_memory),
-                    bytes(model.dynamic_memory),
-                    bytes(needed - limit),
-                    bytes(limit)
-                ));
-            }
-        }
-        let total = problem.models.iter().fold(0_u64, |sum, m| sum.saturating_add(m.static_memory));
-        let dynamic = least_dynamic(problem);
-        let needed = total.saturating_add(dynamic);
-        let room = limit.saturating_mul(sub_clusters as u64);
-        if reasons.len() == before && needed > room {
+    let total: f64 = problem.models.iter().map(|m| m.rate).sum();
+    let room = limit * sub_clusters as f64;
+    if reasons.is_empty() && is_beyond(total, room) {
+        let needed = (total / limit).ceil();
+        reasons.push(format!(
+            "all models have {} requests/s, {} more than {sub_clusters} sub-clusters take at {} each{}",
+            number(total),
+            number(total - room),
+            number(limit),
+            if needed.is_finite() { format!("; at least {needed} sub-clusters are needed") } else { String::new() }
+        ));
+    }
+    reasons
+}
+
+/// The models that are too large for any device. If there are none: the models' sum, if it is
+/// larger than the memory of all sub-clusters.
+fn memory_reasons(problem: &Problem, limit: u64) -> Vec<String> {
+    let mut reasons = Vec::new();
+    let sub_clusters = problem.sub_clusters;
+    for model in &problem.models {
+        let needed = model.static_memory.saturating_add(model.dynamic_memory);
+        if needed > limit {
             reasons.push(format!(
-                "all models need {} ({} static, and at least {} dynamic), {} more than devices of {} hold in {sub_clusters} sub-clusters",
+                "model '{}' fits nowhere: it needs {} ({} static and {} dynamic), {} more than a device has ({})",
+                model.name,
                 bytes(needed),
-                bytes(total),
-                bytes(dynamic),
-                bytes(needed - room),
+                bytes(model.static_memory),
+                bytes(model.dynamic_memory),
+                bytes(needed - limit),
                 bytes(limit)
             ));
         }
     }
-    if let Some(limit) = problem.max_disruption {
-        let new = || problem.models.iter().filter(|m| m.running.is_none());
-        let cost: f64 = new().map(|m| m.load_cost).sum();
-        if beyond(cost, limit) {
-            reasons.push(format!(
-                "loading the models that run nowhere yet ({}) costs {}, {} more than the largest disruption ({})",
-                new().count(),
-                number(cost),
-                number(cost - limit),
-                number(limit)
-            ));
-        }
+    let total = problem.models.iter().fold(0_u64, |sum, m| sum.saturating_add(m.static_memory));
+    let dynamic = least_dynamic(problem);
+    let needed = total.saturating_add(dynamic);
+    let room = limit.saturating_mul(sub_clusters as u64);
+    if reasons.is_empty() && needed > room {
+        reasons.push(format!(
+            "all models need {} ({} static, and at least {} dynamic), {} more than devices of {} hold in {sub_clusters} sub-clusters",
+            bytes(needed),
+            bytes(total),
+            bytes(dynamic),
+            bytes(needed - room),
+            bytes(limit)
+        ));
     }
     reasons
+}
+
+/// The cost of loading the new models, if it is larger than the largest disruption.
+fn disruption_reason(problem: &Problem, limit: f64) -> Option<String> {
+    let new = || problem.models.iter().filter(|m| m.running.is_none());
+    let cost: f64 = new().map(|m| m.load_cost).sum();
+    is_beyond(cost, limit).then(|| {
+        format!(
+            "loading the models that run nowhere yet ({}) costs {}, {} more than the largest disruption ({})",
+            new().count(),
+            number(cost),
+            number(cost - limit),
+            number(limit)
+        )
+    })
 }
 
 /// Bytes of dynamic memory that any partition keeps free over all sub-clusters: the largest once,

@@ -70,6 +70,12 @@ struct Change {
     back: Option<usize>,
 }
 
+/// The first and the last temperature of an annealing.
+struct Temperatures {
+    hottest: f64,
+    coldest: f64,
+}
+
 impl<'a> State<'a> {
     fn new(problem: &'a Problem, goal: Goal) -> Self {
         let average_rate = positive(problem.average_rate());
@@ -88,6 +94,37 @@ impl<'a> State<'a> {
             cost_scale: positive(problem.models.iter().map(|m| 2.0 * m.load_cost).sum()),
             disruption: 0.0,
         }
+    }
+
+    /// The state before the annealing. It follows `start`, or the running assignment if moves are
+    /// bounded. Each other model is where it fills a sub-cluster least.
+    fn start(problem: &'a Problem, goal: Goal, start: Option<&[usize]>) -> Self {
+        let mut state = State::new(problem, goal);
+        let bounded = problem.max_disruption.is_some() || goal == Goal::LeastDisruption;
+        for (i, model) in problem.models.iter().enumerate() {
+            let place = start.map(|s| s[i]).or(model.running.filter(|j| bounded && *j < problem.sub_clusters));
+            if let Some(cluster) = place {
+                state.place(i, cluster);
+            }
+        }
+        state.fill();
+        state
+    }
+
+    /// The temperatures of the annealing: from the effect of moving one model to the size of
+    /// rounding errors.
+    fn temperatures(&self) -> Temperatures {
+        let models = self.problem.models.len() as f64;
+        let (hottest, coldest) = match self.goal {
+            Goal::Balance => {
+                let weight = self.problem.memory_weight.min(1.0);
+                let squares = self.rate.iter().zip(&self.memory).map(|(r, s)| r * r + weight * weight * s * s);
+                ((squares.sum::<f64>() / models).max(1e-9), 1e-13)
+            }
+            Goal::LeastDisruption => (0.5 / models, 1e-4 / models),
+            Goal::LeastOverrun => (1e-2, 1e-9),
+        };
+        Temperatures { hottest, coldest }
     }
 
     /// The cost of a sub-cluster with these sums.
@@ -272,31 +309,14 @@ pub(crate) fn search(
     steps: u64,
     spent: &dyn Fn() -> f64,
 ) -> Vec<usize> {
-    let mut state = State::new(problem, goal);
-    let bounded = problem.max_disruption.is_some() || goal == Goal::LeastDisruption;
-    for (i, model) in problem.models.iter().enumerate() {
-        let place = start.map(|s| s[i]).or(model.running.filter(|j| bounded && *j < problem.sub_clusters));
-        if let Some(cluster) = place {
-            state.place(i, cluster);
-        }
-    }
-    state.fill();
+    let mut state = State::start(problem, goal, start);
     let (models, clusters) = (problem.models.len(), problem.sub_clusters);
     let mut best = (state.merit(), state.assignment.clone());
     if clusters < 2 || models == 0 {
         return best.1;
     }
     let mut rng = Pcg64::seed_from_u64(seed);
-    // The temperature falls from the effect of moving one model to the size of rounding errors.
-    let (hottest, coldest) = match goal {
-        Goal::Balance => {
-            let weight = problem.memory_weight.min(1.0);
-            let squares = state.rate.iter().zip(&state.memory).map(|(r, s)| r * r + weight * weight * s * s);
-            ((squares.sum::<f64>() / models as f64).max(1e-9), 1e-13)
-        }
-        Goal::LeastDisruption => (0.5 / models as f64, 1e-4 / models as f64),
-        Goal::LeastOverrun => (1e-2, 1e-9),
-    };
+    let Temperatures { hottest, coldest } = state.temperatures();
     let cooling = (coldest / hottest).ln();
     let mut temperature = hottest;
     let mut lowest = state.total();

@@ -90,87 +90,130 @@ pub(crate) fn solve(problem: &Problem, goal: Goal, start: Option<&[usize]>, seed
 
 /// Builds the program, and `x[i][j]`.
 fn program(problem: &Problem, goal: Goal, order: Option<&[usize]>) -> (RowProblem, Vec<Vec<Col>>) {
-    let or_one = |value: f64| if value > 0.0 { value } else { 1.0 };
-    let (average_rate, average_memory) = (or_one(problem.average_rate()), or_one(problem.average_memory()));
-    let rate: Vec<f64> = problem.models.iter().map(|m| m.rate / average_rate).collect();
-    let memory: Vec<f64> = problem.models.iter().map(|m| m.static_memory as f64 / average_memory).collect();
-    let dynamic: Vec<f64> = problem.models.iter().map(|m| m.dynamic_memory as f64 / average_memory).collect();
-    let max_rate = problem.max_rate.map(|max| max / average_rate);
-    let max_memory = problem.max_memory.map(|max| max as f64 / average_memory);
-
-    let mut rows = RowProblem::default();
-    let mut rank = vec![problem.sub_clusters; problem.models.len()];
-    for (k, model) in order.unwrap_or_default().iter().enumerate() {
-        rank[*model] = k;
-    }
-    // (9)
-    let x: Vec<Vec<Col>> = problem
-        .models
-        .iter()
-        .zip(&rank)
-        .map(|(model, rank)| {
-            (0..problem.sub_clusters)
-                .map(|j| {
-                    let cost = if goal == Goal::LeastDisruption { model.move_cost(j) } else { 0.0 };
-                    rows.add_integer_column(cost, 0.0..=if j > *rank { 0.0 } else { 1.0 })
-                })
-                .collect()
-        })
-        .collect();
-    // (8)
-    for of_model in &x {
-        rows.add_row(1.0..=1.0, of_model.iter().map(|x| (*x, 1.0)));
-    }
-    let on = |j: usize, of: &[f64]| -> Vec<(Col, f64)> {
-        x.iter().zip(of).filter(|(_, value)| **value > 0.0).map(|(x, value)| (x[j], *value)).collect()
-    };
-    let overrun = (goal == Goal::LeastOverrun).then(|| [rows.add_column(1.0, 0.0..), rows.add_column(1.0, 0.0..)]);
-    for j in 0..problem.sub_clusters {
-        // (4)
-        if let Some(max) = max_rate {
-            let mut row = on(j, &rate);
-            row.extend(overrun.map(|[rate, _]| (rate, -1.0)));
-            rows.add_row(..=max, row);
-        }
-        // (5), with the largest dynamic memory as a column
-        if let Some(max) = max_memory {
-            let largest = rows.add_column(0.0, 0.0..);
-            for (x, dynamic) in x.iter().zip(&dynamic).filter(|(_, dynamic)| **dynamic > 0.0) {
-                rows.add_row(0.0.., [(largest, 1.0), (x[j], -dynamic)]);
-            }
-            let mut row = on(j, &memory);
-            row.push((largest, 1.0));
-            row.extend(overrun.map(|[_, memory]| (memory, -1.0)));
-            rows.add_row(..=max, row);
-        }
-    }
+    let mut program = Program::new(problem, goal, order);
+    program.keep_rate_and_memory();
     if goal == Goal::Balance {
-        // (3), (6), (7). If all values are 0, the share of each sub-cluster is 0 and not 1.
-        for (of, weight) in [(&rate, 1.0), (&memory, problem.memory_weight)] {
+        program.balance();
+    }
+    if goal != Goal::LeastDisruption {
+        program.bound_moves();
+    }
+    (program.rows, program.x)
+}
+
+/// A program that is being built. Rates and memory are shares of the average sub-cluster's.
+struct Program<'a> {
+    problem: &'a Problem,
+    goal: Goal,
+    rate: Vec<f64>,
+    memory: Vec<f64>,
+    rows: RowProblem,
+    /// `x[i][j]`: whether model `i` is on sub-cluster `j`.
+    x: Vec<Vec<Col>>,
+}
+
+impl<'a> Program<'a> {
+    /// (8) and (9): each model is on one sub-cluster. The `k`-th model of `order` is on one of the
+    /// first `k + 1`.
+    fn new(problem: &'a Problem, goal: Goal, order: Option<&[usize]>) -> Self {
+        let (average_rate, average_memory) = (or_one(problem.average_rate()), or_one(problem.average_memory()));
+        let mut rank = vec![problem.sub_clusters; problem.models.len()];
+        for (k, model) in order.unwrap_or_default().iter().enumerate() {
+            rank[*model] = k;
+        }
+        let mut rows = RowProblem::default();
+        // (9)
+        let x: Vec<Vec<Col>> = problem
+            .models
+            .iter()
+            .zip(&rank)
+            .map(|(model, rank)| {
+                (0..problem.sub_clusters)
+                    .map(|j| {
+                        let cost = if goal == Goal::LeastDisruption { model.move_cost(j) } else { 0.0 };
+                        rows.add_integer_column(cost, 0.0..=if j > *rank { 0.0 } else { 1.0 })
+                    })
+                    .collect()
+            })
+            .collect();
+        // (8)
+        for of_model in &x {
+            rows.add_row(1.0..=1.0, of_model.iter().map(|x| (*x, 1.0)));
+        }
+        let rate = problem.models.iter().map(|m| m.rate / average_rate).collect();
+        let memory = problem.models.iter().map(|m| m.static_memory as f64 / average_memory).collect();
+        Program { problem, goal, rate, memory, rows, x }
+    }
+
+    /// The sum of `of` over the models of sub-cluster `j`, as a row.
+    fn on(&self, j: usize, of: &[f64]) -> Vec<(Col, f64)> {
+        self.x.iter().zip(of).filter(|(_, value)| **value > 0.0).map(|(x, value)| (x[j], *value)).collect()
+    }
+
+    /// (4) and (5): the limits of rate and memory. For [`Goal::LeastOverrun`] their
+    /// excess is the objective.
+    fn keep_rate_and_memory(&mut self) {
+        let problem = self.problem;
+        let average_memory = or_one(problem.average_memory());
+        let dynamic: Vec<f64> = problem.models.iter().map(|m| m.dynamic_memory as f64 / average_memory).collect();
+        let max_rate = problem.max_rate.map(|max| max / or_one(problem.average_rate()));
+        let max_memory = problem.max_memory.map(|max| max as f64 / average_memory);
+        let overrun = (self.goal == Goal::LeastOverrun)
+            .then(|| [self.rows.add_column(1.0, 0.0..), self.rows.add_column(1.0, 0.0..)]);
+        for j in 0..problem.sub_clusters {
+            // (4)
+            if let Some(max) = max_rate {
+                let mut row = self.on(j, &self.rate);
+                row.extend(overrun.map(|[rate, _]| (rate, -1.0)));
+                self.rows.add_row(..=max, row);
+            }
+            // (5), with the largest dynamic memory as a column
+            if let Some(max) = max_memory {
+                let largest = self.rows.add_column(0.0, 0.0..);
+                for (x, dynamic) in self.x.iter().zip(&dynamic).filter(|(_, dynamic)| **dynamic > 0.0) {
+                    self.rows.add_row(0.0.., [(largest, 1.0), (x[j], -dynamic)]);
+                }
+                let mut row = self.on(j, &self.memory);
+                row.push((largest, 1.0));
+                row.extend(overrun.map(|[_, memory]| (memory, -1.0)));
+                self.rows.add_row(..=max, row);
+            }
+        }
+    }
+
+    /// (3), (6), (7): the objective is the largest distance of a sub-cluster from its share. If all
+    /// values are 0, the share of each sub-cluster is 0 and not 1.
+    fn balance(&mut self) {
+        for (of, weight) in [(&self.rate, 1.0), (&self.memory, self.problem.memory_weight)] {
             if weight == 0.0 || of.iter().all(|value| *value == 0.0) {
                 continue;
             }
-            let delta = rows.add_column(weight, 0.0..);
-            for j in 0..problem.sub_clusters {
-                let sum = on(j, of);
-                rows.add_row(..=1.0, sum.iter().copied().chain([(delta, -1.0)]));
-                rows.add_row(1.0.., sum.iter().copied().chain([(delta, 1.0)]));
+            let delta = self.rows.add_column(weight, 0.0..);
+            for j in 0..self.problem.sub_clusters {
+                let sum = self.on(j, of);
+                self.rows.add_row(..=1.0, sum.iter().copied().chain([(delta, -1.0)]));
+                self.rows.add_row(1.0.., sum.iter().copied().chain([(delta, 1.0)]));
             }
         }
     }
-    // (10)
-    if let (Some(max), true) = (problem.max_disruption, goal != Goal::LeastDisruption) {
-        let costs = problem.models.iter().zip(&x).flat_map(|(model, of_model)| {
+
+    /// (10): the bound on the cost of moves, if the problem has a bound.
+    fn bound_moves(&mut self) {
+        let Some(max) = self.problem.max_disruption else { return };
+        let costs = self.problem.models.iter().zip(&self.x).flat_map(|(model, of_model)| {
             of_model.iter().enumerate().map(|(j, x)| (*x, model.move_cost(j))).filter(|(_, cost)| *cost > 0.0)
         });
-        rows.add_row(..=max, costs.collect::<Vec<_>>());
+        self.rows.add_row(..=max, costs.collect::<Vec<_>>());
     }
-    (rows, x)
+}
+
+/// `value`, or 1 if there is none: a divisor.
+fn or_one(value: f64) -> f64 {
+    if value > 0.0 { value } else { 1.0 }
 }
 
 /// The models' numbers, the largest model first.
 fn by_size(problem: &Problem) -> Vec<usize> {
-    let or_one = |value: f64| if value > 0.0 { value } else { 1.0 };
     let (rate, memory) = (or_one(problem.average_rate()), or_one(problem.average_memory()));
     let size = |i: usize| {
         let model = &problem.models[i];

@@ -221,53 +221,18 @@ fn evaluated(problem: &Problem, assignment: Vec<usize>) -> Evaluation {
 
 /// Explains why there is no partition, after the search and the solver found none.
 fn explain(problem: &Problem, options: &Options, infeasible: bool, elapsed: &dyn Fn() -> Duration) -> PlanError {
-    let limit = options.time_limit;
-    let look = |problem: &Problem, goal: Goal| {
-        let found = evaluated(
-            problem,
-            search(problem, goal, None, options.seed, steps(problem) / 4, &|| 4.0 * fraction(elapsed(), limit)),
-        );
-        let feasible = || {
-            let mut unbounded = problem.clone();
-            if goal == Goal::LeastDisruption {
-                unbounded.max_disruption = None;
-            }
-            evaluated(&unbounded, found.assignment.clone()).is_feasible()
-        };
-        let start = (goal == Goal::LeastOverrun || feasible()).then_some(found.assignment.as_slice());
-        let solved = if options.method == Method::Search {
-            Solved::default()
-        } else {
-            solve(problem, goal, start, options.seed, limit.saturating_sub(elapsed()))
-        };
-        (start.is_some(), found, solved)
-    };
-    // Would the limits of rate and memory be kept if moves were free?
-    if let Some(bound) = problem.max_disruption {
-        let (kept, found, solved) = look(problem, Goal::LeastDisruption);
-        let by_solver = solved.found.as_ref().map(|found| found.disruption);
-        let by_search = kept.then_some(found.disruption);
-        if let Some(least) = [by_solver, by_search].into_iter().flatten().reduce(f64::min)
-            && least > bound
-        {
-            let known = infeasible || solved.proved || solved.bound.is_some_and(|cost| cost > bound);
-            if known {
-                return PlanError::Infeasible(vec![too_many_moves(least, solved.proved, bound)]);
-            }
-            return PlanError::NotFound {
-                limit: options.time_limit,
-                closest: vec![Violation::Disruption {
-                    by: found.disruption.min(by_solver.unwrap_or(f64::MAX)) - bound,
-                }],
-            };
-        }
+    let look = Look { options, elapsed };
+    if let Some(bound) = problem.max_disruption
+        && let Some(error) = look.if_moves_are_free(problem, bound, infeasible)
+    {
+        return error;
     }
     let mut free = problem.clone();
     if infeasible && problem.max_disruption.is_some() {
         // No moves mend the assignment, so the bound on moves is not to blame.
         free.max_disruption = None;
     }
-    let (_, found, solved) = look(&free, Goal::LeastOverrun);
+    let Looked { found, solved, .. } = look.at(&free, Goal::LeastOverrun);
     let nearest = solved.found.unwrap_or(found);
     if !infeasible {
         return PlanError::NotFound { limit: options.time_limit, closest: nearest.violations };
@@ -281,6 +246,63 @@ fn explain(problem: &Problem, options: &Options, infeasible: bool, elapsed: &dyn
         }
     }
     PlanError::Infeasible(vec![not_together(rate, memory, solved.proved)])
+}
+
+/// A second look at a problem without a partition, with a goal that explains why there is none.
+struct Look<'a> {
+    options: &'a Options,
+    elapsed: &'a dyn Fn() -> Duration,
+}
+
+/// The results of a second look.
+struct Looked {
+    /// Whether the search's assignment keeps the goal's limits.
+    kept: bool,
+    /// The search's assignment.
+    found: Evaluation,
+    /// The solver's result.
+    solved: Solved,
+}
+
+impl Look<'_> {
+    /// Runs the search and then the solver for `goal`.
+    fn at(&self, problem: &Problem, goal: Goal) -> Looked {
+        let Look { options, elapsed } = self;
+        let limit = options.time_limit;
+        let spent = || 4.0 * fraction(elapsed(), limit);
+        let found = evaluated(problem, search(problem, goal, None, options.seed, steps(problem) / 4, &spent));
+        let feasible = || {
+            let mut unbounded = problem.clone();
+            if goal == Goal::LeastDisruption {
+                unbounded.max_disruption = None;
+            }
+            evaluated(&unbounded, found.assignment.clone()).is_feasible()
+        };
+        let start = (goal == Goal::LeastOverrun || feasible()).then_some(found.assignment.as_slice());
+        let kept = start.is_some();
+        let solved = if options.method == Method::Search {
+            Solved::default()
+        } else {
+            solve(problem, goal, start, options.seed, limit.saturating_sub(elapsed()))
+        };
+        Looked { kept, found, solved }
+    }
+
+    /// Looks for a partition that keeps the limits of rate and memory if moves are free. Returns the
+    /// error if its moves cost more than `bound`.
+    fn if_moves_are_free(&self, problem: &Problem, bound: f64, infeasible: bool) -> Option<PlanError> {
+        let Looked { kept, found, solved } = self.at(problem, Goal::LeastDisruption);
+        let by_solver = solved.found.as_ref().map(|found| found.disruption);
+        let by_search = kept.then_some(found.disruption);
+        let least = [by_solver, by_search].into_iter().flatten().reduce(f64::min).filter(|least| *least > bound)?;
+        let known = infeasible || solved.proved || solved.bound.is_some_and(|cost| cost > bound);
+        if known {
+            return Some(PlanError::Infeasible(vec![too_many_moves(least, solved.proved, bound)]));
+        }
+        let by = found.disruption.min(by_solver.unwrap_or(f64::MAX)) - bound;
+        let closest = vec![Violation::Disruption { by }];
+        Some(PlanError::NotFound { limit: self.options.time_limit, closest })
+    }
 }
 
 /// The same partition with its sub-clusters renumbered, so that many models stay where they run.

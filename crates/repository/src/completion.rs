@@ -35,39 +35,8 @@ impl ModelDefinition {
         let mut config = source.config.clone();
         let mut report = Report::new(&source);
 
-        let is_written = self.writes_batch_size();
-        let wanted = if is_written {
-            u32::try_from(config.max_batch_size).unwrap_or(0)
-        } else if takes_batches(&config, signature, &mut report) {
-            preferred(&config).max().unwrap_or(0).max(self.completion.default_max_batch_size)
-        } else {
-            0
-        };
-        // A user who writes a batch size is obeyed, unless the same user forbids batches elsewhere.
-        let is_kept_apart = |rows: &RowVerdict| if is_written { rows.is_forbidden() } else { !rows.may_share() };
-        let is_kept_apart = wanted > 0 && self.rows.as_ref().is_some_and(is_kept_apart);
-        let max_batch_size = if is_kept_apart { 0 } else { wanted };
-        if is_kept_apart {
-            add_first_dimension(&mut config, signature);
-        }
-        config.max_batch_size = i32::try_from(max_batch_size).unwrap_or(i32::MAX);
+        let max_batch_size = self.complete_batching(&mut config, signature, &mut report);
         let batched = max_batch_size > 0;
-        if let Some(rows) = self.rows.as_ref().filter(|_| wanted > 1) {
-            config.parameters.insert(ROWS_PARAMETER.to_owned(), ModelParameter { string_value: rows.to_string() });
-        }
-        if !source.says_max_batch_size() && !is_kept_apart {
-            match &config.scheduling_choice {
-                None if max_batch_size > 1 => {
-                    config.scheduling_choice = Some(SchedulingChoice::DynamicBatching(ModelDynamicBatching::default()));
-                }
-                Some(SchedulingChoice::DynamicBatching(_)) if max_batch_size == 0 => report.warn(
-                    "dynamic_batching",
-                    "not every first dimension of the model varies, so nothing is batched; only its queue policies apply",
-                ),
-                _ => {}
-            }
-        }
-
         let inputs = self.bind(Side::Input, &mut config, &signature.inputs, batched, &mut report);
         let outputs = self.bind(Side::Output, &mut config, &signature.outputs, batched, &mut report);
         self.complete_warmups(max_batch_size, &inputs, &mut report);
@@ -80,6 +49,60 @@ impl ModelDefinition {
             }
         }
 
+        self.complete_header(&mut config);
+        self.complete_places(&mut config);
+        complete_pinned_memory(&mut config);
+        self.batching = ModelDefinition::batching(&config, max_batch_size);
+        self.config = config;
+        self.inputs = inputs;
+        self.outputs = outputs;
+        Ok(())
+    }
+
+    /// The batch size that the configuration asks for, or that suits the model: 0 if requests are
+    /// not batched. The verdict on the model's rows is not part of this size.
+    fn wanted_batch_size(&self, config: &ModelConfig, signature: &Signature, report: &mut Report<'_>) -> u32 {
+        if self.writes_batch_size() {
+            u32::try_from(config.max_batch_size).unwrap_or(0)
+        } else if takes_batches(config, signature, report) {
+            preferred(config).max().unwrap_or(0).max(self.completion.default_max_batch_size)
+        } else {
+            0
+        }
+    }
+
+    /// Completes the batch size and the scheduling choice. Returns the batch size.
+    fn complete_batching(&self, config: &mut ModelConfig, signature: &Signature, report: &mut Report<'_>) -> u32 {
+        let is_written = self.writes_batch_size();
+        let wanted = self.wanted_batch_size(config, signature, report);
+        // A user who writes a batch size is obeyed, unless the same user forbids batches elsewhere.
+        let is_kept_apart = |rows: &RowVerdict| if is_written { rows.is_forbidden() } else { !rows.may_share() };
+        let is_kept_apart = wanted > 0 && self.rows.as_ref().is_some_and(is_kept_apart);
+        let max_batch_size = if is_kept_apart { 0 } else { wanted };
+        if is_kept_apart {
+            add_first_dimension(config, signature);
+        }
+        config.max_batch_size = i32::try_from(max_batch_size).unwrap_or(i32::MAX);
+        if let Some(rows) = self.rows.as_ref().filter(|_| wanted > 1) {
+            config.parameters.insert(ROWS_PARAMETER.to_owned(), ModelParameter { string_value: rows.to_string() });
+        }
+        if !self.source.says_max_batch_size() && !is_kept_apart {
+            match &config.scheduling_choice {
+                None if max_batch_size > 1 => {
+                    config.scheduling_choice = Some(SchedulingChoice::DynamicBatching(ModelDynamicBatching::default()));
+                }
+                Some(SchedulingChoice::DynamicBatching(_)) if max_batch_size == 0 => report.warn(
+                    "dynamic_batching",
+                    "not every first dimension of the model varies, so nothing is batched; only its queue policies apply",
+                ),
+                _ => {}
+            }
+        }
+        max_batch_size
+    }
+
+    /// Completes the model's name, its format, its file name and its version policy.
+    fn complete_header(&self, config: &mut ModelConfig) {
         config.name.clone_from(&self.name);
         config.backend = self.format.backend().to_owned();
         config.platform = self.format.platform().to_owned();
@@ -92,16 +115,6 @@ impl ModelDefinition {
             config.version_policy =
                 Some(ModelVersionPolicy { policy_choice: Some(PolicyChoice::Latest(Latest { num_versions: 1 })) });
         }
-        self.complete_places(&mut config);
-        let optimization = config.optimization.get_or_insert_default();
-        for pinned in [&mut optimization.input_pinned_memory, &mut optimization.output_pinned_memory] {
-            pinned.get_or_insert(PinnedMemoryBuffer { enable: true });
-        }
-        self.batching = ModelDefinition::batching(&config, max_batch_size);
-        self.config = config;
-        self.inputs = inputs;
-        self.outputs = outputs;
-        Ok(())
     }
 
     /// Checks the warm-up requests against the inputs.
@@ -219,14 +232,8 @@ impl ModelDefinition {
         bindings
     }
 
-    fn bind_one(
-        &self,
-        tensor: &mut Tensor,
-        spec: &TensorSpec,
-        (model_index, path): (usize, &str),
-        batched: bool,
-        report: &mut Report<'_>,
-    ) -> Option<TensorBinding> {
+    /// Completes a tensor's datatype, or checks it against the model's.
+    fn complete_datatype(&self, tensor: &mut Tensor, spec: &TensorSpec, path: &str, report: &mut Report<'_>) {
         match datatype(tensor.data_type) {
             Some(datatype) if datatype == spec.datatype => {}
             Some(datatype) => report.error(
@@ -241,19 +248,23 @@ impl ModelDefinition {
             None if self.completion.enabled => tensor.data_type = config_datatype(spec.datatype).into(),
             None => report.error(&format!("{path}.data_type"), "is missing"),
         }
-        let model_dims: &[i64] = match (batched, spec.dims.split_first()) {
-            (false, _) => &spec.dims,
-            (true, Some((-1, rest))) => rest,
-            (true, other) => {
-                let what = match other {
-                    Some((size, _)) => format!(
-                        "the first dimension of '{}' is fixed at {size} in the model: set max_batch_size: 0, or export the model with a \
-                         batch dimension that varies",
-                        spec.name
-                    ),
-                    None => format!("'{}' is a single element in the model: set max_batch_size: 0", spec.name),
-                };
-                report.error("max_batch_size", format!("asks for batches, but {what}"));
+    }
+
+    /// Matches one of the configuration's tensors with the model's, and completes it. `None`: their
+    /// sizes differ.
+    fn bind_one(
+        &self,
+        tensor: &mut Tensor,
+        spec: &TensorSpec,
+        (model_index, path): (usize, &str),
+        batched: bool,
+        report: &mut Report<'_>,
+    ) -> Option<TensorBinding> {
+        self.complete_datatype(tensor, spec, path, report);
+        let model_dims = match dims_of_item(spec, batched) {
+            Ok(dims) => dims,
+            Err(reason) => {
+                report.error("max_batch_size", format!("asks for batches, but {reason}"));
                 return None;
             }
         };
@@ -289,6 +300,29 @@ impl ModelDefinition {
             labels: self.labels.get(&tensor.name).filter(|_| path.starts_with("output")).cloned().unwrap_or_default(),
             batched,
         })
+    }
+}
+
+/// The sizes of one item of a batch, or of the whole tensor without batches. The error says why the
+/// tensor cannot be batched.
+fn dims_of_item(spec: &TensorSpec, batched: bool) -> Result<&[i64], String> {
+    match (batched, spec.dims.split_first()) {
+        (false, _) => Ok(&spec.dims),
+        (true, Some((-1, rest))) => Ok(rest),
+        (true, Some((size, _))) => Err(format!(
+            "the first dimension of '{}' is fixed at {size} in the model: set max_batch_size: 0, or export the model with a \
+             batch dimension that varies",
+            spec.name
+        )),
+        (true, None) => Err(format!("'{}' is a single element in the model: set max_batch_size: 0", spec.name)),
+    }
+}
+
+/// Allows pinned memory for inputs and outputs where the configuration does not say otherwise.
+fn complete_pinned_memory(config: &mut ModelConfig) {
+    let optimization = config.optimization.get_or_insert_default();
+    for pinned in [&mut optimization.input_pinned_memory, &mut optimization.output_pinned_memory] {
+        pinned.get_or_insert(PinnedMemoryBuffer { enable: true });
     }
 }
 

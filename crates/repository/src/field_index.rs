@@ -218,6 +218,19 @@ struct WordField<'t> {
     word_at: usize,
 }
 
+/// A field of a message, with one value or several.
+struct Field<'n> {
+    name: &'n str,
+    /// The place of the name in the text.
+    at: usize,
+    /// The path of the message that holds the field.
+    parent: &'n str,
+    /// The path of the field, without the number of a value.
+    path: String,
+    /// The number of messages around the field's message.
+    depth: usize,
+}
+
 struct Scanner<'a, 't> {
     tokens: &'a [(usize, Token<'t>)],
     next: usize,
@@ -254,45 +267,59 @@ impl<'t> Scanner<'_, 't> {
             } else if let Some((bracket, Token::Mark(b'['))) = self.peek() {
                 self.index.missing_colons.push(bracket);
             }
+            let field = Field { name, at, parent: path, path: prefix, depth };
             if let Some((_, Token::Mark(b'['))) = self.peek() {
                 self.next += 1;
-                self.index.names.entry(format!("{prefix}[0]")).or_insert(at);
-                loop {
-                    match self.peek() {
-                        Some((_, Token::Mark(b']'))) => {
-                            self.next += 1;
-                            break;
-                        }
-                        Some((_, Token::Mark(b','))) => self.next += 1,
-                        Some((value, _)) => {
-                            self.value(name, path, &format!("{prefix}[{count}]"), (value, value), depth)?;
-                            *count += 1;
-                        }
-                        None => return Err(Stop::NotTextFormat),
-                    }
-                }
+                self.list(&field, count)?;
             } else {
-                let first = self.next;
-                let (value, token) = match self.peek() {
-                    Some((value, token @ (Token::Word(_) | Token::String(_) | Token::Mark(b'{' | b'<')))) => {
-                        (value, token)
-                    }
-                    _ => return Err(Stop::Refused(at, format!("{name} has no value"))),
-                };
-                self.value(name, path, &format!("{prefix}[{count}]"), (at, value), depth)?;
-                *count += 1;
-                if let Token::Word(word) = token
-                    && self.next == first + 1
-                {
-                    before = Some(WordField { name, name_at: at, word, word_at: value });
-                }
+                before = self.single(&field, count)?;
             }
-            self.index.by_name.entry(at).or_insert(format!("{prefix}[0]"));
+            self.index.by_name.entry(at).or_insert(format!("{}[0]", field.path));
             if let Some((_, Token::Mark(b',' | b';'))) = self.peek() {
                 self.next += 1;
                 before = None;
             }
         }
+    }
+
+    /// Reads the values of a list, behind the opening bracket. Adds them to `count`.
+    fn list(&mut self, field: &Field<'_>, count: &mut usize) -> Result<(), Stop> {
+        self.index.names.entry(format!("{}[0]", field.path)).or_insert(field.at);
+        loop {
+            match self.peek() {
+                Some((_, Token::Mark(b']'))) => {
+                    self.next += 1;
+                    return Ok(());
+                }
+                Some((_, Token::Mark(b','))) => self.next += 1,
+                Some((value, _)) => {
+                    self.value(field, *count, (value, value))?;
+                    *count += 1;
+                }
+                None => return Err(Stop::NotTextFormat),
+            }
+        }
+    }
+
+    /// Reads the value of a field that is written once for each value, and counts the value.
+    /// Returns the field if its value is one word.
+    fn single<'n>(&mut self, field: &Field<'n>, count: &mut usize) -> Result<Option<WordField<'n>>, Stop>
+    where
+        't: 'n,
+    {
+        let first = self.next;
+        let (value, token) = match self.peek() {
+            Some((value, token @ (Token::Word(_) | Token::String(_) | Token::Mark(b'{' | b'<')))) => (value, token),
+            _ => return Err(Stop::Refused(field.at, format!("{} has no value", field.name))),
+        };
+        self.value(field, *count, (field.at, value))?;
+        *count += 1;
+        Ok(match token {
+            Token::Word(word) if self.next == first + 1 => {
+                Some(WordField { name: field.name, name_at: field.at, word, word_at: value })
+            }
+            _ => None,
+        })
     }
 
     /// The reason why no field begins with a token after the field `before`.
@@ -318,30 +345,24 @@ impl<'t> Scanner<'_, 't> {
     }
 
     /// Reads a message or a scalar.
-    fn value(
-        &mut self,
-        name: &str,
-        parent: &str,
-        path: &str,
-        (name_at, value_at): (usize, usize),
-        depth: usize,
-    ) -> Result<(), Stop> {
-        self.index.names.insert(path.to_owned(), name_at);
+    fn value(&mut self, field: &Field<'_>, index: usize, (name_at, value_at): (usize, usize)) -> Result<(), Stop> {
+        let path = &format!("{}[{index}]", field.path);
+        self.index.names.insert(path.clone(), name_at);
         if name_at != value_at {
-            self.index.by_name.entry(name_at).or_insert(path.to_owned());
+            self.index.by_name.entry(name_at).or_insert(path.clone());
         }
-        self.index.by_value.insert(value_at, path.to_owned());
+        self.index.by_value.insert(value_at, path.clone());
         match self.peek() {
             Some((_, Token::Mark(open @ (b'{' | b'<')))) => {
                 self.next += 1;
-                self.message(path, Some(if open == b'{' { b'}' } else { b'>' }), depth + 1)
+                self.message(path, Some(if open == b'{' { b'}' } else { b'>' }), field.depth + 1)
             }
             Some((_, token @ (Token::String(_) | Token::Word(_)))) => {
-                if name == "key"
-                    && let Some((map, _)) = parent.rsplit_once('[')
+                if field.name == "key"
+                    && let Some((map, _)) = field.parent.rsplit_once('[')
                     && let Token::String(key) | Token::Word(key) = token
                 {
-                    let entry = self.index.names.get(parent).copied().unwrap_or(name_at);
+                    let entry = self.index.names.get(field.parent).copied().unwrap_or(name_at);
                     self.index.names.insert(format!("{map}[\"{key}\"]"), entry);
                 }
                 self.next += 1;

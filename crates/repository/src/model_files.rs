@@ -137,34 +137,9 @@ impl ModelFiles<'_> {
         for near in folders.near_by_name {
             report.warn("", near);
         }
-        let present = folders.present;
-        let selected = match config.version_policy.as_ref().and_then(|p| p.policy_choice.as_ref()) {
-            Some(PolicyChoice::All(_)) => present,
-            Some(PolicyChoice::Specific(specific)) => {
-                let wanted: BTreeSet<u64> = specific.versions.iter().filter_map(|v| u64::try_from(*v).ok()).collect();
-                let all: Vec<String> = present.iter().map(u64::to_string).collect();
-                for version in wanted.difference(&present) {
-                    let message = format!("there is no version {version} (there is: {})", all.join(", "));
-                    report.warn("version_policy.specific.versions", message);
-                }
-                let selected: BTreeSet<u64> = wanted.intersection(&present).copied().collect();
-                if selected.is_empty() {
-                    let message = format!("selects none of the versions {}", all.join(", "));
-                    report.error("version_policy.specific.versions", message);
-                }
-                selected
-            }
-            choice => {
-                let count = match choice {
-                    Some(PolicyChoice::Latest(latest)) => latest.num_versions as usize,
-                    _ => 1,
-                };
-                present.into_iter().rev().take(count).collect()
-            }
-        };
         let mut versions = Vec::new();
         let mut formats = BTreeSet::new();
-        for version in selected {
+        for version in select_versions(folders.present, config, report) {
             match self.model_file(version, &config.default_model_filename, format) {
                 Ok((found, path)) => {
                     formats.insert(found.backend());
@@ -226,6 +201,29 @@ impl ModelFiles<'_> {
         }
         let wanted = candidates.first().map_or("model.onnx", |(_, name)| *name);
         Err(missing_model(&folder, &shown, wanted, name.is_empty()))
+    }
+}
+
+/// The versions that the configuration's policy selects.
+fn select_versions(present: BTreeSet<u64>, config: &ModelConfig, report: &mut Report<'_>) -> BTreeSet<u64> {
+    match config.version_policy.as_ref().and_then(|p| p.policy_choice.as_ref()) {
+        Some(PolicyChoice::All(_)) => present,
+        Some(PolicyChoice::Specific(specific)) => {
+            let wanted: BTreeSet<u64> = specific.versions.iter().filter_map(|v| u64::try_from(*v).ok()).collect();
+            let all: Vec<String> = present.iter().map(u64::to_string).collect();
+            for version in wanted.difference(&present) {
+                let message = format!("there is no version {version} (there is: {})", all.join(", "));
+                report.warn("version_policy.specific.versions", message);
+            }
+            let selected: BTreeSet<u64> = wanted.intersection(&present).copied().collect();
+            if selected.is_empty() {
+                let message = format!("selects none of the versions {}", all.join(", "));
+                report.error("version_policy.specific.versions", message);
+            }
+            selected
+        }
+        Some(PolicyChoice::Latest(latest)) => present.into_iter().rev().take(latest.num_versions as usize).collect(),
+        None => present.into_iter().rev().take(1).collect(),
     }
 }
 

@@ -88,6 +88,19 @@ impl FromIterator<Fingerprint> for Fingerprint {
     }
 }
 
+/// An entry of a repository's folder.
+enum Entry {
+    /// The folder of the model of this name.
+    Model(String),
+    /// The folder of a model whose file is at a wrong place. Loading the model reports the error,
+    /// and the server is not ready without the model.
+    MisplacedModel(String),
+    /// An entry that is no model, with the reason for the user.
+    Ignored(String),
+    /// A file or hidden folder that a user does not mean as a model.
+    Unrelated,
+}
+
 impl ModelRepository {
     /// The repository at `path`.
     ///
@@ -200,51 +213,14 @@ impl ModelRepository {
         for entry in fs::read_dir(self.root()).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
             pace::step(pace::ENTRY);
-            let file_name = entry.file_name();
-            let shown = file_name.to_string_lossy().into_owned();
-            // `.git`, and the `..data` of a Kubernetes volume.
-            if shown.starts_with('.') {
-                continue;
-            }
-            let mut warn = |message: String| {
-                scan.warnings.push(Finding::of(self.path.join(&file_name).display().to_string(), message));
-            };
-            let metadata = match fs::metadata(entry.path()) {
-                Ok(metadata) => metadata,
-                Err(error) => {
-                    warn(format!("cannot be read: {}; ignored", reason(&entry.path(), &error)));
-                    continue;
+            match self.classify(&entry) {
+                Entry::Model(name) => scan.names.push(name),
+                Entry::MisplacedModel(name) => misplaced.push(name),
+                Entry::Ignored(reason) => {
+                    let file = self.path.join(entry.file_name()).display().to_string();
+                    scan.warnings.push(Finding::of(file, reason));
                 }
-            };
-            if !metadata.is_dir() {
-                if is_onnx_name(&shown) {
-                    let stem = Path::new(&shown).file_stem().unwrap_or_default().to_string_lossy();
-                    warn(format!("is a file; a model is a folder: {stem}/1/model.onnx"));
-                }
-                continue;
-            }
-            match file_name.to_str() {
-                None => warn("the name is not UTF-8; ignored".to_owned()),
-                Some(name) => match self.model_dir(name) {
-                    Err(e) => warn(format!("{e}; ignored")),
-                    // As in Triton, a folder without a configuration is no model if configurations
-                    // are not completed.
-                    Ok(dir)
-                        if looks_like_model(&dir)
-                            && !self.completion.enabled
-                            && !is_there(&dir.join(self.config_file(&dir))) =>
-                    {
-                        warn(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"));
-                    }
-                    Ok(dir) if looks_like_model(&dir) => scan.names.push(name.to_owned()),
-                    // Loading the model reports the error, and the server is not ready without the
-                    // model.
-                    Ok(dir) if has_misplaced_model(&dir) => misplaced.push(name.to_owned()),
-                    Ok(dir) => warn(match VersionFolders::read(&dir).remedy(&dir, name, "") {
-                        Some(remedy) => format!("has no version folder; {remedy}"),
-                        None => format!("has neither a version folder such as {name}/1 nor {CONFIG_FILE}; ignored"),
-                    }),
-                },
+                Entry::Unrelated => {}
             }
         }
         if scan.names.is_empty()
@@ -257,6 +233,51 @@ impl ModelRepository {
         scan.names.sort_unstable();
         scan.warnings.sort_by(|a, b| a.file.cmp(&b.file));
         Ok(scan)
+    }
+
+    /// Finds out whether an entry of the folder is a model.
+    fn classify(&self, entry: &fs::DirEntry) -> Entry {
+        let file_name = entry.file_name();
+        let shown = file_name.to_string_lossy();
+        // `.git`, and the `..data` of a Kubernetes volume.
+        if shown.starts_with('.') {
+            return Entry::Unrelated;
+        }
+        match fs::metadata(entry.path()) {
+            Err(error) => Entry::Ignored(format!("cannot be read: {}; ignored", reason(&entry.path(), &error))),
+            Ok(metadata) if metadata.is_dir() => match file_name.to_str() {
+                None => Entry::Ignored("the name is not UTF-8; ignored".to_owned()),
+                Some(name) => self.classify_folder(name),
+            },
+            Ok(_) if is_onnx_name(&shown) => {
+                let stem = Path::new(&*shown).file_stem().unwrap_or_default().to_string_lossy();
+                Entry::Ignored(format!("is a file; a model is a folder: {stem}/1/model.onnx"))
+            }
+            Ok(_) => Entry::Unrelated,
+        }
+    }
+
+    /// Finds out whether the folder of this name is a model.
+    fn classify_folder(&self, name: &str) -> Entry {
+        let dir = match self.model_dir(name) {
+            Ok(dir) => dir,
+            Err(e) => return Entry::Ignored(format!("{e}; ignored")),
+        };
+        if looks_like_model(&dir) {
+            // As in Triton, a folder without a configuration is no model if configurations are not
+            // completed.
+            if !self.completion.enabled && !is_there(&dir.join(self.config_file(&dir))) {
+                return Entry::Ignored(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"));
+            }
+            return Entry::Model(name.to_owned());
+        }
+        if has_misplaced_model(&dir) {
+            return Entry::MisplacedModel(name.to_owned());
+        }
+        Entry::Ignored(match VersionFolders::read(&dir).remedy(&dir, name, "") {
+            Some(remedy) => format!("has no version folder; {remedy}"),
+            None => format!("has neither a version folder such as {name}/1 nor {CONFIG_FILE}; ignored"),
+        })
     }
 
     /// A message if the folder is only a part of a repository, with the folder that the user

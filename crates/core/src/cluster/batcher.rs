@@ -5,7 +5,7 @@ use super::dispatch_policy::{DispatchPolicy, Forming};
 use super::kind_plan::{KindPlan, KindPlans};
 use super::messages::Candidate;
 use super::reason::StartBound;
-use super::request_queue::RequestQueue;
+use super::request_queue::{QueuedRequest, RequestQueue};
 use crate::ids::RequestId;
 use crate::time::{Duration, Time};
 
@@ -92,12 +92,7 @@ impl Batcher {
             let mut last_tier = 0;
             let mut limit = u64::from(self.kinds.plans[plan].limit);
             for tier in self.queue.tiers() {
-                let head = if from == Time::ZERO {
-                    self.queue.head(tier).map(|head| (head, 0))
-                } else {
-                    self.queue.head_from(tier, from)
-                };
-                let Some((head, passed)) = head else { continue };
+                let Some((head, passed)) = self.head_due_from(tier, from) else { continue };
                 let earliest = deadline.min(head.deadline);
                 if size == 0 {
                     // A request that is larger than the limit runs alone.
@@ -138,6 +133,13 @@ impl Batcher {
             let size = size as u32;
             return (size > 0).then_some(Prefix { from, size, deadline, since, full: false, last_tier });
         }
+    }
+
+    /// The first request of a tier that is due at `from` or later, and the number of items before
+    /// it.
+    #[inline(always)]
+    fn head_due_from(&self, tier: usize, from: Time) -> Option<(&QueuedRequest, u64)> {
+        if from == Time::ZERO { self.queue.head(tier).map(|head| (head, 0)) } else { self.queue.head_from(tier, from) }
     }
 
     /// The schedulable window of a batch. Inlined, as its callers are: otherwise the result would

@@ -4,8 +4,10 @@ use std::fmt;
 
 use super::record::{Decision, Input};
 use crate::cluster::{
-    Answer, Behaviour, Candidate, DispatchReason, DropDetail, DropReason, NetworkBudget, Output, Request, StartBound,
+    Answer, Behaviour, Candidate, DispatchReason, DropDetail, DropReason, ModelOptions, NetworkBudget, Output, Request,
+    StartBound,
 };
+use crate::ids::ModelId;
 use crate::journal::entry::At;
 use crate::journal::machine::Fact;
 use crate::time::{Duration, Time};
@@ -13,39 +15,11 @@ use crate::time::{Duration, Time};
 impl Fact for Input {
     fn tell(&self, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Input::Request(Request { id, model, deadline, queue_expiry, level, size }) => {
-                write!(f, "request {id} of {model}")?;
-                match *deadline {
-                    Time::MAX => f.write_str(", without a deadline")?,
-                    deadline => write!(f, ", due in {}", deadline.since(now))?,
-                }
-                if *queue_expiry != Time::MAX {
-                    write!(f, ", may wait for {}", queue_expiry.since(now))?;
-                }
-                if *level != 0 {
-                    write!(f, ", level {level}")?;
-                }
-                if *size == 1 { Ok(()) } else { write!(f, ", {size} items") }
-            }
+            Input::Request(request) => tell_request(request, now, f),
             Input::Cancel { model, ticket } => write!(f, "cancel {ticket:?} of {model}"),
             Input::Completion { device, batch } => write!(f, "{batch} is done on {device}"),
             Input::Timeout => f.write_str("wake-up"),
-            Input::AddModel(model, options) => {
-                write!(f, "add {model}: ")?;
-                for (kind, profile) in options.profiles.iter() {
-                    let most = options.max_batch.max(1);
-                    let (one, all) = (profile.latency(1), profile.latency(most));
-                    match kind {
-                        Some(kind) => write!(f, "on {kind} l(1) = {one}, l({most}) = {all}, ")?,
-                        None => write!(f, "l(1) = {one}, l({most}) = {all}, ")?,
-                    }
-                }
-                write!(f, "drop {:?}, dispatch {:?}", options.drop, options.dispatch)?;
-                match options.max_in_flight {
-                    u32::MAX => Ok(()),
-                    most => write!(f, ", at most {most} batches at once"),
-                }
-            }
+            Input::AddModel(model, options) => tell_new_model(*model, options, f),
             Input::AddLimit(u32::MAX) => f.write_str("add a model"),
             Input::AddLimit(most) => write!(f, "add a model with at most {most} batches at once"),
             Input::AddSharedLimit(other) => write!(f, "add a model that shares the limit of {other}"),
@@ -62,16 +36,7 @@ impl Fact for Input {
             }
             Input::SetDispatch(model, dispatch) => write!(f, "dispatch of {model}: {dispatch:?}"),
             Input::SetBehaviour(model, None) => write!(f, "{model} does what follows from the load"),
-            Input::SetBehaviour(model, Some(Behaviour { wait, throughput, size, limit, margin })) => {
-                write!(
-                    f,
-                    "{model} waits {wait}% of the way to its window; drops aim at {throughput}% of the staggered batch's throughput, {size}% of its size at most"
-                )?;
-                if *limit > 0 {
-                    write!(f, "; batches are for {limit}% of it at most")?;
-                }
-                if *margin > 0 { write!(f, "; with a margin of {margin}%") } else { Ok(()) }
-            }
+            Input::SetBehaviour(model, Some(behaviour)) => tell_behaviour(*model, behaviour, f),
             Input::Trial(trial) => write!(f, "{trial}"),
             Input::SetOrder(order) => write!(f, "whose turn it is: {order}"),
             Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
@@ -93,6 +58,54 @@ impl Fact for Input {
             Input::Answer(answer) => write!(f, "{}", AnswerText(answer)),
         }
     }
+}
+
+/// Writes a request's terms. The text counts the deadline and the longest wait from `now`.
+fn tell_request(request: &Request, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let Request { id, model, deadline, queue_expiry, level, size } = *request;
+    write!(f, "request {id} of {model}")?;
+    match deadline {
+        Time::MAX => f.write_str(", without a deadline")?,
+        deadline => write!(f, ", due in {}", deadline.since(now))?,
+    }
+    if queue_expiry != Time::MAX {
+        write!(f, ", may wait for {}", queue_expiry.since(now))?;
+    }
+    if level != 0 {
+        write!(f, ", level {level}")?;
+    }
+    if size == 1 { Ok(()) } else { write!(f, ", {size} items") }
+}
+
+/// Writes a new model's profiles and policies.
+fn tell_new_model(model: ModelId, options: &ModelOptions, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "add {model}: ")?;
+    for (kind, profile) in options.profiles.iter() {
+        let most = options.max_batch.max(1);
+        let (one, all) = (profile.latency(1), profile.latency(most));
+        match kind {
+            Some(kind) => write!(f, "on {kind} l(1) = {one}, l({most}) = {all}, ")?,
+            None => write!(f, "l(1) = {one}, l({most}) = {all}, ")?,
+        }
+    }
+    write!(f, "drop {:?}, dispatch {:?}", options.drop, options.dispatch)?;
+    match options.max_in_flight {
+        u32::MAX => Ok(()),
+        most => write!(f, ", at most {most} batches at once"),
+    }
+}
+
+/// Writes the rules that a model's candidates and drops follow.
+fn tell_behaviour(model: ModelId, behaviour: &Behaviour, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let Behaviour { wait, throughput, size, limit, margin } = *behaviour;
+    write!(
+        f,
+        "{model} waits {wait}% of the way to its window; drops aim at {throughput}% of the staggered batch's throughput, {size}% of its size at most"
+    )?;
+    if limit > 0 {
+        write!(f, "; batches are for {limit}% of it at most")?;
+    }
+    if margin > 0 { write!(f, "; with a margin of {margin}%") } else { Ok(()) }
 }
 
 struct Budget<'a>(&'a NetworkBudget);

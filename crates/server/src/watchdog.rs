@@ -312,83 +312,94 @@ impl Post {
         let mut doing = self.doing.lock();
         let (reason, health) = match &mut *doing {
             Doing::Nothing | Doing::LeftBehind(..) => return None,
-            Doing::Run(run) => {
-                let Run { health, device, begin, limit, is_useless, told, is_killed } = run;
-                let elapsed = now.since(*begin);
-                let ModelHealth { name, version, .. } = &**health;
-                match told {
-                    None if elapsed <= *limit => {
-                        if elapsed > USELESS_AFTER
-                            && !*is_useless
-                            && !self.owner.upgrade().is_some_and(|o| o.is_awaited())
-                        {
-                            tracing::debug!(model = %name, %version, device, %elapsed, "a run is ended, as nobody waits for it any more");
-                            *is_useless = true;
-                            self.stop.stop();
-                        }
-                        return None;
-                    }
-                    None => {
-                        tracing::error!(
-                            model = %name, %version, device, %elapsed, %limit,
-                            "a run takes too long and is ended (run_timeout_s, run_timeout_factor)"
-                        );
-                        let reason = format!("a run had not ended after {limit}, the most that it may take");
-                        health.run_ended(reason.clone(), now);
-                        *told = Some((now, reason));
-                        self.stop.stop();
-                        return None;
-                    }
-                    Some((since, _)) if now.since(*since) <= GRACE.min(*limit) => return None,
-                    Some((since, _)) if self.kill(is_killed) => {
-                        tracing::error!(model = %name, %version, device, %elapsed, "a run does not end: its process is ended");
-                        // The model is not ready until it has another process.
-                        health.run_killed();
-                        *since = now;
-                        return None;
-                    }
-                    Some((_, reason)) => {
-                        tracing::error!(
-                            model = %name, %version, device, %elapsed,
-                            "a run does not end: its thread is left behind, and the model is out of service until it ends or is loaded again"
-                        );
-                        let reason = format!("{reason}, and the engine cannot end it; load the model again");
-                        health.run_left_behind(reason.clone());
-                        (reason, Some(health.clone()))
-                    }
-                }
-            }
-            Doing::Load(load) => {
-                let Load { model, begin, seen, told, is_killed } = load;
-                if let Some((since, reason)) = told {
-                    if now.since(*since) <= GRACE {
-                        return None;
-                    }
-                    if self.kill(is_killed) {
-                        *since = now;
-                        return None;
-                    }
-                    tracing::error!(%model, "its load does not end: the thread is left behind");
-                    (std::mem::take(reason), None)
-                } else {
-                    let run = self.stop.run_in_progress();
-                    let since = match (run, *seen) {
-                        (Some(run), Some((before, since))) if run == before => since,
-                        _ => now,
-                    };
-                    *seen = run.map(|run| (run, since));
-                    let reason = limits.of_load(now.since(since), now.since(*begin))?;
-                    tracing::error!(%model, %reason, "the load of a model takes too long, and is ended");
-                    *told = Some((now, reason));
-                    self.stop.stop();
-                    return None;
-                }
-            }
+            Doing::Run(run) => (self.look_at_run(run, now)?, Some(run.health.clone())),
+            Doing::Load(load) => (self.look_at_load(load, now, limits)?, None),
         };
         *doing = Doing::LeftBehind(reason.clone(), health);
         // The count rises under the lock of the thread's work: the work may come back right after.
         self.watchdog.state.lock().left_behind += 1;
         Some(reason)
+    }
+
+    /// Ends a run that takes too long, and at last its process. Returns why the thread must be
+    /// left behind, if neither helps.
+    fn look_at_run(&self, run: &mut Run, now: Time) -> Option<String> {
+        let Run { health, device, begin, limit, told, is_killed, .. } = run;
+        let elapsed = now.since(*begin);
+        let ModelHealth { name, version, .. } = &**health;
+        match told {
+            None if elapsed <= *limit => {
+                self.end_useless_run(run, elapsed);
+                None
+            }
+            None => {
+                tracing::error!(
+                    model = %name, %version, device, %elapsed, %limit,
+                    "a run takes too long and is ended (run_timeout_s, run_timeout_factor)"
+                );
+                let reason = format!("a run had not ended after {limit}, the most that it may take");
+                health.run_ended(reason.clone(), now);
+                *told = Some((now, reason));
+                self.stop.stop();
+                None
+            }
+            Some((since, _)) if now.since(*since) <= GRACE.min(*limit) => None,
+            Some((since, _)) if self.kill(is_killed) => {
+                tracing::error!(model = %name, %version, device, %elapsed, "a run does not end: its process is ended");
+                // The model is not ready until it has another process.
+                health.run_killed();
+                *since = now;
+                None
+            }
+            Some((_, reason)) => {
+                tracing::error!(
+                    model = %name, %version, device, %elapsed,
+                    "a run does not end: its thread is left behind, and the model is out of service until it ends or is loaded again"
+                );
+                let reason = format!("{reason}, and the engine cannot end it; load the model again");
+                health.run_left_behind(reason.clone());
+                Some(reason)
+            }
+        }
+    }
+
+    /// Ends a run within its limit if it is not short and no client waits for it.
+    fn end_useless_run(&self, run: &mut Run, elapsed: Duration) {
+        let Run { health, device, is_useless, .. } = run;
+        let ModelHealth { name, version, .. } = &**health;
+        if elapsed > USELESS_AFTER && !*is_useless && !self.owner.upgrade().is_some_and(|o| o.is_awaited()) {
+            tracing::debug!(model = %name, %version, device, %elapsed, "a run is ended, as nobody waits for it any more");
+            *is_useless = true;
+            self.stop.stop();
+        }
+    }
+
+    /// Ends a load that takes too long, and at last its process. Returns why the thread must be
+    /// left behind, if neither helps.
+    fn look_at_load(&self, load: &mut Load, now: Time, limits: &RunLimits) -> Option<String> {
+        let Load { model, begin, seen, told, is_killed } = load;
+        if let Some((since, reason)) = told {
+            if now.since(*since) <= GRACE {
+                return None;
+            }
+            if self.kill(is_killed) {
+                *since = now;
+                return None;
+            }
+            tracing::error!(%model, "its load does not end: the thread is left behind");
+            return Some(std::mem::take(reason));
+        }
+        let run = self.stop.run_in_progress();
+        let since = match (run, *seen) {
+            (Some(run), Some((before, since))) if run == before => since,
+            _ => now,
+        };
+        *seen = run.map(|run| (run, since));
+        let reason = limits.of_load(now.since(since), now.since(*begin))?;
+        tracing::error!(%model, %reason, "the load of a model takes too long, and is ended");
+        *told = Some((now, reason));
+        self.stop.stop();
+        None
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use downbeat_core::ModelId;
 use downbeat_core::device::{AutoInputs, GuardOptions, PolicyName, SegmentProfile};
 use downbeat_engine::{Lane, Model};
 
@@ -9,10 +10,10 @@ use super::{Loading, Runnable};
 use crate::auto_model::AutoModel;
 use crate::engines::MOST_EXECUTORS;
 use crate::group_predictor::GroupMember;
-use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, PolicyGuard};
+use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, PolicyGuard};
 use crate::policy_choice::Profiled;
 use crate::row_judgement::RowJudgement;
-use crate::warm_up;
+use crate::warm_up::{self, Sample};
 
 impl Loading<'_> {
     /// The version's part in operator groups, if its policy runs groups.
@@ -35,14 +36,9 @@ impl Loading<'_> {
         let (context, definition) = (self.context, &self.definition);
         let samples = warm_up::samples(definition, &codec)?;
         let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
-        let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
-        let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
+        let hosts = self.hosts();
         let id = context.driver.next_model();
-        let guard = auto.as_ref().filter(|_| self.routed).map(|auto| {
-            let AutoInputs { profile, max_batch, launch, .. } = auto.chosen.inputs.clone();
-            let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop: self.drops() };
-            Arc::new(PolicyGuard::new(options, context.clock, id, self.placed.home(), &hosts))
-        });
+        let guard = auto.as_deref().filter(|_| self.routed).map(|auto| Arc::new(self.guard(auto, id, &hosts)));
         let setup = LaneSetup {
             id,
             name: &definition.name,
@@ -75,21 +71,47 @@ impl Loading<'_> {
                 limit,
             ),
         };
-        let mut warm_up = self.warm_up(&*model, &codec);
+        self.start_lanes(setup, padding, &samples, (measured, lane))
+    }
+
+    /// The hosts of its devices.
+    fn hosts(&self) -> Vec<Arc<DeviceHost>> {
+        let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
+        self.context.driver.hosts().iter().filter(is_there).cloned().collect()
+    }
+
+    /// The guard of the policy that `auto` chose.
+    fn guard(&self, auto: &AutoModel, id: ModelId, hosts: &[Arc<DeviceHost>]) -> PolicyGuard {
+        let AutoInputs { profile, max_batch, launch, .. } = auto.chosen.inputs.clone();
+        let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop: self.drops() };
+        PolicyGuard::new(options, self.context.clock, id, self.placed.home(), hosts)
+    }
+
+    /// Starts the lanes of `setup`, and warms them up. `lane` exists already, on the device of the
+    /// measurements.
+    fn start_lanes(
+        &self,
+        setup: LaneSetup,
+        padding: Option<Arc<Padding>>,
+        samples: &[Sample],
+        (measured, lane): (usize, Option<Box<dyn Lane>>),
+    ) -> anyhow::Result<HostedVersion> {
+        let (model, codec) = (setup.model, setup.codec.clone());
+        let mut warm_up = self.warm_up(&**model, &codec);
         let mut count = 1;
         let hosted = if self.routed {
             // The sizes were found for one lane; now the version has more.
             warm_up.run = None;
             host::start(setup, padding, |device, specs, lanes| {
                 count = lanes.len();
-                warm_up.lanes(&samples, device, specs, lanes)
+                warm_up.lanes(samples, device, specs, lanes)
             })?
         } else {
             let is_warm = self.on_gpus && lane.is_some();
             host::start_granted(setup, self.lanes_wanted(measured, lane), |device, lane| match device {
                 // The lane of the measurements has run all sizes before.
-                device if is_warm && device == measured => warm_up.with_samples(&samples, lane),
-                _ => warm_up.whole(&samples, device, lane),
+                device if is_warm && device == measured => warm_up.with_samples(samples, lane),
+                _ => warm_up.whole(samples, device, lane),
             })?
         };
         if self.routed || self.on_gpus {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use downbeat_engine::{GpuInfo, Part};
-use downbeat_repository::ModelRepositories;
+use downbeat_repository::{ModelDefinition, ModelRepositories};
 use parking_lot::Mutex;
 
 use super::Registry;
@@ -40,48 +40,26 @@ impl Registry {
     /// If a repository cannot be read, the engine is not there, or the decision log cannot be
     /// written.
     pub fn open(options: Arc<ServerOptions>) -> anyhow::Result<Self> {
-        let repository = ModelRepositories::open(&options.repositories)?.map(|repository| {
-            repository
-                .with_follow_symlinks(options.follow_symlinks)
-                .with_auto_complete(options.auto_complete_config)
-                .with_default_max_batch_size(options.default_max_batch_size)
-                .with_config_name(options.model_config_name.clone())
-                .with_cpu_for_gpus(options.cuda.missing == CudaMissing::Cpu)
-        });
+        let repository = open_repositories(&options)?;
         let scan = repository.scan()?;
         for warning in &scan.warnings {
             tracing::warn!("{warning}");
         }
         check_names(&options, &scan.names)?;
         let wanted = wanted_at_start(&options, &scan.names);
-        let waiting = wanted
-            .iter()
-            .map(|name| {
-                let entry = ModelEntry::default();
-                entry.set(0, VersionState::Loading, WAITING.to_owned());
-                (name.clone(), Arc::new(entry))
-            })
-            .collect();
+        let waiting = waiting_entries(&wanted);
         let engines = Engines::choose(&options)?;
         let partitions = Partitions::divide(&options, &**engines.of_most())?;
         let gpus: Arc<[GpuInfo]> = engines.gpus.clone().into();
         let (options, devices) = with_devices(&options, &engines, &partitions, &scan.names)?;
-        let ordinals: Vec<u32> = gpus.iter().map(|gpu| gpu.ordinal).collect();
-        let on = |devices: &Vec<usize>| devices.iter().filter_map(|device| ordinals.get(*device).copied()).collect();
-        let places: BTreeMap<String, Vec<u32>> =
-            options.placement.iter().map(|(name, devices)| (name.clone(), on(devices))).collect();
-        let repository =
-            repository.map(|repository| repository.with_gpus(ordinals.clone()).with_places(places.clone()));
-        // A model with a bad definition is left out: its load reports the defect.
-        let known: Vec<_> = scan.names.iter().filter_map(|name| repository.definition(name, None).ok()).collect();
-        let placement =
-            Placement::new(options.placement.clone(), devices, &gpus, &known, partitions.parts.len().max(1))?;
+        let repository = with_gpus(repository, &gpus, &options);
+        let known = definitions(&repository, &scan.names);
+        let parts = partitions.parts.len().max(1);
+        let placement = Placement::new(options.placement.clone(), devices, &gpus, &known, parts)?;
         let metrics = Arc::new(Metrics::new()?);
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
-        let shards = options.scheduler_shards().clamp(1, MAX_SHARDS);
-        let log = options.decision_log.as_deref();
-        let log = log.map(|folder| DecisionLog::open(folder, shards, placement.kinds.len(), &metrics)).transpose()?;
+        let log = open_decision_log(&options, placement.kinds.len(), &metrics)?;
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.of_most().clone())?;
         let (parts, kinds) = (&partitions.parts, &placement.kinds);
@@ -95,12 +73,10 @@ impl Registry {
         let context = LoadContext::new(options.clone(), engines, partitions, on, placement, said, model_memory.clone());
         let loader = Arc::new(Loader::new(context));
         let budget = ByteBudget::new(limit);
-        let gpu_watch = || GpuWatch::start(&gpus, metrics.gpus.clone(), options.gpu_metrics_every).map(Arc::new);
-        let gpu_watch = (!gpus.is_empty()).then(gpu_watch).transpose()?;
+        let gpu_watch = watch_gpus(&gpus, &metrics, &options)?;
         let serving = Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone());
         let serving = Arc::new(serving);
-        let side_by_side = options.load_threads.clamp(1, MOST_LOAD_THREADS);
-        let loads = Arc::new([side_by_side, side_by_side].map(tokio::sync::Semaphore::new));
+        let loads = Arc::new(load_permits(&options));
         Ok(Registry {
             options,
             repository,
@@ -123,6 +99,80 @@ impl Registry {
             cluster: Arc::default(),
         })
     }
+}
+
+/// The repositories that the options name, read as the options say.
+///
+/// # Errors
+/// If a repository cannot be opened.
+fn open_repositories(options: &ServerOptions) -> anyhow::Result<ModelRepositories> {
+    let repositories = ModelRepositories::open(&options.repositories)?.map(|repository| {
+        repository
+            .with_follow_symlinks(options.follow_symlinks)
+            .with_auto_complete(options.auto_complete_config)
+            .with_default_max_batch_size(options.default_max_batch_size)
+            .with_config_name(options.model_config_name.clone())
+            .with_cpu_for_gpus(options.cuda.missing == CudaMissing::Cpu)
+    });
+    Ok(repositories)
+}
+
+/// An entry for each model to load at start, which waits for its load.
+fn waiting_entries(wanted: &[String]) -> BTreeMap<String, Arc<ModelEntry>> {
+    let waiting = |name: &String| {
+        let entry = ModelEntry::default();
+        entry.set(0, VersionState::Loading, WAITING.to_owned());
+        (name.clone(), Arc::new(entry))
+    };
+    wanted.iter().map(waiting).collect()
+}
+
+/// The repositories with the server's GPUs, and with the GPUs on which the options place models.
+fn with_gpus(repository: ModelRepositories, gpus: &[GpuInfo], options: &ServerOptions) -> ModelRepositories {
+    let ordinals: Vec<u32> = gpus.iter().map(|gpu| gpu.ordinal).collect();
+    let on = |devices: &Vec<usize>| devices.iter().filter_map(|device| ordinals.get(*device).copied()).collect();
+    let places: BTreeMap<String, Vec<u32>> =
+        options.placement.iter().map(|(name, devices)| (name.clone(), on(devices))).collect();
+    repository.map(|repository| repository.with_gpus(ordinals.clone()).with_places(places.clone()))
+}
+
+/// The definitions of these models. A model with a bad definition is left out: its load reports the
+/// defect.
+fn definitions(repository: &ModelRepositories, names: &[String]) -> Vec<ModelDefinition> {
+    names.iter().filter_map(|name| repository.definition(name, None).ok()).collect()
+}
+
+/// The decision log for devices of `kinds` kinds, if the options name a folder for it.
+///
+/// # Errors
+/// If the log cannot be written.
+fn open_decision_log(
+    options: &ServerOptions,
+    kinds: usize,
+    metrics: &Arc<Metrics>,
+) -> anyhow::Result<Option<DecisionLog>> {
+    let shards = options.scheduler_shards().clamp(1, MAX_SHARDS);
+    let folder = options.decision_log.as_deref();
+    folder.map(|folder| DecisionLog::open(folder, shards, kinds, metrics)).transpose()
+}
+
+/// The watch of the GPUs, if the server has GPUs.
+///
+/// # Errors
+/// If the watch cannot be started.
+fn watch_gpus(
+    gpus: &Arc<[GpuInfo]>,
+    metrics: &Metrics,
+    options: &ServerOptions,
+) -> anyhow::Result<Option<Arc<GpuWatch>>> {
+    let watch = || GpuWatch::start(gpus, metrics.gpus.clone(), options.gpu_metrics_every).map(Arc::new);
+    Ok((!gpus.is_empty()).then(watch).transpose()?)
+}
+
+/// The permits for loads side by side: of large models, and of small ones.
+fn load_permits(options: &ServerOptions) -> [tokio::sync::Semaphore; 2] {
+    let side_by_side = options.load_threads.clamp(1, MOST_LOAD_THREADS);
+    [side_by_side, side_by_side].map(tokio::sync::Semaphore::new)
 }
 
 /// The shares of each device, where models move by themselves.

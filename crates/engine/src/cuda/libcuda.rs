@@ -215,20 +215,15 @@ const ERROR_NO_DEVICE: c_int = 100;
 const ERROR_SYSTEM_NOT_READY: c_int = 802;
 const ERROR_SYSTEM_DRIVER_MISMATCH: c_int = 803;
 
+/// Initialises the driver, and checks its version, its functions and its GPUs.
 fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
     let init: Symbol<Init> = function(library, "cuInit")?;
     let get_version: Symbol<GetInt> = function(library, "cuDriverGetVersion")?;
-    let get_count: Symbol<GetInt> = function(library, "cuDeviceGetCount")?;
-    let get_device: Symbol<GetDevice> = function(library, "cuDeviceGet")?;
-    let get_name: Symbol<GetName> = function(library, "cuDeviceGetName")?;
-    let get_uuid: Symbol<GetUuid> = function(library, "cuDeviceGetUuid_v2")?;
-    let get_memory: Symbol<TotalMemory> = function(library, "cuDeviceTotalMem_v2")?;
-    let get_attribute: Symbol<GetAttribute> = function(library, "cuDeviceGetAttribute")?;
-    let done = |status: c_int| if status == 0 { Ok(()) } else { Err(failure(library, status)) };
+    let queries = GpuQueries::of(library)?;
     let mut version = 0;
     // SAFETY: the driver's functions with its own types. A driver that is not initialised can tell
     // its version, and an old one does so before it fails for another reason.
-    done(unsafe { get_version(&mut version) })?;
+    check(library, unsafe { get_version(&mut version) })?;
     let version = DriverVersion(version);
     // A stub, and a driver without its kernel module, report 0.
     let too_old = || {
@@ -241,46 +236,83 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
         return Err(too_old());
     }
     // SAFETY: as above.
-    done(unsafe { init(0) })?;
+    check(library, unsafe { init(0) })?;
     if version < OLDEST_DRIVER {
         return Err(too_old());
     }
     DRIVER_FUNCTIONS.iter().try_for_each(|name| function::<*const ()>(library, name).map(|_| ()))?;
-    let mut count = 0;
-    // SAFETY: as above.
-    done(unsafe { get_count(&mut count) })?;
-    let mut gpus = Vec::new();
-    for ordinal in 0..count {
+    let gpus = queries.gpus()?;
+    if gpus.is_empty() {
+        return Err(no_gpu());
+    }
+    Ok(DriverInfo { version, gpus })
+}
+
+/// The driver's functions that describe its GPUs.
+struct GpuQueries<'a> {
+    library: &'a Library,
+    get_count: Symbol<GetInt>,
+    get_device: Symbol<GetDevice>,
+    get_name: Symbol<GetName>,
+    get_uuid: Symbol<GetUuid>,
+    get_memory: Symbol<TotalMemory>,
+    get_attribute: Symbol<GetAttribute>,
+}
+
+impl<'a> GpuQueries<'a> {
+    fn of(library: &'a Library) -> Result<Self, CudaUnavailable> {
+        Ok(GpuQueries {
+            library,
+            get_count: function(library, "cuDeviceGetCount")?,
+            get_device: function(library, "cuDeviceGet")?,
+            get_name: function(library, "cuDeviceGetName")?,
+            get_uuid: function(library, "cuDeviceGetUuid_v2")?,
+            get_memory: function(library, "cuDeviceTotalMem_v2")?,
+            get_attribute: function(library, "cuDeviceGetAttribute")?,
+        })
+    }
+
+    /// All GPUs of an initialised driver, by ordinal.
+    fn gpus(&self) -> Result<Vec<GpuInfo>, CudaUnavailable> {
+        let mut count = 0;
+        // SAFETY: the driver's function with its own types.
+        check(self.library, unsafe { (self.get_count)(&mut count) })?;
+        (0..count).map(|ordinal| self.gpu(ordinal)).collect()
+    }
+
+    fn gpu(&self, ordinal: c_int) -> Result<GpuInfo, CudaUnavailable> {
+        let done = |status| check(self.library, status);
         let (mut device, mut memory, mut name, mut uuid) = (0, 0_usize, [0; 256], [0; 16]);
-        // SAFETY: as above; the call gets the name's length, and the driver ends the name with a
-        // zero before it.
+        // SAFETY: the driver's functions with its own types. The call gets the name's length, and
+        // the driver ends the name with a zero before it.
         unsafe {
-            done(get_device(&mut device, ordinal))?;
-            done(get_name(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
-            done(get_memory(&mut memory, device))?;
-            done(get_uuid(&mut uuid, device))?;
+            done((self.get_device)(&mut device, ordinal))?;
+            done((self.get_name)(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
+            done((self.get_memory)(&mut memory, device))?;
+            done((self.get_uuid)(&mut uuid, device))?;
         }
         let attribute = |which| -> Result<u32, CudaUnavailable> {
             let mut value = 0;
             // SAFETY: as above.
-            done(unsafe { get_attribute(&mut value, which, device) })?;
+            done(unsafe { (self.get_attribute)(&mut value, which, device) })?;
             Ok(u32::try_from(value).unwrap_or(0))
         };
         // SAFETY: the driver could not write the last byte, which is zero.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        gpus.push(GpuInfo {
+        Ok(GpuInfo {
             ordinal: ordinal as u32,
             name,
             capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
             memory: memory as u64,
             multiprocessors: attribute(MULTIPROCESSOR_COUNT)?,
             uuid: hyphenated(uuid),
-        });
+        })
     }
-    if gpus.is_empty() {
-        return Err(no_gpu());
-    }
-    Ok(DriverInfo { version, gpus })
+}
+
+/// Turns a status of the driver into a result.
+fn check(library: &Library, status: c_int) -> Result<(), CudaUnavailable> {
+    if status == 0 { Ok(()) } else { Err(failure(library, status)) }
 }
 
 /// The text form of a UUID.

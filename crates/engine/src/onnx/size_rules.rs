@@ -137,28 +137,8 @@ fn moved(operator: &str) -> Option<Rule> {
                 Some(perm) => k.made(perm.ints.iter().filter_map(|i| x.get(usize::try_from(*i).ok()?)).copied()),
             }
         },
-        "Concat" => |k| {
-            let (count, first) = (k.step.inputs.len(), k.dims(0)?);
-            let along = k.axis(0, first.len())?;
-            let total = (0..count).try_fold(0u64, |sum, i| Some(sum.saturating_add(*k.dims(i)?.get(along)?)))?;
-            let data = (0..count).map(|i| k.get(i)?.data.as_deref()).collect::<Option<Vec<_>>>();
-            let data = data.filter(|_| first.len() == 1 && total <= FOLLOWED as u64).map(|parts| parts.concat());
-            one(Extent { data, ..Extent::new(k.element(0), replaced(first, along, total)) })
-        },
-        "Split" => |k| {
-            let x = k.dims(0)?;
-            let along = k.axis(0, x.len())?;
-            let (count, whole) = (k.step.outputs.len(), *x.get(along)?);
-            let asked = k.optional(1, "split")?;
-            // Parts of equal sizes, but the last may be smaller.
-            let equal = whole.div_ceil(count.max(1) as u64);
-            let part = |i: usize| match &asked {
-                Some(sizes) => sizes.get(i).map_or(0, |n| size(*n)),
-                None => equal.min(whole.saturating_sub(equal.saturating_mul(i as u64))),
-            };
-            let made = |i: usize| Extent::new(k.element(0), replaced(x, along, part(i).min(whole)));
-            Some((0..count).map(made).collect())
-        },
+        "Concat" => concatenated,
+        "Split" => parts,
         "Slice" => slice,
         "Gather" => gather,
         "GatherElements" => |k| k.made(k.dims(1)?.iter().copied()),
@@ -296,6 +276,32 @@ fn is_float(element: i32) -> bool {
 
 pub(super) fn with_element(element: i32, made: Option<Vec<Extent>>) -> Option<Vec<Extent>> {
     Some(made?.into_iter().map(|extent| Extent { element, ..extent }).collect())
+}
+
+/// The inputs, joined along an axis.
+fn concatenated(k: &Known<'_>) -> Option<Vec<Extent>> {
+    let (count, first) = (k.step.inputs.len(), k.dims(0)?);
+    let along = k.axis(0, first.len())?;
+    let total = (0..count).try_fold(0u64, |sum, i| Some(sum.saturating_add(*k.dims(i)?.get(along)?)))?;
+    let data = (0..count).map(|i| k.get(i)?.data.as_deref()).collect::<Option<Vec<_>>>();
+    let data = data.filter(|_| first.len() == 1 && total <= FOLLOWED as u64).map(|parts| parts.concat());
+    one(Extent { data, ..Extent::new(k.element(0), replaced(first, along, total)) })
+}
+
+/// The parts of an input that is split along an axis.
+fn parts(k: &Known<'_>) -> Option<Vec<Extent>> {
+    let x = k.dims(0)?;
+    let along = k.axis(0, x.len())?;
+    let (count, whole) = (k.step.outputs.len(), *x.get(along)?);
+    let asked = k.optional(1, "split")?;
+    // Parts of equal sizes, but the last may be smaller.
+    let equal = whole.div_ceil(count.max(1) as u64);
+    let part = |i: usize| match &asked {
+        Some(sizes) => sizes.get(i).map_or(0, |n| size(*n)),
+        None => equal.min(whole.saturating_sub(equal.saturating_mul(i as u64))),
+    };
+    let made = |i: usize| Extent::new(k.element(0), replaced(x, along, part(i).min(whole)));
+    Some((0..count).map(made).collect())
 }
 
 fn scaled(k: &Known<'_>, scales: &[f64]) -> Option<Vec<Extent>> {

@@ -297,6 +297,7 @@ struct InPlace {
 }
 
 impl SessionLane {
+    /// Runs one segment. Returns the tensors behind it.
     fn run_part(
         &mut self,
         part: &SessionPart,
@@ -308,37 +309,10 @@ impl SessionLane {
         batch::check(&wiring.before, tensors)?;
         self.outputs.clear();
         self.outputs.resize(names.outputs.len(), ptr::null_mut());
-        for index in &wiring.takes {
-            let tensor = tensors.get_mut(*index).ok_or("a tensor is missing between segments")?;
-            let value = if tensor.datatype == DataType::Bytes {
-                Value::of_strings(tensor)
-            } else {
-                batch::normalise_booleans(tensor);
-                Value::of_memory(memory, tensor)
-            };
-            self.inputs.push(value?);
-        }
-        let mut in_place: SmallVec<[InPlace; 4]> = SmallVec::new();
-        for (output, index) in &wiring.in_place {
-            let Some(tensor) = tensors.get_mut(*index) else { continue };
-            // No other owner may see the input change, neither another part of a split batch nor a
-            // client.
-            if tensor.data.exclusive().is_none() {
-                continue;
-            }
-            let value = Value::of_memory(memory, tensor)?;
-            if let Some(place) = self.outputs.get_mut(*output) {
-                *place = value.as_raw();
-                in_place.push(InPlace { output: *output, tensor: *index, value });
-            }
-        }
-        let options = match &self.options {
-            Some(options) => options.clone(),
-            None => {
-                let options = RunOptions::new().map_err(|e| e.message().to_owned())?;
-                self.options.insert(Arc::new(options)).clone()
-            }
-        };
+        self.take_inputs(wiring, memory, tensors)?;
+        let mut in_place = PlacedOutputs::new();
+        self.place_outputs(wiring, memory, tensors, &mut in_place)?;
+        let options = self.run_options()?;
         let call = stop::run(Some(options.clone()))?;
         // SAFETY: `Value` is a transparent pointer; there are as many names and values as stated.
         // The memory of inputs and of outputs in place is borrowed until after the call, and memory
@@ -361,26 +335,103 @@ impl SessionLane {
         // place have an owner already.
         let owned =
             |(index, value)| if in_place.iter().any(|p| p.output == index) { None } else { Value::from_raw(value) };
-        let mut made: SmallVec<[Option<Value>; 4]> = self.outputs.drain(..).enumerate().map(owned).collect();
+        let mut made: Made = self.outputs.drain(..).enumerate().map(owned).collect();
         check(status)?;
         // The values of the inputs end before their memory becomes an output's.
         self.inputs.clear();
-        let mut outputs = Vec::with_capacity(wiring.gives.len());
-        for (spec, source) in &wiring.gives {
+        Results { session, made: &mut made, in_place: &mut in_place, between }.into_tensors(&wiring.gives, tensors)
+    }
+
+    /// Wraps the inputs' tensors in values for the library. The values use the tensors' memory.
+    #[inline]
+    fn take_inputs(&mut self, wiring: &Wiring, memory: &MemoryInfo, tensors: &mut [Tensor]) -> Result<(), String> {
+        for index in &wiring.takes {
+            let tensor = tensors.get_mut(*index).ok_or("a tensor is missing between segments")?;
+            let value = if tensor.datatype == DataType::Bytes {
+                Value::of_strings(tensor)
+            } else {
+                batch::normalise_booleans(tensor);
+                Value::of_memory(memory, tensor)
+            };
+            self.inputs.push(value?);
+        }
+        Ok(())
+    }
+
+    /// Gives outputs the memory of inputs where the wiring allows that. Adds these outputs to
+    /// `in_place`.
+    #[inline]
+    fn place_outputs(
+        &mut self,
+        wiring: &Wiring,
+        memory: &MemoryInfo,
+        tensors: &mut [Tensor],
+        in_place: &mut PlacedOutputs,
+    ) -> Result<(), String> {
+        for (output, index) in &wiring.in_place {
+            let Some(tensor) = tensors.get_mut(*index) else { continue };
+            // No other owner may see the input change, neither another part of a split batch nor a
+            // client.
+            if tensor.data.exclusive().is_none() {
+                continue;
+            }
+            let value = Value::of_memory(memory, tensor)?;
+            if let Some(place) = self.outputs.get_mut(*output) {
+                *place = value.as_raw();
+                in_place.push(InPlace { output: *output, tensor: *index, value });
+            }
+        }
+        Ok(())
+    }
+
+    /// The options with which the run can be ended.
+    #[inline]
+    fn run_options(&mut self) -> Result<Arc<RunOptions>, String> {
+        match &self.options {
+            Some(options) => Ok(options.clone()),
+            None => {
+                let options = RunOptions::new().map_err(|e| e.message().to_owned())?;
+                Ok(self.options.insert(Arc::new(options)).clone())
+            }
+        }
+    }
+}
+
+/// The values that the library made, by output of the session.
+type Made = SmallVec<[Option<Value>; 4]>;
+/// The outputs of a run that use the memory of inputs.
+type PlacedOutputs = SmallVec<[InPlace; 4]>;
+
+/// The results of a segment's run.
+struct Results<'a> {
+    session: &'a Arc<SharedSessionInner>,
+    made: &'a mut Made,
+    in_place: &'a mut PlacedOutputs,
+    /// Whether another segment follows.
+    between: bool,
+}
+
+impl Results<'_> {
+    /// The tensors behind the segment, each from its source. Tensors that the segment keeps or
+    /// writes in place leave `tensors`.
+    #[inline]
+    fn into_tensors(self, gives: &[(TensorSpec, Source)], tensors: &mut [Tensor]) -> Result<Vec<Tensor>, String> {
+        let mut outputs = Vec::with_capacity(gives.len());
+        for (spec, source) in gives {
             let tensor = match *source {
                 Source::Kept(index) => take(tensors, index)?,
-                Source::Made(index) => match in_place.iter().position(|p| p.output == index) {
+                Source::Made(index) => match self.in_place.iter().position(|p| p.output == index) {
                     Some(place) => {
-                        let InPlace { tensor, value, .. } = in_place.swap_remove(place);
+                        let InPlace { tensor, value, .. } = self.in_place.swap_remove(place);
                         drop(value);
                         take(tensors, tensor)?
                     }
                     None => {
-                        let value = made.get_mut(index).and_then(Option::take);
+                        let value = self.made.get_mut(index).and_then(Option::take);
                         let value =
                             value.ok_or_else(|| format!("the model gave no value for output '{}'", spec.name))?;
                         value
-                            .into_tensor(session, tensors, between)
+                            .into_tensor(self.session, tensors, self.between)
                             .map_err(|reason| format!("output '{}': {reason}", spec.name))?
                     }
                 },

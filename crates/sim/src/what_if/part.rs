@@ -65,6 +65,20 @@ pub(super) struct Batch {
     pub expected: Duration,
 }
 
+/// The part of an input that a simulation of the log leaves out, in words.
+fn passed_over(input: &Input) -> Option<&'static str> {
+    Some(match input {
+        Input::SetModelNetwork(..) => "what messages take for each model",
+        Input::RemoveDevice(_) => "devices that left",
+        Input::Cancel { .. } => "cancelled requests (they are served)",
+        Input::RemoveModel(_) => "models that were removed",
+        Input::Flush(_) => "queues that were flushed",
+        Input::SetLoad(..) => "what others ran on the devices",
+        Input::SetWakeMargin(margin) if *margin > Duration::ZERO => "wake-ups that may be late",
+        _ => return None,
+    })
+}
+
 impl Part {
     /// Reads a log file.
     pub fn read(bytes: &[u8]) -> Result<Part, LogError> {
@@ -96,7 +110,9 @@ impl Part {
         Ok(part)
     }
 
+    /// Applies one input of the log.
     fn input(&mut self, now: Time, input: Input) {
+        self.passed_over.extend(passed_over(&input));
         match input {
             Input::Request(request) => {
                 self.open.insert(request.id, self.requests.len());
@@ -119,9 +135,6 @@ impl Part {
                 }
             }
             Input::SetNetwork(network) => self.network = network,
-            Input::SetModelNetwork(..) => {
-                self.passed_over.insert("what messages take for each model");
-            }
             Input::AddDevice(kind) => {
                 self.present.insert(DeviceId(self.added_devices), kind);
                 self.added_devices += 1;
@@ -130,32 +143,16 @@ impl Part {
             }
             Input::RemoveDevice(device) => {
                 self.present.remove(&device);
-                self.passed_over.insert("devices that left");
             }
             Input::SetDevices(kind, devices) => self.at_least(kind, devices),
             Input::Completion { device, batch } => {
                 self.completions.insert((device, batch), now);
-            }
-            Input::Cancel { .. } => {
-                self.passed_over.insert("cancelled requests (they are served)");
-            }
-            Input::RemoveModel(_) => {
-                self.passed_over.insert("models that were removed");
             }
             Input::Trial(trial) => {
                 self.trials = (self.trials.0 + 1, self.trials.1 + u64::from(trial.why.is_some()));
             }
             Input::SetOrder(order) => {
                 self.order = Some(if now == Time::ZERO { OrderPolicy::Fixed(order) } else { OrderPolicy::Rehearsed });
-            }
-            Input::Flush(_) => {
-                self.passed_over.insert("queues that were flushed");
-            }
-            Input::SetLoad(..) => {
-                self.passed_over.insert("what others ran on the devices");
-            }
-            Input::SetWakeMargin(margin) if margin > Duration::ZERO => {
-                self.passed_over.insert("wake-ups that may be late");
             }
             _ => {}
         }

@@ -132,33 +132,11 @@ impl<'a> Loading<'a> {
         let turn = context.turns.begin();
         let routed = policy.name.makes_batches();
         let (on, part) = (context.partitions.all_of(name), context.partitions.of(name).map(|(_, part)| part));
-        let refuses = |reason| PolicyError::new(policy.name, reason);
-        if routed && on.len() > 1 {
-            let reason = format!(
-                "it is to run on {} partitions, and has lanes of its own on one; name one in [models.{name}] partition, or use the policy exclusive",
-                on.len()
-            );
-            return Err(refuses(reason).into());
-        }
+        check_partitions(policy, name, on.len())?;
         let placed = context.placement.of(&definition, &on, !routed, context.driver.devices())?;
-        let most = part.map_or_else(|| most_threads(options), |part| part.threads);
-        let group = (policy.name == PolicyName::OVERLAP).then_some(&context.predictor);
-        let group = group.filter(|group| group.known(name).is_some());
-        let cut = match policy.settings.cut() {
-            (_, false) if let Some(known) = group.and_then(|group| group.known(name)) => known.cut(),
-            (cut, _) => cut,
-        };
-        let threads = match options.chosen_threads(name) {
-            // The threads of the measurements that chose the policy.
-            _ if let Why::Chosen(chosen) = why => Threads::Chosen(chosen.profiled.threads),
-            // The threads of the samples of its groups.
-            None if let Some(threads) = group.and_then(|group| group.threads()) => Threads::Chosen(threads),
-            // On GPUs, the work that stays on the CPU is not worth a second thread.
-            _ if on_gpus => Threads::Chosen(1),
-            Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
-            None => Threads::UpTo((most / policy.settings.at_once().max(1) as usize).max(1)),
-        };
-        options.check_dispatch(name, policy.name, definition.dispatch).map_err(refuses)?;
+        let (cut, threads) = cut_and_threads(context, policy, why, name, part, on_gpus);
+        let checked = options.check_dispatch(name, policy.name, definition.dispatch);
+        checked.map_err(|reason| PolicyError::new(policy.name, reason))?;
         let limit = options.models.get(name).and_then(|model| model.gpu_memory);
         let budget = DeviceBudget::before(&**engine, if on_gpus { &placed.devices } else { &[] }, limit);
         let load = LoadOptions { memory: context.memory.clone(), ..LoadOptions::new(file.path, 1).with_cut(cut) };
@@ -509,6 +487,49 @@ impl<'a> Loading<'a> {
         tracing::info!(model = %definition.name, %version, engine, threads, lanes, load_ms = took.as_millis_f64(), "ready");
         LoadOutcome::Ready(Arc::new(loaded), Box::new(definition))
     }
+}
+
+/// Checks that a policy with lanes of its own has the model on one partition.
+///
+/// # Errors
+/// A [`PolicyError`] if the model is on several.
+fn check_partitions(policy: &ChosenPolicy, model: &str, partitions: usize) -> Result<(), PolicyError> {
+    if !policy.name.makes_batches() || partitions <= 1 {
+        return Ok(());
+    }
+    let reason = format!(
+        "it is to run on {partitions} partitions, and has lanes of its own on one; name one in [models.{model}] partition, or use the policy exclusive"
+    );
+    Err(PolicyError::new(policy.name, reason))
+}
+
+/// The cut of a version's file and the number of threads that the version may run with.
+fn cut_and_threads(
+    context: &LoadContext,
+    policy: &ChosenPolicy,
+    why: &Why,
+    name: &str,
+    part: Option<&Part>,
+    on_gpus: bool,
+) -> (Cut, Threads) {
+    let most = part.map_or_else(|| most_threads(&context.options), |part| part.threads);
+    let group = (policy.name == PolicyName::OVERLAP).then_some(&context.predictor);
+    let group = group.filter(|group| group.known(name).is_some());
+    let cut = match policy.settings.cut() {
+        (_, false) if let Some(known) = group.and_then(|group| group.known(name)) => known.cut(),
+        (cut, _) => cut,
+    };
+    let threads = match context.options.chosen_threads(name) {
+        // The threads of the measurements that chose the policy.
+        _ if let Why::Chosen(chosen) = why => Threads::Chosen(chosen.profiled.threads),
+        // The threads of the samples of its groups.
+        None if let Some(threads) = group.and_then(|group| group.threads()) => Threads::Chosen(threads),
+        // On GPUs, the work that stays on the CPU is not worth a second thread.
+        _ if on_gpus => Threads::Chosen(1),
+        Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
+        None => Threads::UpTo((most / policy.settings.at_once().max(1) as usize).max(1)),
+    };
+    (cut, threads)
 }
 
 /// Limits the batches of a model to `most` items, and logs why.

@@ -42,7 +42,7 @@ use crate::trouble::Sample;
 use crate::watchdog::Watchdog;
 use load_thread::{LoadFailure, LoadedModel, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
-use overlay::write_overlay;
+use overlay::{Overlay, write_overlay};
 
 /// Models with files up to this size, bytes, do not wait for the loads of larger ones.
 const SMALL: u64 = 16 << 20;
@@ -283,33 +283,11 @@ impl Registry {
         progress: Arc<dyn LoadProgress>,
         measuring: fn(Duration) -> MeasuringTime,
     ) -> Result<(), ServiceError> {
-        // A folder without a configuration may be none of the models, and yet is one with that of
-        // the request.
-        let is_there = self.names()?.iter().any(|known| known == name)
-            || (overrides.config.is_some() && self.repository.has(name));
-        if !is_there {
-            ModelRepository::check_name(name).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;
-        }
-        if !is_there && overrides.files.is_empty() {
-            let unknown = unknown_model(name, &self.names()?);
-            return Err(ServiceError::NotFound(format!(
-                "failed to load '{}', failed to poll from model repository: {unknown}",
-                name.chars().take(128).collect::<String>()
-            )));
-        }
+        let is_there = self.check_is_loadable(name, &overrides)?;
         let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
         let _busy = entry.busy.lock().await;
         entry.set(0, VersionState::Loading, WAITING.to_owned());
-        let mut kept = None;
-        if overrides.files.is_empty() {
-            let files = self.repository.fingerprint(name);
-            let before = entry.kept.lock().clone();
-            if let (None, Some((config, _))) = (&overrides.config, before.filter(|(_, seen)| *seen == files)) {
-                tracing::info!(model = %name, "the configuration of an earlier load request still holds, as the model's files are unchanged");
-                overrides.config = Some(config);
-            }
-            kept = overrides.config.clone().map(|config| (config, files));
-        }
+        let kept = self.keep_config(name, &entry, &mut overrides);
         let this = self.clone();
         let owned_name = name.to_owned();
         let begun = entry.clone();
@@ -344,6 +322,51 @@ impl Registry {
         Ok(())
     }
 
+    /// Checks whether a load request can be followed. Returns whether the repositories have the
+    /// model.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if no model may have this name; `NotFound` if neither a repository nor the
+    /// request has the model's files.
+    fn check_is_loadable(&self, name: &str, overrides: &LoadOverrides) -> Result<bool, ServiceError> {
+        // A folder without a configuration may be none of the models, and yet is one with that of
+        // the request.
+        let is_there = self.names()?.iter().any(|known| known == name)
+            || (overrides.config.is_some() && self.repository.has(name));
+        if !is_there {
+            ModelRepository::check_name(name).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;
+        }
+        if !is_there && overrides.files.is_empty() {
+            let unknown = unknown_model(name, &self.names()?);
+            return Err(ServiceError::NotFound(format!(
+                "failed to load '{}', failed to poll from model repository: {unknown}",
+                name.chars().take(128).collect::<String>()
+            )));
+        }
+        Ok(is_there)
+    }
+
+    /// Puts the configuration of an earlier load request into this load, if that configuration
+    /// still holds. Returns the configuration to keep for later loads, with the fingerprint of the
+    /// model's files.
+    fn keep_config(
+        &self,
+        name: &str,
+        entry: &ModelEntry,
+        overrides: &mut LoadOverrides,
+    ) -> Option<(String, Fingerprint)> {
+        if !overrides.files.is_empty() {
+            return None;
+        }
+        let files = self.repository.fingerprint(name);
+        let before = entry.kept.lock().clone();
+        if let (None, Some((config, _))) = (&overrides.config, before.filter(|(_, seen)| *seen == files)) {
+            tracing::info!(model = %name, "the configuration of an earlier load request still holds, as the model's files are unchanged");
+            overrides.config = Some(config);
+        }
+        overrides.config.clone().map(|config| (config, files))
+    }
+
     /// Loads a model once fewer than [`ServerOptions::load_threads`] of its kind, large or small,
     /// are being loaded.
     async fn load_in_turn(
@@ -368,56 +391,25 @@ impl Registry {
         progress: &dyn LoadProgress,
         measuring: fn(Duration) -> MeasuringTime,
     ) -> Result<LoadedModel, LoadFailure> {
-        let invalid = |error: &dyn std::fmt::Display| {
-            ServiceError::InvalidArgument(format!("load failed for model '{name}': {error}"))
-        };
         for parameter in overrides.parameters.keys() {
             tracing::warn!(model = %name, %parameter, "load parameter is not known and ignored");
         }
-        let config = overrides.config;
-        let overlay = if overrides.files.is_empty() {
-            None
-        } else {
-            if config.is_none() {
-                return Err(ServiceError::InvalidArgument(format!(
-                    "failed to load '{name}', failed to poll from model repository: a load request with files needs a 'config' \
-                     parameter beside them"
-                ))
-                .into());
-            }
-            Some(write_overlay(name, &overrides.files).map_err(|error| invalid(&error))?)
-        };
+        let overlay = overlay_of(name, &overrides)?;
+        let config = overrides.config.as_deref();
         let mut definition = match &overlay {
-            None => self.repository.definition(name, config.as_deref()),
+            None => self.repository.definition(name, config),
             Some(overlay) => {
-                self.repository.at(overlay.path()).map_err(|error| invalid(&error))?.definition(name, config.as_deref())
+                let repository = self.repository.at(overlay.path()).map_err(|error| load_failed(name, &error))?;
+                repository.definition(name, config)
             }
         }
-        .map_err(|error| invalid(&error))?;
+        .map_err(|error| load_failed(name, &error))?;
         for warning in &definition.warnings {
             tracing::warn!(model = %name, "{warning}");
         }
-        let mut versions = BTreeMap::new();
-        let mut failures = BTreeMap::new();
-        let before = self.serving.get(name);
-        let numbers: Vec<u64> = definition.versions.iter().map(|(number, _)| *number).collect();
-        let stays = |number: u64| numbers.contains(&number);
-        for (version, path) in definition.versions.clone() {
-            let must_answer = before.as_ref().is_some_and(|before| before.answers(version, stays));
-            let time = measuring(self.options.profiling.budget);
-            let (may_come_again, time) = (overlay.is_none(), &time);
-            let file = VersionFile { version, path: &path, may_come_again, must_answer, progress, time };
-            match self.loader.load(&mut definition, &file) {
-                Ok(loaded) => {
-                    versions.insert(version, loaded);
-                }
-                Err(error) => {
-                    failures.insert(version, format!("{error:#}"));
-                }
-            }
-        }
+        let (versions, failures) = self.load_versions(&mut definition, overlay.is_none(), progress, measuring);
         let failed = |reason: String, failures: BTreeMap<u64, String>| {
-            Err(LoadFailure { error: invalid(&reason), versions: failures })
+            Err(LoadFailure { error: load_failed(name, &reason), versions: failures })
         };
         if versions.is_empty() {
             let reasons: Vec<String> = failures.iter().map(|(v, reason)| format!("version {v}: {reason}")).collect();
@@ -434,6 +426,36 @@ impl Registry {
             return failed(format!("version {newest}: {reason}"), failures);
         }
         Ok(LoadedModel { served: ServedModel::new(definition, versions), overlay, failures })
+    }
+
+    /// Loads every version of a definition. Returns the loaded versions, and why the others did not
+    /// load.
+    fn load_versions(
+        &self,
+        definition: &mut ModelDefinition,
+        may_come_again: bool,
+        progress: &dyn LoadProgress,
+        measuring: fn(Duration) -> MeasuringTime,
+    ) -> (BTreeMap<u64, Arc<LoadedVersion>>, BTreeMap<u64, String>) {
+        let mut versions = BTreeMap::new();
+        let mut failures = BTreeMap::new();
+        let before = self.serving.get(&definition.name);
+        let numbers: Vec<u64> = definition.versions.iter().map(|(number, _)| *number).collect();
+        let stays = |number: u64| numbers.contains(&number);
+        for (version, path) in definition.versions.clone() {
+            let must_answer = before.as_ref().is_some_and(|before| before.answers(version, stays));
+            let time = &measuring(self.options.profiling.budget);
+            let file = VersionFile { version, path: &path, may_come_again, must_answer, progress, time };
+            match self.loader.load(definition, &file) {
+                Ok(loaded) => {
+                    versions.insert(version, loaded);
+                }
+                Err(error) => {
+                    failures.insert(version, format!("{error:#}"));
+                }
+            }
+        }
+        (versions, failures)
     }
 
     fn after_failure(&self, entry: &ModelEntry, name: &str, failure: &LoadFailure) {
@@ -598,6 +620,29 @@ impl Registry {
         self.model_memory.update_metrics(&self.metrics);
         self.metrics.render()
     }
+}
+
+/// The error of a load that failed.
+fn load_failed(model: &str, error: &dyn std::fmt::Display) -> ServiceError {
+    ServiceError::InvalidArgument(format!("load failed for model '{model}': {error}"))
+}
+
+/// The folder with the files of a load request, if the request brought files.
+///
+/// # Errors
+/// `InvalidArgument` if the request has no configuration beside its files, or the files cannot be
+/// written.
+fn overlay_of(name: &str, overrides: &LoadOverrides) -> Result<Option<Overlay>, ServiceError> {
+    if overrides.files.is_empty() {
+        return Ok(None);
+    }
+    if overrides.config.is_none() {
+        return Err(ServiceError::InvalidArgument(format!(
+            "failed to load '{name}', failed to poll from model repository: a load request with files needs a 'config' \
+             parameter beside them"
+        )));
+    }
+    Ok(Some(write_overlay(name, &overrides.files).map_err(|error| load_failed(name, &error))?))
 }
 
 /// Whether the version is still the one that was loaded with `auto`.

@@ -29,6 +29,7 @@ use crate::reply::Reply;
 use crate::ticket::{Decider, Ticket};
 use crate::unanswered::Unanswered;
 use crate::watchdog::Watchdog;
+use intake::InputBytes;
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use served_model::{InFlight, ServedModel, version_of};
 
@@ -160,12 +161,7 @@ impl Serving {
         let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
         let (admitted, request) = wishes.admit(request).await?;
         let is_empty = admitted.is_empty;
-        let held = hold_inputs(&self.budget, &served.input_bytes, &loaded.name, admitted.bytes());
-        let _input_bytes = held.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
-        loaded.check_memory(&admitted)?;
-        if let Some(auto) = &loaded.auto {
-            auto.came(arrival, limits.deadline, admitted.rows, limits.level);
-        }
+        let _input_bytes = self.take_in(served, loaded, &admitted, &limits, arrival)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted| Call {
             admitted,
@@ -208,6 +204,29 @@ impl Serving {
         ticket.close();
         let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };
         Ok(response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs))
+    }
+
+    /// Holds the bytes of a request's inputs and checks that the version has memory to run them.
+    /// Then notes the arrival for the choice of the version's policy.
+    ///
+    /// # Errors
+    /// `QueueFull` if the model's requests hold their share of the bytes; the errors of
+    /// [`LoadedVersion::check_memory`].
+    fn take_in<'a>(
+        &self,
+        served: &'a ServedModel,
+        loaded: &LoadedVersion,
+        admitted: &Admitted,
+        limits: &Limits,
+        arrival: Time,
+    ) -> Result<InputBytes<'a>, ServiceError> {
+        let held = hold_inputs(&self.budget, &served.input_bytes, &loaded.name, admitted.bytes());
+        let held = held.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
+        loaded.check_memory(admitted)?;
+        if let Some(auto) = &loaded.auto {
+            auto.came(arrival, limits.deadline, admitted.rows, limits.level);
+        }
+        Ok(held)
     }
 
     /// The queue for a request's shape. A shape that is new gets one, with the profile of the most

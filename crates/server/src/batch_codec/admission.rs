@@ -66,12 +66,7 @@ impl BatchCodec {
             let input = &mut request.inputs[found];
             let its_rows = self.check_input(model, binding, input)?;
             if *rows.get_or_insert(its_rows) != its_rows {
-                return Err(ServiceError::InvalidArgument(format!(
-                    "input '{}' batch size does not match other inputs for '{model}': it is {its_rows}, that of another \
-                     input {}",
-                    input.name,
-                    rows.unwrap_or(its_rows),
-                )));
+                return Err(different_rows(model, &input.name, its_rows, rows.unwrap_or(its_rows)));
             }
             match self.is_single(binding) {
                 true => shapes.extend_from_slice(self.item_dims(&binding.client.dims)),
@@ -87,17 +82,22 @@ impl BatchCodec {
             return Err(self.wrong_inputs(model, &request.inputs));
         }
         if rows > 1 && found_inputs < self.inputs.len() {
-            for ((binding, default), data) in self.inputs.iter().zip(&self.defaults).zip(&mut inputs) {
-                let is_left_out = !request.inputs.iter().any(|input| input.name == binding.client.name);
-                if let Some(default) = default.as_ref().filter(|_| is_left_out) {
-                    *data = default.item.repeat(rows as usize).into();
-                }
-            }
+            self.repeat_defaults(&request.inputs, rows, &mut inputs);
         }
         if rows == 0 {
             return self.standing_in(model, &shapes);
         }
         Ok(Admitted { inputs, shapes, rows, is_empty: false })
+    }
+
+    /// Gives the inputs that a request leaves out their default value for each of its rows.
+    fn repeat_defaults(&self, sent: &[InferTensor], rows: u32, inputs: &mut [Bytes]) {
+        for ((binding, default), data) in self.inputs.iter().zip(&self.defaults).zip(inputs) {
+            let is_left_out = !sent.iter().any(|input| input.name == binding.client.name);
+            if let Some(default) = default.as_ref().filter(|_| is_left_out) {
+                *data = default.item.repeat(rows as usize).into();
+            }
+        }
     }
 
     /// Whether an item of an input is one element, so that the sizes `[]` and `[1]` mean the same.
@@ -208,6 +208,14 @@ impl BatchCodec {
             list(&mut got()),
         ))
     }
+}
+
+/// The error of a request whose inputs have different batch dimensions.
+fn different_rows(model: &str, input: &str, rows: u32, others: u32) -> ServiceError {
+    ServiceError::InvalidArgument(format!(
+        "input '{input}' batch size does not match other inputs for '{model}': it is {rows}, that of another \
+         input {others}"
+    ))
 }
 
 /// `[-1,3,224]`, as Triton writes sizes.

@@ -120,12 +120,18 @@ impl Look {
             return if late { Verdict::Stop("it was asked to end and did not") } else { Verdict::Stay };
         }
 
+        self.when_idle(now, seen, options, draining)
+    }
+
+    /// The verdict on a connection that nothing holds up: whether it stays, rests or ends.
+    fn when_idle(&self, now: Instant, seen: &Seen, options: &ConnectionOptions, draining: bool) -> Verdict {
+        let over = |limit: Duration| now.duration_since(self.active) >= limit;
         if draining && seen.protocol == Protocol::Grpc && seen.received >= PREFACE {
             return Verdict::Finish;
         }
         let limit = if draining { Some(options.linger) } else { options.idle_timeout };
-        if !limit.is_some_and(|limit| seen.is_idle() && over(self.active, limit)) {
-            let rests = seen.may_rest() && !seen.rests && over(self.active, REST_AFTER);
+        if !limit.is_some_and(|limit| seen.is_idle() && over(limit)) {
+            let rests = seen.may_rest() && !seen.rests && over(REST_AFTER);
             return if rests { Verdict::Rest } else { Verdict::Stay };
         }
         // Without a preface the peer understands no goodbye.

@@ -5,7 +5,7 @@ use std::hash::BuildHasherDefault;
 
 use downbeat_core::device::{InputSource, Launch, RingRun};
 use downbeat_core::{RequestId, Time};
-use downbeat_engine::State;
+use downbeat_engine::{State, StateError};
 
 use super::launch::{Body, Source};
 use super::policy_guard::Watched;
@@ -209,39 +209,9 @@ impl RequestTable {
         let mut broken =
             launch.members.iter().any(lost).then(|| "its rows could not be parted from its neighbours'".to_owned());
         for batch in touched {
-            let Some(Batch { members, state }) = self.take(batch) else { continue };
-            let places: Vec<Option<usize>> = members.iter().map(|(member, _)| order.get(member).copied()).collect();
-            // Two neighbours stay together if they are neighbours in the launch, or both outside
-            // the launch.
-            let follows = |index: usize| match (places[index - 1], places[index]) {
-                (Some(before), Some(after)) => before + 1 == after,
-                (None, None) => true,
-                _ => false,
-            };
-            let mut begins: Vec<usize> = vec![0];
-            begins.extend((1..members.len()).filter(|index| !follows(*index)));
-            let ends = begins.iter().skip(1).copied().chain([members.len()]);
-            let ranges: Vec<_> = begins.iter().copied().zip(ends).map(|(begin, end)| begin..end).collect();
-            let rows: Vec<usize> = ranges
-                .iter()
-                .map(|range| members[range.clone()].iter().map(|(_, rows)| *rows as usize).sum())
-                .collect();
-            let states = match state.split(&rows) {
-                Ok(states) => states,
-                Err(reason) => {
-                    broken = Some(reason.to_string());
-                    continue;
-                }
-            };
-            for (range, state) in ranges.into_iter().zip(states) {
-                let place = places.get(range.start).copied().flatten();
-                let part = Batch { members: members[range].to_vec(), state };
-                match place {
-                    Some(place) => parts.push((place, part)),
-                    None if part.members.iter().any(|(member, _)| self.entries.contains_key(member)) => self.put(part),
-                    // None of the part's members is left.
-                    None => {}
-                }
+            let Some(batch) = self.take(batch) else { continue };
+            if let Err(reason) = self.part(batch, &order, &mut parts) {
+                broken = Some(reason.to_string());
             }
         }
         if let Some(reason) = broken {
@@ -256,5 +226,44 @@ impl RequestTable {
             states.push(state);
         }
         Body { members, source: Source::States(states) }
+    }
+
+    /// Parts a batch: the rows of a launch become `parts` with their places in its `order`, and the
+    /// other rows stay in the table.
+    ///
+    /// # Errors
+    /// If the engine cannot split the state.
+    fn part(
+        &mut self,
+        Batch { members, state }: Batch,
+        order: &HashMap<RequestId, usize, BuildHasherDefault<CounterHasher>>,
+        parts: &mut Vec<(usize, Batch)>,
+    ) -> Result<(), StateError> {
+        let places: Vec<Option<usize>> = members.iter().map(|(member, _)| order.get(member).copied()).collect();
+        // Two neighbours stay together if they are neighbours in the launch, or both outside the
+        // launch.
+        let follows = |index: usize| match (places[index - 1], places[index]) {
+            (Some(before), Some(after)) => before + 1 == after,
+            (None, None) => true,
+            _ => false,
+        };
+        let mut begins: Vec<usize> = vec![0];
+        begins.extend((1..members.len()).filter(|index| !follows(*index)));
+        let ends = begins.iter().skip(1).copied().chain([members.len()]);
+        let ranges: Vec<_> = begins.iter().copied().zip(ends).map(|(begin, end)| begin..end).collect();
+        let rows: Vec<usize> =
+            ranges.iter().map(|range| members[range.clone()].iter().map(|(_, rows)| *rows as usize).sum()).collect();
+        let states = state.split(&rows)?;
+        for (range, state) in ranges.into_iter().zip(states) {
+            let place = places.get(range.start).copied().flatten();
+            let part = Batch { members: members[range].to_vec(), state };
+            match place {
+                Some(place) => parts.push((place, part)),
+                None if part.members.iter().any(|(member, _)| self.entries.contains_key(member)) => self.put(part),
+                // None of the part's members is left.
+                None => {}
+            }
+        }
+        Ok(())
     }
 }

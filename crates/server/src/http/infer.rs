@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
-use downbeat_core::tensor::DataType;
+use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_protocol::http::{
     EncodedBody, INFERENCE_HEADER_CONTENT_LENGTH, OutputForms, parse_request, write_response,
 };
@@ -191,48 +191,15 @@ fn raw_request<S: Service>(
 ) -> Result<(InferRequest, OutputForms), HttpError> {
     let metadata = service.model_metadata(&path.model, &path.version)?;
     let batched = service.model_config(&path.model, &path.version)?.max_batch_size > 0;
-    let invalid = |what: String| HttpError::from(ServiceError::InvalidArgument(what));
     let [input] = metadata.signature.inputs.as_slice() else {
-        return Err(invalid(format!(
+        let reason = format!(
             "Raw request must only have 1 input (found 1) to be deduced but got {} inputs in '{}' model configuration",
             metadata.signature.inputs.len(),
             path.model
-        )));
+        );
+        return Err(ServiceError::InvalidArgument(reason).into());
     };
-    let item = input.dims.get(usize::from(batched)..).unwrap_or_default();
-    let (shape, data) = match input.datatype.size() {
-        Some(size) => {
-            if item.iter().filter(|size| **size < 0).count() > 1 {
-                return Err(invalid(format!(
-                    "The shape of the raw input '{}' can not be deduced because there are more than one variable-sized \
-                     dimension: {:?}",
-                    input.name, input.dims
-                )));
-            }
-            let shape = raw_shape(&input.dims, size, body.len()).ok_or_else(|| {
-                invalid(format!(
-                    "model '{}': {} bytes do not fit input '{}', {} {:?}; expected with Inference-Header-Content-Length: 0 \
-                     a body that is the model's only input",
-                    path.model,
-                    body.len(),
-                    input.name,
-                    input.datatype,
-                    input.dims
-                ))
-            })?;
-            (shape, body)
-        }
-        None => {
-            if item.iter().any(|size| *size != 1) {
-                return Err(invalid(format!(
-                    "For BYTES datatype raw input '{}', the model must have input shape [1]; it has {:?}",
-                    input.name, input.dims
-                )));
-            }
-            let InferTensor { shape, data, .. } = one_element(&input.name, vec![1; input.dims.len()], &body)?;
-            (shape, data)
-        }
-    };
+    let (shape, data) = raw_tensor(&path.model, input, batched, body)?;
     debug_assert!(input.datatype == DataType::Bytes || !shape.contains(&-1));
     let request = InferRequest {
         model_name: path.model,
@@ -247,6 +214,41 @@ fn raw_request<S: Service>(
         ..InferRequest::default()
     };
     Ok((request, OutputForms::all(true)))
+}
+
+/// The shape and the data of a raw request's input: its only element if the input is of datatype
+/// BYTES, or else the whole body.
+fn raw_tensor(model: &str, input: &TensorSpec, batched: bool, body: Bytes) -> Result<(Vec<i64>, Bytes), ServiceError> {
+    let invalid = ServiceError::InvalidArgument;
+    let item = input.dims.get(usize::from(batched)..).unwrap_or_default();
+    let Some(size) = input.datatype.size() else {
+        if item.iter().any(|size| *size != 1) {
+            return Err(invalid(format!(
+                "For BYTES datatype raw input '{}', the model must have input shape [1]; it has {:?}",
+                input.name, input.dims
+            )));
+        }
+        let InferTensor { shape, data, .. } = one_element(&input.name, vec![1; input.dims.len()], &body)?;
+        return Ok((shape, data));
+    };
+    if item.iter().filter(|size| **size < 0).count() > 1 {
+        return Err(invalid(format!(
+            "The shape of the raw input '{}' can not be deduced because there are more than one variable-sized \
+             dimension: {:?}",
+            input.name, input.dims
+        )));
+    }
+    let shape = raw_shape(&input.dims, size, body.len()).ok_or_else(|| {
+        invalid(format!(
+            "model '{model}': {} bytes do not fit input '{}', {} {:?}; expected with Inference-Header-Content-Length: 0 \
+             a body that is the model's only input",
+            body.len(),
+            input.name,
+            input.datatype,
+            input.dims
+        ))
+    })?;
+    Ok((shape, body))
 }
 
 /// The shape of `bytes` bytes of elements of `size` bytes in `dims`. If the first dimension varies

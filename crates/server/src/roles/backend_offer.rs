@@ -111,13 +111,7 @@ impl OfferMaker {
     ) -> Option<OfferedModel> {
         let name = &definition.name;
         if loaded.hosts.is_routed {
-            if self.said.insert((name.clone(), number)) {
-                tracing::warn!(
-                    model = %name, version = number, policy = %loaded.policy().policy,
-                    "not offered to the cluster: its batches are made by its device policy, and in a cluster the scheduler makes them; give it the device policy \
-                     exclusive"
-                );
-            }
+            self.warn_of_policy(name, number, loaded);
             return None;
         }
         let key = loaded.codec.profiled_key();
@@ -164,6 +158,17 @@ impl OfferMaker {
             shape: key.to_vec(),
             profiles,
         })
+    }
+
+    /// Warns once about a version that is not offered because of its device policy.
+    fn warn_of_policy(&mut self, name: &str, number: u64, loaded: &LoadedVersion) {
+        if self.said.insert((name.to_owned(), number)) {
+            tracing::warn!(
+                model = %name, version = number, policy = %loaded.policy().policy,
+                "not offered to the cluster: its batches are made by its device policy, and in a cluster the scheduler makes them; give it the device policy \
+                 exclusive"
+            );
+        }
     }
 
     /// The steps to a model's inputs, packed for sending.

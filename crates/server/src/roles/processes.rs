@@ -214,21 +214,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let (clock, metrics) = (Clock::start(), Arc::new(Metrics::new()?));
     let identity = identity(node, Role::Scheduler { rank }, cluster);
     let board = StatusBoard::new(node, &identity.name, identity.role, metrics.registry())?;
-    let machine = SchedulerOptions {
-        rank,
-        schedulers,
-        heartbeat: cluster.heartbeat,
-        takeover_after: cluster.takeover_after,
-        peer_heartbeat: peer_heartbeat(cluster),
-        lost_after: cluster.lost_after,
-        wake_margin: WAKE_MARGIN,
-        epochs_are_allotted: store.is_some(),
-        sub_clusters: (cluster.sub_clusters > 0).then(|| SubClusterOptions {
-            count: cluster.sub_clusters,
-            plan_every: Some(cluster.plan_every).filter(|every| *every > Span::ZERO).unwrap_or(Span::MAX),
-            most_moves: cluster.plan_moves,
-        }),
-    };
+    let machine = scheduler_options(cluster, rank, schedulers, store.is_some());
     let of_machine = board.clone();
     let autoscale = options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?;
     let autoscale = autoscale.map(Arc::new);
@@ -271,6 +257,30 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     }
     tracing::info!("stopped");
     ended
+}
+
+/// The options of the state machine of the scheduler with this rank, of so many in the list.
+fn scheduler_options(
+    cluster: &ClusterOptions,
+    rank: u32,
+    schedulers: u32,
+    epochs_are_allotted: bool,
+) -> SchedulerOptions {
+    SchedulerOptions {
+        rank,
+        schedulers,
+        heartbeat: cluster.heartbeat,
+        takeover_after: cluster.takeover_after,
+        peer_heartbeat: peer_heartbeat(cluster),
+        lost_after: cluster.lost_after,
+        wake_margin: WAKE_MARGIN,
+        epochs_are_allotted,
+        sub_clusters: (cluster.sub_clusters > 0).then(|| SubClusterOptions {
+            count: cluster.sub_clusters,
+            plan_every: Some(cluster.plan_every).filter(|every| *every > Span::ZERO).unwrap_or(Span::MAX),
+            most_moves: cluster.plan_moves,
+        }),
+    }
 }
 
 /// The rank of a scheduler that listens at this address, and the number of possible ranks: from the

@@ -1,7 +1,8 @@
 //! Downbeat's decisions, and the vocabulary they are made in.
 //!
 //! This crate never reads a clock, never spawns, locks or waits, never opens a file or a
-//! socket, never draws a random number. Time comes in with each event, decisions go out.
+//! socket. Time comes in with each event, decisions go out. Rehearsals draw pseudo-random numbers
+//! from a seed that the caller gives.
 //! The same code runs in the server and in the simulator.
 
 pub mod cluster;

@@ -1,4 +1,5 @@
-//! The errors a client can be answered with; the one place that knows their HTTP and gRPC status.
+//! The errors of requests, with their HTTP and gRPC status. `http` and `grpc` have statuses of
+//! their own for faults of the transport.
 
 use downbeat_core::Duration;
 use http::StatusCode;

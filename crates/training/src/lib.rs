@@ -1,5 +1,5 @@
 //! Trains the predictor of the time that operator groups take (Abacus §5). It learns offline from
-//! samples (`downbeat profile --co-run`, the simulator), and in a server from the groups that ran.
+//! samples (`downbeat profile --co-run`, the lab), and in a server from the groups that ran.
 //!
 //! The crate only computes: samples and a source of random numbers come in, a perceptron goes out.
 

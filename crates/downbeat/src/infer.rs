@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_becomes_a_batch_of_one_and_labelled_outputs_are_asked_for_classes() {
+    fn a_picture_is_a_batch_of_one_and_asks_for_classes() {
         let picture = Picture { width: 2, height: 1, channels: 1, samples: vec![0, 255] };
         let tensor = |name: &str, shape: &[i64]| TensorMetadataBody {
             name: name.into(),

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_writes_the_other_reads_also_where_it_has_grown_and_nothing_beyond() {
+    fn a_reader_sees_a_grown_region_and_nothing_beyond() {
         let mut one = Region::create().unwrap();
         let mut other = Region::open(one.file().try_clone_to_owned().unwrap()).unwrap();
         one.write(64, b"tensor");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_ends_the_call_that_is_meant_and_lets_none_begin_until_the_thread_may_go_on() {
+    fn a_stop_ends_its_call_and_holds_the_thread_back() {
         let (stop, flag) = (Stop::of_this_thread(), Arc::new(Flag::default()));
         let begin = || run(Some(flag.clone()));
         let call = begin().unwrap();

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_any_number_of_priorities_those_that_matter_have_a_level_of_their_own() {
+    fn named_and_outer_priorities_have_levels_of_their_own() {
         let few = ModelDynamicBatching { priority_levels: 3, default_priority_level: 2, ..Default::default() };
         let few = Batching::dynamic(1, &few);
         assert_eq!([0, 1, 2, 3, 4].map(|priority| few.level_of(priority)), [1, 0, 1, 2, 1]);

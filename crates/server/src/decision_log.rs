@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_puts_the_logs_of_the_one_before_away_and_nobody_else_writes_meanwhile() {
+    fn a_run_puts_former_logs_away_and_is_the_only_writer() {
         let (folder, metrics) = (tempfile::tempdir().unwrap(), Metrics::new().unwrap());
         let open = |shards| DecisionLog::open(folder.path(), shards, 1, &metrics);
         let first = open(2).unwrap();

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_that_names_a_model_wins_over_its_configuration_and_that_over_all_others() {
+    fn a_naming_group_beats_the_configuration_which_beats_other_groups() {
         let mut options = ServerOptions::new("models".into());
         let policy = |options: &ServerOptions, model, configured: &str| {
             options.device_policy(model, configured.parse().ok()).to_string()
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_those_of_the_policy_that_their_group_names_or_of_whichever_there_comes_to_be() {
+    fn settings_belong_to_the_policy_that_the_group_comes_to_have() {
         let mut options = ServerOptions::new("models".into());
         options.device.groups = vec![group(&["a"], "", &[("max_length", 7), ("stages", 2)])];
         for policy in PolicyName::all() {

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_that_does_not_end_is_passed_over_and_what_is_timed_beside_it_is_said() {
+    fn an_endless_load_is_passed_over_and_its_neighbours_are_named() {
         let turns = LoadTurns::new(Duration::from_millis(1));
         let hangs = turns.begin();
         let other = turns.begin();

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_run_that_was_ended_it_is_ready_with_the_next_that_succeeds_or_after_a_minute() {
+    fn an_ended_run_is_forgiven_by_a_success_or_a_minute() {
         let health = ModelHealth::new("m".into(), "1".into());
         assert_eq!(health.not_ready(at(0)), None);
         health.run_ended("too long".into(), at(10));

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_gives_each_sub_cluster_devices_of_its_own_and_wins_over_the_file() {
+    fn a_plan_gives_sub_clusters_their_devices_and_beats_the_file() {
         let on = |clusters, devices| planned(clusters, devices).unwrap();
         let clusters = || vec![sub_cluster(&["b", "a"], 0.4), sub_cluster(&[], 0.0), sub_cluster(&["c"], 2.5)];
         let two = on(clusters(), 2);

@@ -381,13 +381,13 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_quiet_where_neither_others_nor_its_own_models_have_the_cores() {
+    fn a_machine_is_quiet_if_no_process_and_no_model_has_the_cores() {
         assert!(is_quiet(None, 0.0) && is_quiet(Some(0.1), 0.1));
         assert!(!is_quiet(Some(0.2), 0.0) && !is_quiet(None, 0.2));
     }
 
     #[test]
-    fn a_profile_weighs_its_medians_by_their_runs_and_is_known_up_to_the_largest() {
+    fn a_profile_weighs_medians_by_runs_up_to_the_largest_size() {
         let measured = |batch, runs, median_ns| Measurement { batch, runs, min_ns: 1, median_ns, p95_ns: median_ns };
         let profile =
             profile(&[measured(1, 9, 10), measured(2, 1, 200), measured(4, 9, 20), measured(8, 9, 60)]).unwrap();

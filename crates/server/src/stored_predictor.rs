@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_device_a_changed_file_and_a_model_that_it_does_not_know_are_noticed() {
+    fn a_new_device_a_changed_file_and_an_unknown_model_are_noticed() {
         let stored = stored();
         assert_eq!(stored.check("here", [("b", 1, "b-file")]), Ok(()));
         let misfit = |device, model| stored.check(device, [model]).unwrap_err().to_string();

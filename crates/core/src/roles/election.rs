@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_silent_leader_the_first_live_spare_takes_over_after_three_heartbeats_and_the_next_three_later() {
+    fn the_first_live_spare_follows_a_silent_leader_in_three_heartbeats() {
         assert_eq!(pass(&mut spare(1, false), 100, &[2]), (103, Some(ElectionEvent::Leads(epoch(2, 1)))));
         assert_eq!(pass(&mut spare(2, false), 100, &[1]), (106, Some(ElectionEvent::Leads(epoch(2, 2)))));
         let mut alone = spare(2, false);
@@ -370,7 +370,7 @@ mod tests {
     /// The leader has given this scheduler up for its silence. The end of the connection says
     /// nothing about the leader.
     #[test]
-    fn who_was_stopped_itself_does_not_take_the_end_of_a_connection_for_the_leaders_silence() {
+    fn a_stopped_spare_does_not_take_a_lost_connection_for_silence() {
         let mut election = spare(1, false);
         election.handle_awake(ms(100));
         election.handle_awake(ms(1_000));

@@ -159,7 +159,7 @@ fn the_tables_of_the_documentation_are_made_of_the_keys() {
 }
 
 #[test]
-fn the_documentation_names_every_flag_of_triton_and_every_setting_of_a_policy() {
+fn the_documentation_names_all_triton_flags_and_policy_settings() {
     let page = std::fs::read_to_string(Path::new(ROOT).join("docs/configuration.md")).unwrap();
     let flags = KEYS.iter().filter(|key| key.is_hidden && !key.flag.is_empty()).map(|key| key.flag);
     for flag in flags.chain(KEYS.iter().map(|key| key.alias).filter(|alias| !alias.is_empty())) {

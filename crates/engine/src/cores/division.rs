@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn where_models_move_partitions_may_overlap_and_are_all_runs_of_cores_if_nobody_names_them() {
+    fn movable_models_have_overlapping_partitions_of_all_runs_of_cores() {
         let sizes = |asked: &[&str], topology: &Topology| {
             let asked: Vec<String> = asked.iter().map(|text| (*text).to_owned()).collect();
             let parts = divide_freely(&asked, topology).map(|division| division.parts);

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shortest_launch_of_its_kind_is_expected_again_and_is_forgotten_by_and_by() {
+    fn the_shortest_launch_of_a_kind_is_expected_until_it_is_old() {
         let expected = Expected::default();
         let micros = Duration::from_micros;
         for took in [5_000_000, 900, 640, 800] {

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn gslice_figure_1_models_that_share_lose_more_than_their_part_and_partitions_do_not() {
+    fn gslice_figure_1_sharing_costs_more_than_partitions() {
         let all = ends(&[launch(1, 0..100, 100.0), launch(2, 0..100, 100.0)]);
         assert_eq!(all, [30.0, 30.0], "half of the device, and half of that speed for the other half");
         let halves = ends(&[launch(1, 0..50, 100.0), launch(2, 50..100, 100.0)]);

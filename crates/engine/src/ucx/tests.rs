@@ -49,7 +49,7 @@ fn regions_are_read_by_each_transport() {
 
 #[test]
 #[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]
-fn a_peer_that_stands_still_or_dies_ends_what_is_read_of_it_and_nothing_else() {
+fn a_silent_or_dead_peer_ends_its_own_reads_only() {
     by_all_transports("a_reader");
 }
 

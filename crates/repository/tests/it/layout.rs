@@ -113,7 +113,7 @@ fn a_missing_model_file_is_named_with_what_is_there() {
 }
 
 #[test]
-fn a_graph_with_its_weights_in_a_folder_is_found_and_so_is_an_emulated_model() {
+fn a_graph_with_a_folder_of_weights_and_an_emulated_model_are_found() {
     let folder = tempfile::tempdir().unwrap();
     model(folder.path(), "large", &["1/model.onnx/model.onnx", "1/model.onnx/weights.bin"]);
     model(folder.path(), "fast", &["1/model.emulated.toml"]);

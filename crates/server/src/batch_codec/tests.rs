@@ -51,7 +51,7 @@ fn good() -> Vec<InferTensor> {
 
 /// Sizes that the configuration fixes do not vary, though they vary in the file.
 #[test]
-fn the_shapes_in_service_are_bounded_by_the_largest_batch_and_the_longest_request() {
+fn the_largest_batch_and_longest_request_bound_the_shapes() {
     let (mut table, image) =
         (binding("table", DataType::Fp32, &[-1]), binding("image", DataType::Fp32, &[-1, 3, 64, 64]));
     table.batched = false;

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_become_slow_side_by_side_is_learned_and_what_was_not_served_is_not_forgotten() {
+    fn new_slowness_is_learned_and_unserved_sets_are_remembered() {
         let (folder, predictor) = predictor(true);
         let judged = serve(&predictor, 1_024, 1.6);
         assert!(judged[0].adopted && judged[0].before > 0.35 && judged[0].after < 0.15, "{judged:?}");

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn of_more_sets_than_are_kept_the_one_goes_that_has_not_been_served_for_the_longest() {
+    fn the_set_that_was_unserved_longest_makes_room() {
         let mut served = ServedGroups::default();
         (0..SETS).for_each(|model| served.add(&[model], sample(model as f64)));
         served.add(&[0], sample(0.5));

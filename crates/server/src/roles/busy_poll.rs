@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_look_has_looked_for_long_enough_or_has_something_to_do_does_not_look() {
+    fn polling_ends_after_its_time_or_with_work_to_do() {
         let clock = Clock::start();
         let hour = Duration::from_millis(3_600_000);
         for (lasts, came, due) in [

@@ -83,7 +83,7 @@ fn serve(engine: EchoModel, options: &DeviceOptions) -> (Served, DeviceShares) {
 }
 
 #[test]
-fn a_share_for_which_lanes_cannot_be_made_is_tried_again_and_no_request_is_lost() {
+fn a_share_without_lanes_is_tried_again_without_loss() {
     let options = DeviceOptions {
         share_hold_down: Duration::from_millis(20),
         share_period: Duration::from_millis(10),
@@ -133,7 +133,7 @@ fn a_share_for_which_lanes_cannot_be_made_is_tried_again_and_no_request_is_lost(
 }
 
 #[test]
-fn section_3_3_1_batches_are_as_large_as_what_they_took_says_and_each_of_them_is_heard_of() {
+fn section_3_3_1_measured_times_size_batches_and_each_one_counts() {
     let options = DeviceOptions { share_batches: BatchesBy::Slab, ..DeviceOptions::default() };
     let engine = EchoModel::new();
     let gate = engine.gate.clone();

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_wait_for_answers_are_told_from_requests_that_come_by_chance() {
+    fn waiting_clients_are_told_from_random_requests() {
         assert_eq!([1, 2, 7, 32, 200].map(|clients| judged(Some(clients))), [1, 2, 7, 32, 200].map(Some));
         assert_eq!(judged(None), None);
     }

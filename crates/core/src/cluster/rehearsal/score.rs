@@ -465,7 +465,7 @@ mod tests {
     /// At 1.25 times the rate the load exceeds the capacity. The setting that then loses less may
     /// lose more at the recorded rate.
     #[test]
-    fn what_is_better_at_a_higher_rate_counts_only_if_it_is_not_worse_at_a_lower_one() {
+    fn a_gain_at_a_higher_rate_counts_without_loss_at_a_lower_one() {
         let (few, many) = ([0; STRETCHES], [9; STRETCHES]);
         let some = [5, 0, 0, 0, 0, 0, 0, 0];
         let why = |bad| stretched([few, few, few]).difference(&stretched(bad), false, 2.0).map(|(why, _)| why);

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn clippers_code_runs_each_size_five_times_and_stays_below_92_percent_of_the_slo() {
+    fn clipper_runs_each_size_five_times_below_92_percent_of_the_slo() {
         let mut clipper = Clipper::new(Duration::from_millis(50), 64);
         let takes = |rows: u32| 12.4 + 1.6 * f64::from(rows);
         let limits = settle(&mut clipper, 200, takes);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn gslice_section_4_6_1_clippers_code_uses_no_more_when_the_device_is_free_again() {
+    fn gslice_section_4_6_1_clipper_does_not_use_a_freed_device() {
         let mut clipper = Clipper::new(Duration::from_millis(50), 64);
         settle(&mut clipper, 60, |rows| 30.0 + 4.0 * f64::from(rows));
         let before = clipper.limit();

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn section_2_1_3_the_knee_is_where_more_units_bring_only_a_marginal_improvement() {
+    fn section_2_1_3_beyond_the_knee_more_units_bring_little() {
         // Figure 3: a batch of 1 gains next to nothing beyond 30%, while a larger one still gains.
         let small: Vec<(u32, f64)> = (1..=10).map(|n| (n * 10, f64::from(n.min(3)))).collect();
         assert_eq!(knee(&small, KNEE_TOLERANCE), Some(30));

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn section_3_3_1_a_smaller_share_makes_smaller_batches_and_a_larger_one_larger() {
+    fn section_3_3_1_batches_follow_the_share() {
         let mut slab = Slab::new(SLO, 64);
         let (_, whole) = settle(&mut slab, |batch| 10.0 + f64::from(batch));
         slab.handle_share();

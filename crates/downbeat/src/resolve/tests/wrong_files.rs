@@ -25,7 +25,7 @@ fn wrong_device_groups_are_refused() {
 }
 
 #[test]
-fn a_setting_that_the_policy_of_its_group_does_not_know_is_refused_at_its_place() {
+fn a_setting_foreign_to_its_groups_policy_is_refused_at_its_place() {
     let error = |text: &str| error(&format!("[[device.groups]]\nmodels = ['a']\n{text}"));
     let other = error("stages = 2\npolicy = 'windowed'");
     assert!(
@@ -47,7 +47,7 @@ fn a_setting_that_the_policy_of_its_group_does_not_know_is_refused_at_its_place(
 /// A line in the table makes a policy known everywhere: this test and the ones of `sim` and
 /// `server` go through the table.
 #[test]
-fn every_policy_of_the_table_is_known_to_the_configuration_and_the_command_line() {
+fn configuration_and_command_line_know_every_policy_of_the_table() {
     for policy in PolicyName::all() {
         let name = policy.name();
         assert_eq!(merged("", &["m", "--device-policy", name]).device.policy, policy);

@@ -238,7 +238,7 @@ impl Drop for OneLane {
 }
 
 #[test]
-fn the_next_launch_is_enqueued_while_one_is_under_way_and_they_are_answered_in_order() {
+fn the_next_launch_is_enqueued_early_and_answered_in_order() {
     let served = OneLane::new(RunLimits::default());
     for round in 0..20 {
         let first = served.send(1);
@@ -280,7 +280,7 @@ fn who_was_let_through_and_met_the_deadline_lets_the_next_through() {
 }
 
 #[test]
-fn a_launch_that_fails_is_answered_in_its_turn_and_its_neighbour_is_none_the_worse() {
+fn a_failed_launch_is_answered_in_turn_and_spares_its_neighbour() {
     for (refused, failing, expected) in [
         (vec![], vec![1], [Err("failed"), Ok(2)]),
         (vec![], vec![2], [Ok(1), Err("failed")]),
@@ -379,7 +379,7 @@ fn a_launch_is_its_lanes_again_where_the_thread_that_brought_it_panics() {
 }
 
 #[test]
-fn a_brief_launch_that_does_not_end_is_answered_by_others_and_its_thread_goes_on_when_it_does() {
+fn an_endless_brief_launch_leaves_the_work_to_other_threads() {
     let least = Duration::from_millis(1);
     let limits = RunLimits { factor: 1, least, ..RunLimits::default() };
     let served = Arc::new(OneLane::with_brief_launches(limits));

@@ -354,7 +354,7 @@ fn a_model_that_is_removed_while_its_lanes_are_made_leaves_none_behind() {
 }
 
 #[test]
-fn a_model_that_is_removed_while_it_is_switched_answers_what_runs_and_drops_what_waits() {
+fn a_model_removed_during_a_switch_answers_its_launches_only() {
     for switches in [true, false] {
         let (served, device) = serve(MoverOptions { every: 3, switches, ..MOVES });
         device.close(0);

@@ -72,7 +72,7 @@ async fn processes_of_this_machine_are_handed_a_region() {
 }
 
 #[tokio::test]
-async fn memory_that_a_peer_could_take_away_is_refused_and_one_that_says_nothing_is_not_waited_for() {
+async fn revocable_memory_is_refused_and_silent_peers_are_not_awaited() {
     use rustix::fd::AsFd;
     let node = NodeId(u64::from(std::process::id()) << 32 | 0xbad);
     let listener = UnixListener::bind(socket(node)).unwrap();

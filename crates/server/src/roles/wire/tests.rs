@@ -100,7 +100,7 @@ async fn greetings_tell_who_it_is_and_which_protocol_it_speaks() {
 }
 
 #[tokio::test]
-async fn large_tensors_go_by_memory_where_the_peer_reads_it_and_frames_whose_tensors_are_gone_are_lost() {
+async fn large_tensors_go_by_memory_and_frames_without_them_are_lost() {
     let (arena, peer) = both();
     let peer = PeerMemory::Mapped(peer);
     let (kept, elsewhere) = (Tensors::kept(tensors_of(&[100, 8000]), Some(&arena)), tensors_of(&[5000]));

@@ -248,7 +248,7 @@ def test_nothing_names_the_host_of_a_registry():
         assert "/" not in image and re.fullmatch(r"[a-z]+:[\w.-]+", image), image
 
 
-def test_autoscalers_read_what_the_rules_record_and_those_what_the_program_has():
+def test_autoscalers_read_recorded_rules_of_known_metrics():
     rules = [rule for group in yaml.safe_load((DEPLOY / "autoscale/rules.yaml").read_text())["groups"] for rule in group["rules"]]
     recorded = {rule["record"] for rule in rules}
     used = {name for rule in rules for name in re.findall(r"\b(?:downbeat|nv)[_:][a-z_:]+", re.sub(r'"[^"]*"', "", rule["expr"]))}

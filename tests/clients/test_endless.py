@@ -95,7 +95,7 @@ def test_a_run_of_rten_that_does_not_end_costs_its_own_process_only(start, repos
     assert is_ready(server, "loop") and is_live(server)
 
 
-def test_a_server_whose_cores_are_all_taken_by_runs_that_do_not_end_is_not_live(start, repository):
+def test_a_server_with_endless_runs_on_all_cores_is_not_live(start, repository):
     server = explicit(start, repository, "--run-timeout", "0.2", engine="rten")
     import os
 
@@ -155,7 +155,7 @@ def test_the_drain_timeout_is_a_limit_whatever_runs(start, repository, engine):
 
 @engines
 @pytest.mark.parametrize("constant", [False, True], ids=["varying", "constant"])
-def test_a_model_whose_first_run_does_not_end_is_unavailable_and_the_others_are_served(start, repository, engine, constant):
+def test_an_endless_first_run_makes_its_own_model_unavailable(start, repository, engine, constant):
     # An engine may compute constant parts while it reads the model.
     models.loop(repository, "endless", trips=int(ENDLESS), constant=constant)
     models.add(repository, "one", 1)

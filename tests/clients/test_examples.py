@@ -49,7 +49,7 @@ def test_every_example_answers_as_onnxruntime_does(server, model, protocol, requ
 
 
 @pytest.mark.parametrize("server", ["examples", "examples_rten"])
-def test_digits_is_as_often_right_as_when_it_was_trained_and_inside_its_slo(server, request):
+def test_digits_is_as_accurate_as_trained_and_within_its_slo(server, request):
     server = request.getfixturevalue(server)
     _, _, images, classes = digits_split()
     trained = {p.key: p.value for p in onnx.load(MODELS / "digits/1/model.onnx").metadata_props}

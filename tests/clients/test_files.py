@@ -17,7 +17,7 @@ def mode(path):
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def test_uploaded_models_are_private_and_go_with_the_next_start_after_a_kill(binary, tmp_path, repository, monkeypatch):
+def test_uploaded_models_are_private_and_end_with_the_next_start(binary, tmp_path, repository, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))

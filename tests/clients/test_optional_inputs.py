@@ -82,7 +82,7 @@ def test_an_optional_input_is_that_of_the_file_where_it_is_left_out(server, modu
         assert error.value.message().startswith("unexpected inference input 'c' for model 'bias'")
 
 
-def test_requests_with_and_without_it_share_batches_and_get_their_own_answers(server):
+def test_requests_with_and_without_the_input_share_batches(server):
     with grpcclient.InferenceServerClient(server.grpc) as client:
         def one(i):
             x = np.full((1 + i % 3, 4), i, np.float32)
@@ -95,7 +95,7 @@ def test_requests_with_and_without_it_share_batches_and_get_their_own_answers(se
             assert all(pool.map(one, range(200)))
 
 
-def test_an_input_without_a_shape_in_the_file_has_that_of_the_configuration(server):
+def test_the_configuration_gives_an_input_its_missing_shape(server):
     with httpclient.InferenceServerClient(server.http) as client:
         np.testing.assert_array_equal(ask(client, "shapeless", x=X), -X)
         assert client.get_model_metadata("shapeless")["inputs"][0]["shape"] == [-1, 4]

@@ -1,4 +1,7 @@
 //! A binary min-heap of dense ids that can change or remove any id.
+//!
+//! Written by hand because each event of a scheduler changes a key in place. The standard heap
+//! cannot, and maps of keys would allocate.
 
 /// A binary min-heap of ids in `0..`, each with a key, ordered by `(key, id)`.
 ///

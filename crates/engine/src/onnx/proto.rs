@@ -1,5 +1,7 @@
 //! The part of `onnx.proto3` that a cut needs. Messages that are only passed on stay as the bytes
 //! that were read. On the wire a field of messages and a field of bytes look the same.
+//!
+//! Written by hand because a generated reader would copy all weights, which may be gigabytes.
 
 use bytes::Bytes;
 use prost::Message;

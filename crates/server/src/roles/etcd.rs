@@ -2,6 +2,9 @@
 //!
 //! Values change only by compare and replace. A writer names the revision of the value that it has
 //! seen.
+//!
+//! Written by hand because two requests are all that the roles need. A client of the gRPC interface
+//! would bring a second stack of generated messages.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;

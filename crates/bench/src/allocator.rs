@@ -1,4 +1,5 @@
-//! The allocator of the `downbeat` program: mimalloc, by its cheapest calls.
+//! The allocator of the `downbeat` program is mimalloc. If mimalloc aligns a block anyway, the
+//! cheaper call without an alignment is used.
 
 use std::alloc::{GlobalAlloc, Layout};
 

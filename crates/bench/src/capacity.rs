@@ -1,4 +1,5 @@
-//! Finds the highest rate that meets its targets.
+//! Finds the highest request rate at which the server keeps the user's targets, such as a p99
+//! latency of 50 ms.
 
 use std::fmt;
 

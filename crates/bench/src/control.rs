@@ -1,5 +1,5 @@
-//! Asks the server about its models: metadata and statistics. One request at a time, outside the
-//! load.
+//! Asks the server about its models: metadata and statistics. It sends one request at a time, and
+//! no measurement counts these requests.
 
 use std::net::SocketAddr;
 use std::time::Duration;

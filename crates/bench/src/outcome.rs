@@ -1,4 +1,4 @@
-//! The ends of requests.
+//! How a request ended: with a good answer, or with the reason why there was none.
 
 use std::fmt;
 

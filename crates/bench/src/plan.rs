@@ -1,4 +1,5 @@
-//! The resolved command line: the exact requests, their times, and the rules that judge them.
+//! The resolved command line: the requests to send, when to send them, and when an answer is too
+//! late or bad.
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Connections to one server that carry requests. Readiness drives them, and they never block.
+//! Connections to one server that carry requests. No call on them blocks: a connection goes on when
+//! its socket is ready.
 
 pub mod grpc;
 pub mod http;

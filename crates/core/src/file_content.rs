@@ -1,5 +1,5 @@
-//! The content of a file that a user brings, judged by its bytes: text, or something else in the
-//! file's place.
+//! Checks the bytes of a file that a user brings. Example: a checkout without git-lfs has a small
+//! pointer in place of the file. The error tells the user to fetch the file.
 //!
 //! ```
 //! use downbeat_core::file_content::text;

@@ -1,4 +1,5 @@
-//! `downbeat engine`: lists the engines that can be used here, and installs the faster one.
+//! `downbeat engine`: lists the engines that can be used here, and installs onnxruntime, which is
+//! faster than the built-in engine.
 
 use std::path::PathBuf;
 use std::sync::Arc;

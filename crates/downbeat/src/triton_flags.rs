@@ -1,6 +1,6 @@
-//! Flags of Triton's server without a counterpart here. A command line for Triton starts this
-//! server too: it names such flags once and ignores them. Flags with a counterpart are among the
-//! [keys](crate::keys).
+//! Flags of Triton's server without a counterpart here. A command line for Triton also starts this
+//! server. The server reports such flags once and ignores them. Flags with a counterpart are among
+//! the [keys](crate::keys).
 
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};

@@ -1,5 +1,5 @@
-//! Shows the progress of measuring: a bar if it takes long, and a line for each case. Ctrl-C ends
-//! measuring early with the results so far.
+//! Shows the progress of measuring: a bar if it takes long, and a line for each measured case, such
+//! as a batch size. Ctrl-C ends measuring early with the results so far.
 
 use std::io::Write;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A state with its messages.
+//! A mailbox: a state that one thread at a time works on, with the messages to it.
 
 use crate::sync::{Mutex, MutexGuard, Ordering, SegQueue, fence};
 
@@ -46,9 +46,11 @@ impl<S, M> Mailbox<S, M> {
         self.state.lock()
     }
 
-    /// The state, for a message that is not in the queue. `None`: another thread has the state, or older messages wait. Nearly every message finds the mailbox
-    /// idle, and then needs neither a place in the queue nor a fence. A caller that gets the state handles its message first, and calls [`Mailbox::is_done`] after
-    /// leaving. A caller that gets `None` puts its message into the queue as usual.
+    /// The state, for a message that is not in the queue. `None`: another thread has the state, or
+    /// older messages wait. Nearly every message finds the mailbox idle, and then needs neither a
+    /// place in the queue nor a fence. A caller that gets the state handles its message first, and
+    /// calls [`Mailbox::is_done`] after leaving. A caller that gets `None` puts its message into
+    /// the queue as usual.
     pub fn enter_idle(&self) -> Option<MutexGuard<'_, S>> {
         // A thread that finds the lock taken at this moment has put its message into the queue. The caller works that message off, too.
         self.state.try_lock().filter(|_| self.messages.is_empty())

@@ -10,7 +10,8 @@ use downbeat_core::journal::cluster::Input;
 use crate::handler::Handler;
 use crate::latest_candidates::LatestCandidates;
 
-/// Aligned as [`crate::sync::Line`]: the state shares no cache line with its mutex. Every thread that posts reads the mutex.
+/// Aligned as [`crate::sync::Line`]: the state shares no cache line with its mutex. Every thread
+/// that posts reads the mutex.
 #[repr(align(128))]
 pub struct ShardState<H: Handler> {
     pub shard: Journal<Shard>,

@@ -1,8 +1,9 @@
-//! The memory of activations: each with memory of its own, or with a static plan.
+//! Compares two ways to give memory to a model's intermediate tensors (activations). Each tensor
+//! has memory of its own, or all share one arena by a static plan.
 //!
 //! A plan gives every intermediate tensor an offset in one arena before anything runs. It uses the
-//! times of the tensor's write and last read (E²bird §6.2). Engines do this themselves; this module
-//! computes the gain.
+//! times of the tensor's write and last read (E²bird §6.2). Engines make such plans themselves.
+//! This module only computes how much memory a plan saves.
 
 /// Bytes of the intermediate tensors of one item, on one lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

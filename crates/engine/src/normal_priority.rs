@@ -2,9 +2,9 @@
 //! matter.
 //!
 //! A thread inherits the priority of the thread that starts it, and without a privilege it cannot
-//! raise the priority afterwards. Models are loaded at a low priority. Example: a load of the
-//! second model adds an executor. Started by that load, the executor would be at nice 10 for good,
-//! with a tenth of a busy core.
+//! raise the priority afterwards. Models are loaded at a low priority. Example: the load of a
+//! second model adds a thread that runs batches. If the loading thread started it, it would keep
+//! nice 10 for ever. It would then get a tenth of a busy core.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

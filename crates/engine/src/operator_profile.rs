@@ -1,4 +1,5 @@
-//! The measured time and values of each operator of a model, from when the model was cut.
+//! What was measured when a model was cut: the time of each operator, and the sizes of the values
+//! between operators.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The process as foreign libraries see it: its environment at the start, and its end while
-//! libraries are at work.
+//! Sets environment variables for foreign libraries when the process starts. Ends the process
+//! without the destructors of these libraries, whose threads may still work.
 
 use std::ffi::c_int;
 use std::io::Write;

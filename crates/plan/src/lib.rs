@@ -1,10 +1,10 @@
 //! Which models share a sub-cluster: Symphony's partitioner (§4.4, appendix A).
 //!
 //! Every device of a sub-cluster has loaded all of the sub-cluster's models, so that any device can
-//! run any of them. Every few minutes the models are divided anew: evenly by request rate and by
-//! memory, within the limits of a dispatcher and of a device's memory, and with a bounded number of
-//! moves. [`plan()`] does that for a [`Problem`]; [`Workload`] is the file that `downbeat plan`
-//! reads.
+//! run any of them. Every few minutes the models are divided anew, evenly by request rate and by
+//! memory. Three things are limited: a sub-cluster's request rate, the memory of its models, and
+//! the number of moves. [`plan()`] does that for a [`Problem`]; [`Workload`] is the file that
+//! `downbeat plan` reads.
 //!
 //! [`divide`] does the same for a scheduler that leads a running cluster.
 //!
@@ -14,14 +14,15 @@
 //! There every partition is tried, and the best is proved to be the optimum.
 //!
 //! For other problems, a local search (largest first, then annealed moves and swaps) finds a good
-//! partition within a second. The MILP solver HiGHS goes on from there until the time limit, with
-//! the appendix's program. It proves that there is no better partition, or says how far off the
-//! best can be. Large problems have more than 4,000 pairs of a model and a sub-cluster. In seconds
-//! the solver does not improve them, so it runs only if the search finds nothing.
+//! partition within a second. From there the MILP solver HiGHS solves the program of the paper's
+//! appendix A, until the time limit. It proves that there is no better partition, or says how far
+//! off the best can be. Large problems have more than 4,000 pairs of a model and a sub-cluster. In
+//! seconds the solver does not improve them, so it runs only if the search finds nothing.
 //!
-//! [`Evaluation::of`] judges the results of both and knows neither. Where there is no partition,
-//! [`PlanError`] says why in words. Sums that cannot fit need no search; trying all partitions, or
-//! the solver, proves the rest.
+//! [`Evaluation::of`] judges every partition, whichever method found it. Where there is no
+//! partition, [`PlanError`] says why in words. Example: all models together need more memory than
+//! all devices have. A sum shows this without a search. Otherwise trying all partitions, or the
+//! solver, is the proof.
 //!
 //! # The feature `highs`
 //!
@@ -29,9 +30,9 @@
 //! `apt-get install cmake libclang-dev`). Measured on two cores: 6 minutes of CPU time and 4
 //! minutes of wall time for `cargo build --release`, more than everything else here together. So
 //! the feature is off by default, everywhere: a build needs Rust alone. Without it, the local
-//! search alone answers larger problems. That costs little in balance (lab/docs/symphony.md, figure
-//! 16), but proves nothing: neither that a partition is the best nor, beyond sums, that there is
-//! none.
+//! search alone answers larger problems. Its partitions are nearly as even (lab/docs/symphony.md,
+//! figure 16), but it proves nothing. It cannot tell whether a better partition exists. That none
+//! exists is known only where a sum shows it.
 //!
 //! `highs-installed` links a HiGHS that pkg-config finds, and builds none. CI takes HiGHS from a
 //! wheel, which saves those 4 minutes.

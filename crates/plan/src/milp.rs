@@ -4,9 +4,11 @@
 //! average sub-cluster's, so that coefficients are around 1; the constraints' numbers below are the
 //! appendix's.
 //!
-//! Sub-clusters are interchangeable, so every partition occurs `l!` times under other names. Where
-//! the running assignment does not name them, the `k` largest models stay on the first `k`
-//! sub-clusters, which leaves one name for most partitions.
+//! Sub-clusters are interchangeable: every partition occurs `l!` times, with the sub-clusters in
+//! another order. Example: the largest model is on sub-cluster 1, and the second largest on 1 or 2.
+//! In general the `k` largest models stay on the first `k` sub-clusters, which leaves one order for
+//! most partitions. This rule applies only if no running assignment gives the sub-clusters an
+//! order.
 
 use std::num::NonZeroU32;
 

@@ -1,4 +1,5 @@
-//! The steps of a model together with their file, to be used where the model's folder is missing.
+//! The steps of a model, together with the content of the `tokenizer.json` that they name. A
+//! frontend of a cluster uses them without the model's folder.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! The steps of long work on one thread. Readers and writers of large bodies call [`step`] after
-//! each slice. At a step the thread may let other work go first, or end the work.
+//! Divides long work on one thread into steps. Readers and writers of large bodies call [`step`]
+//! after each slice. At a step the thread may let other work go first, or end the work.
 
 use std::cell::RefCell;
 

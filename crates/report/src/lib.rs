@@ -2,7 +2,7 @@
 //! inline SVG, and the [`Page`] around them. [`Json`], [`Html`] and [`out`] are the places where
 //! reports go. JSON holds the measurements themselves, by their `Serialize`.
 //!
-//! Plots are drawn by hand: a page must follow the reader's dark mode and paper, and must need no
+//! Plots are drawn by hand: a page must look right in dark mode and on paper, and must need no
 //! script. Of the libraries for Rust, plotters writes its colours into the picture, and charming
 //! brings a script. We need only lines, bars, points and timelines. Drawing them is little more
 //! code than the styles that a library would need.

@@ -1,5 +1,5 @@
-//! Version folders: `1` is a version. `01`, `0`, `v1` and `latest` are not, and messages give
-//! better names.
+//! Version folders. Example: `1` is a version; `01`, `0`, `v1` and `latest` are not. A message
+//! tells the user how to name such a folder.
 
 use std::collections::BTreeSet;
 use std::fs;

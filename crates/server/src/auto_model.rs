@@ -1,4 +1,5 @@
-//! A model version that `auto` was asked for, as the rehearsal of device policies knows it.
+//! A model version whose policy `auto` chooses: the facts that the rehearsal of device policies
+//! needs about it.
 
 use std::sync::Arc;
 

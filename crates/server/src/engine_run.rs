@@ -1,4 +1,4 @@
-//! Runs of an engine that may fail or hang without harm to other work.
+//! Runs batches on an engine. A run that fails or hangs harms no other work.
 
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;

@@ -1,8 +1,8 @@
 //! The HTTP frontend: Open Inference Protocol v2 with Triton's extensions, over any [`Service`].
 //!
-//! [`serve`] accepts connections and answers them until told to stop; [`router`] is the same
-//! protocol as an axum router, to be put into another server. Inference does not pass through the
-//! router: it is the one route whose cost counts.
+//! [`serve`] accepts connections and answers them until told to stop; [`router`] offers the same
+//! protocol as an axum router, for use in another server. In [`serve`] inference requests bypass
+//! the router, because the router would add to their cost.
 
 mod answer;
 mod autoscale;

@@ -1,4 +1,6 @@
-//! Frontends, drivers (the only clock), model life cycle, metrics.
+//! The server: frontends for clients, the threads that carry out the scheduler's decisions, the
+//! life cycle of models, and metrics. The decisions come from `downbeat-core`, which reads no
+//! clock; the clock is here.
 
 mod activity;
 mod auto_model;

@@ -1,10 +1,10 @@
 //! Turns of loads that go on side by side: timed work is done one load after another.
 //!
-//! A file is read, a graph optimised and a lane warmed up beside other loads. A load that times
-//! something does so alone, if the others soon let it. The others wait at their next step. The load
-//! that times waits until each of the others ends its step. A load waits for others no longer than
-//! its patience in all, so a small model waits for no large one. Measurements beside other loads
-//! are repeated later.
+//! Loads read files, optimise graphs and warm up lanes side by side. A load that times something
+//! should do so alone. It waits until each other load has ended its step, and these loads wait
+//! before their next step. All waits of a load together are limited by its patience, so a small
+//! model waits for no large one. A load without patience left measures beside the others. Such
+//! measurements are repeated later.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Measurements of a model while it is loaded, or from the store: its latency by site and by
-//! segments, and the overlap of two lanes.
+//! Measures a model while it is loaded, or takes its measurements from the store: its latency by
+//! site and by segment, and the overlap of two lanes. Partitions on which a model runs alike are
+//! one *site*.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! The time for measuring before a model version serves, and the rest that is measured behind its
-//! service.
+//! Limits the time for measuring before a model version serves. Measurements that this time does
+//! not allow are made later, while the version serves.
 //!
-//! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites, segments,
-//! overlap of two lanes, and rows. A step that the remaining time does not allow is left out. The
-//! version serves with the known values, and is measured again when the machine is idle. The second
-//! time no step is left out, but another load ends the measuring.
+//! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites
+//! (`measuring.rs`), segments, overlap of two lanes, and rows. A step that the remaining time does
+//! not allow is left out. The version serves with the known values, and is measured again when the
+//! machine is idle. The second time no step is left out, but another load ends the measuring.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,4 +1,5 @@
-//! The CPU memory of models: known before they are loaded or serve, held to a limit, and reported.
+//! The CPU memory of models. It is computed before a model is loaded or serves, kept within a
+//! limit, and reported.
 //!
 //! Models load side by side on the CPU, so the growth of the process belongs to no single model. So
 //! nothing is measured, unlike on GPUs (`device_budget.rs`).

@@ -1,4 +1,5 @@
-//! The devices of each model, and the kinds that the scheduler tells apart because of them.
+//! The devices of each model. Example: two equal devices with different models are two kinds to the
+//! scheduler.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //!
 //! Example: requests `a` and `b` run alone, then as the batches `[a, b]`, `[b, a]`, `[a, 0]` and
 //! `[a, b, c, 0]`. The values of `b` are thirty times as large as the values of `a`. A scale that
-//! the model computes over the whole batch then changes the answer to `a`. Draws prove nothing: the
-//! server goes on looking in service.
+//! the model computes over the whole batch then changes the answer to `a`. These random trials
+//! prove nothing. So the server goes on checking answers in service (`host/answer_watch.rs`).
 
 use downbeat_core::tensor::DataType;
 use downbeat_engine::{Fill, State};

@@ -11,8 +11,8 @@
 //!
 //! **End.** Work ends at its next step once its future is dropped, or after 30 s in turns.
 //!
-//! **Bound.** Waiting work holds its bytes of the budget of all requests. A thread is started when
-//! work needs one. As many threads as there are turns stay, and sleep while there is no work.
+//! **Bound.** The bytes of waiting work count in the budget of all requests. A thread is started
+//! when work needs one. As many threads as there are turns stay, and sleep while there is no work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -2,11 +2,11 @@
 //!
 //! | bound | of | says |
 //! |---|---|---|
-//! | [`staggered`] | one model | the goodput of the staggered pattern (Symphony §3.3), the paper's yardstick: no proof for other patterns |
+//! | [`staggered`] | one model | the goodput of the staggered pattern (Symphony §3.3), with which the paper compares; other patterns may reach more |
 //! | [`fluid`] | any models | no schedule serves more of *evenly spaced* arrivals without a loss |
 //!
-//! All devices are of one kind: a model's first profile counts. A profile that ends before the
-//! largest batch is extended, as in the scheduler.
+//! The bounds are for devices of one kind: they use the first profile of each model. A profile that
+//! ends before the largest batch is extended, as in the scheduler.
 
 use downbeat_core::{Duration, LatencyProfile};
 

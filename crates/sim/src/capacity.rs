@@ -1,4 +1,5 @@
-//! Searches the highest load that a cluster holds.
+//! Searches a cluster's capacity: the highest load at which few requests of each model are dropped
+//! or late (1% by default).
 
 use std::cell::Cell;
 

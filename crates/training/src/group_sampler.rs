@@ -1,4 +1,4 @@
-//! Draws the groups of operators that a predictor is trained with.
+//! Draws training groups from each set of models in turn.
 
 use downbeat_core::device::overlap::GroupPart;
 use rand::{Rng, RngExt};

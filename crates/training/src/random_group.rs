@@ -1,4 +1,4 @@
-//! Draws the groups of operators that a predictor is trained with.
+//! Draws one random group of operators for training, of the form that the controller makes.
 
 use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::GroupPart;

@@ -1,11 +1,13 @@
-//! The happens-before order of operations: finds unordered work on the same memory, even if it
-//! happened to go well.
+//! Finds unordered work on the same memory, by the happens-before order of operations. Example: one
+//! stream writes memory, another reads it, and neither waits for the other. This is a mistake, even
+//! if the write happened to come first.
 //!
-//! Each stream has a vector clock: the progress of every other stream that is certain when its next
-//! operation begins. The clock grows by the events that the stream waits for, by the rules of the
-//! null stream, and by the host's waits before the enqueue. The host counts as one thread. A wait
-//! in one thread orders the later work of all threads, because the program hands work over between
-//! threads in ways that the stand-in cannot see.
+//! Each stream has a vector clock. For every other stream it holds the last operation that is
+//! certainly over when this stream's next operation begins. Three things move the clock on: the
+//! stream waits for an event, the null stream's rules make it wait, or the host waited before it
+//! enqueued. The host counts as one thread. A wait in one thread orders the later work of all
+//! threads, because the program hands work over between threads in ways that the stand-in cannot
+//! see.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;

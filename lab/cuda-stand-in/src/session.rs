@@ -1,4 +1,5 @@
-//! One call of an entry point: the lock, its requirements, and its waits.
+//! One call of an entry point. It locks the machine, checks the requirements of the call, and waits
+//! where the call must wait.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};

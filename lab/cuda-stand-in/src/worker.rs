@@ -1,4 +1,5 @@
-//! The random order of work: a thread runs streams as soon as possible, drawn from a seed.
+//! The random order of work. A thread runs each operation as soon as it can run. If several streams
+//! can go on, the seed decides which one does.
 
 use crate::machine::CHANGED;
 use crate::session::{Session, lock};

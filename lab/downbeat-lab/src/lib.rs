@@ -10,9 +10,9 @@
 //! | [`experiment`] | experiments of the cluster scheduler from files, such as Symphony's figures |
 //! | [`baseline`] | the published schedulers: Clockwork, Nexus, Shepherd |
 //! | [`bounds`] | what no scheduler can surpass on a trace of arrivals |
-//! | [`world`] | devices with partitions, models with any policy, and what goes wrong |
+//! | [`world`] | devices with partitions, models with any policy, and faults |
 //! | [`network`] | frontends, schedulers and backends apart, on wires that lose and delay |
-//! | [`slots`] | which division of devices holds most |
+//! | [`slots`] | which division of devices into slots serves the highest load |
 //! | [`judgement`] | a policy beside all others on random workloads |
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

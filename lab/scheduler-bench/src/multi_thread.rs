@@ -1,6 +1,5 @@
-//! The scheduler on several threads. Each thread of model queues has its share of the load and of
-//! the devices, and the matchmaker has one more thread.
-//! the devices, and the matchmaker has one more thread.
+//! The scheduler on several threads. Some threads run the queues of models; each has its share of
+//! the load and of the devices. One more thread runs the matchmaker.
 
 use std::cell::Cell;
 use std::cmp::Reverse;

@@ -1,4 +1,5 @@
-//! The behaviour of a model that leaves its dispatch or its drops to the scheduler.
+//! The behaviour of an adaptive model: how long its batches wait, and which batch size its drops
+//! aim at.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! How models behave at the load of the moment.
+//! The load regime: how adaptive models behave under the present load.
 
 use super::behaviour::Behaviour;
 use super::demand::{Demand, ENOUGH};
@@ -38,25 +38,27 @@ pub(super) const IMPATIENT_SIZE: u8 = 75;
 /// about 0.4 for Poisson arrivals. The limit is higher for burstier arrivals (0.53 for a variance
 /// ten times as great): a burst misses the devices that were left idle before. Patience depends on
 /// the shares of the work, not on the load. On a single device waiting gains nothing: a batch grows
-/// while the device works. The mean over all models decides, weighted by their work: if only some
-/// models wait, the others have taken the devices when the windows open.
+/// while the device works. All models are patient, or none is. If only some waited, the others
+/// would take the devices before the windows open. So the mean over all models decides, weighted by
+/// their work.
 ///
 /// **When may a candidate start?** In a patient pool it starts in its schedulable window (Symphony
 /// §3.1). In an impatient pool it starts at once if the pool is crowded. A pool is crowded if
 /// deferral would keep most devices busy in the busier tenths of a second: an idle device now is
 /// missed later. If the pool is not crowded, a device is free whenever a window opens. With
 /// `consolidate`, candidates then wait too, so that the number of busy devices is proportional to
-/// the load. Without it they start at once for the sake of latency. While the pool is quiet, they
-/// do so in a patient pool too.
+/// the load. Without `consolidate` candidates start at once, for a short latency. Without it they
+/// also start at once in a patient pool that is not *busy*. A busy pool uses more than 40% of its
+/// devices.
 ///
 /// **Which batch size do drops aim at?** The staggered batch leaves no room for uneven arrivals. A
 /// queue that falls behind by a little is cut back at once, at the cost of requests that could have
 /// been served. But below the size that keeps up with the arrivals a queue falls behind for good.
-/// Between the two is the smallest batch with 94% of the staggered batch's throughput (one for a
-/// model without batching effect, which sacrifices nothing). In an impatient pool, where batch
-/// sizes differ more, the target is also at most 75% of the staggered batch. In a flooded pool
-/// requests are lost in any case. There the target is the staggered batch itself, as the largest
-/// batches serve the most.
+/// Between the two is the smallest batch with 94% of the staggered batch's throughput. For a model
+/// without batching effect this batch is a single request, so no request is dropped for a larger
+/// batch. In an impatient pool, where batch sizes differ more, the target is also at most 75% of
+/// the staggered batch. In a flooded pool requests are lost in any case. There the target is the
+/// staggered batch itself, as the largest batches serve the most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LoadRegime {
     patient: bool,

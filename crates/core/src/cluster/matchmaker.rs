@@ -23,9 +23,9 @@ use crate::time::Time;
 ///
 /// A grant is *open* until it is answered, which takes a while if queues run on other threads.
 /// Until then the model gets no second grant: its candidates may still hold the requests that it is
-/// about to take. Its last candidates count once the answer arrives, so the queue sends its new
-/// candidates first and its answer afterwards. A model or a device may be removed while a grant is
-/// open: the removal holds, and the answer closes the grant.
+/// about to take. When the answer arrives, the matchmaker goes by the newest candidates that it
+/// has. Therefore a queue sends its new candidates before its answer. A model or a device may be
+/// removed while a grant is open: the removal holds, and the answer closes the grant.
 ///
 /// **Devices.** Of the free devices, the one with the smallest id is taken. Thus under low load the
 /// devices with large ids stay idle and can be released (§3.2). A device is busy from its grant to
@@ -41,8 +41,8 @@ use crate::time::Time;
 /// device is expected to be free. Then the device does not wait. A device holds at most two
 /// batches: the first runs or is on its way, and the second is behind it. Among the devices that a
 /// candidate can have on its arrival, the smallest id is taken, whether idle or busy. If there is
-/// no such device, the most urgent candidate may also take the earliest device: it does if any
-/// waiting candidate would have to be sent to this device now (the pseudo-code's
+/// no such device, the most urgent candidate may take the device that is free earliest. It does so
+/// once this device is free within the longest delay of a waiting candidate (the pseudo-code's
 /// *get_by_max_delay*). The device's next batch is then on its way early rather than late.
 ///
 /// **Kinds.** A candidate starts at its own kind's `exec`. Of the devices that could take a model's

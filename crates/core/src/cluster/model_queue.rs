@@ -61,9 +61,9 @@ use crate::time::{Duration, Time};
 /// requests out of order or of several items, when nearly all requests are about to expire.
 ///
 /// **Contract.** `enqueue`, `cancel`, `take` and the setters change the queue. Call
-/// [`ModelQueue::update`] afterwards (after `enqueue` only unless [`ModelQueue::is_settled`]), and
-/// whenever [`ModelQueue::wake`] comes, and pass the queue's candidates on.
-/// [`ModelQueue::pop_dropped`] gives the requests dropped meanwhile.
+/// [`ModelQueue::update`] after each of them, and whenever [`ModelQueue::wake`] comes. Then pass
+/// the queue's candidates on. After `enqueue`, leave the update out if [`ModelQueue::is_settled`]
+/// returns true. [`ModelQueue::pop_dropped`] gives the requests dropped meanwhile.
 ///
 /// **Layout.** The fields come in the order in which most requests need them (`ModelQueue::join`).
 /// With thousands of models their memory is cold, and each cache line costs time.

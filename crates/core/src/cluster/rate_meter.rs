@@ -1,4 +1,4 @@
-//! The rate and the time budgets of a model's recent arrivals.
+//! The rate of a model's recent arrivals, and their mean time from arrival to deadline.
 
 use crate::time::{Duration, Time};
 
@@ -7,7 +7,8 @@ const BUCKET: Duration = Duration::from_millis(100);
 /// Buckets remembered: the meter looks back one second.
 const BUCKETS: usize = 10;
 
-/// Rate and mean time budget of the arrivals of the last second, in buckets of 100 ms.
+/// The rate of the arrivals of the last second, and their mean time budget. A time budget is the
+/// time from arrival to deadline. Arrivals are counted in buckets of 100 ms.
 ///
 /// The meter needs no timer: its buckets roll when an arrival is counted, or on request.
 #[derive(Clone, Debug)]

@@ -1,11 +1,11 @@
-//! Counts how much of a device each model has had.
+//! Counts the time that each model has had on a device.
 
 use std::collections::BTreeMap;
 
 use crate::ids::ModelId;
 use crate::time::{Duration, Time};
 
-/// Counts how much of a device, or of a partition, each model has had.
+/// Counts the time that each model has had on a device, or on a partition.
 ///
 /// Launches that run at the same time share the device evenly, like threads on one processor. The
 /// sum over all models is the time in which anything ran, however much launches slow each other

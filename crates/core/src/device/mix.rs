@@ -62,7 +62,8 @@ impl LaneMix {
         LaneMix { counts }
     }
 
-    /// Every mix whose sizes sum to `total`, of sizes up to `largest` (E²bird equation 6), largest lanes first.
+    /// Every mix whose sizes sum to `total`, of sizes up to `largest` (E²bird equation 6), largest
+    /// lanes first.
     pub fn all(total: u32, largest: u32) -> Vec<LaneMix> {
         fn extend(left: u32, size: u32, counts: &mut BTreeMap<u32, u32>, found: &mut Vec<LaneMix>) {
             if left == 0 {

@@ -15,8 +15,8 @@ use crate::time::{Duration, Time};
 /// and the running ones.
 ///
 /// With a ring, an arriving request takes one neighbouring slot an item. The request is ready once
-/// its input is in the slots. Without room it waits on the host, in order: this back-pressure is
-/// bounded by the pool's bound. Without a ring each request is ready at once.
+/// its input is in the slots. If the ring has no room, the request waits on the host, in order. The
+/// pool's bound also limits these waiting requests. Without a ring each request is ready at once.
 #[derive(Debug)]
 pub struct RequestPool {
     ring: Option<InputRing>,

@@ -81,9 +81,9 @@ struct Met {
 /// A backend.
 ///
 /// A backend obeys the highest epoch that it has heard of. Batches of lower epochs that the backend
-/// already has run on. A slot runs batches in the order of their plans, so it begins none of a
-/// lower epoch after one of a higher. Frontends decide which members of a batch may run, one by
-/// one.
+/// already has run on. A slot runs batches in the order of their plans. After a batch of a higher
+/// epoch it begins no batch of a lower one. Frontends decide which members of a batch may run, one
+/// by one.
 ///
 /// After any of the `handle_*` take all outputs. At [`BackendNode::poll_timeout`] call
 /// [`BackendNode::handle_timeout`], after all frames that have come. Time never goes back.

@@ -1,4 +1,5 @@
-//! Estimates of message delays (Symphony §4.3, appendix D): high percentiles that forget.
+//! Estimates of message delays (Symphony §4.3, appendix D): high percentiles of the delays measured
+//! in the last one or two spans of time.
 
 use crate::time::{Duration, Time};
 

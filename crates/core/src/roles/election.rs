@@ -7,8 +7,9 @@
 //! differ in rank, and everyone obeys the lower rank.
 //!
 //! A scheduler that was itself stopped for a while cannot know that the others were silent, so it
-//! begins to listen anew. Leads may change again and again, as when two schedulers cannot hear each
-//! other and a third hears both. All schedulers then become more patient, up to a second.
+//! begins to listen anew. The lead may change again and again. Example: two schedulers cannot hear
+//! each other, and a third hears both. After a few changes each scheduler waits longer before it
+//! takes over, by up to a second.
 
 use std::collections::VecDeque;
 

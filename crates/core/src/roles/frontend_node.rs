@@ -79,9 +79,9 @@ enum Back {
 /// A frontend.
 ///
 /// The frontend is the arbiter of its requests. A request is with the frontend, the leader, or the
-/// batch that has claimed it, and only the frontend decides which. The beliefs of schedulers and
-/// backends do not matter while one of them is lost. One batch at a time can claim a request, and
-/// each request ends once.
+/// batch that has claimed it, and only the frontend decides which. If a scheduler or a backend is
+/// lost, the others may believe something else. Only the frontend's decision counts. One batch at a
+/// time can claim a request, and each request ends once.
 ///
 /// After any of the `handle_*` take all outputs. Events between two rounds of outputs share
 /// messages and frames. At [`FrontendNode::poll_timeout`] call [`FrontendNode::handle_timeout`],

@@ -1,4 +1,5 @@
-//! A link: messages between two nodes, in order and once, over a wire that may lose, double and reorder frames.
+//! A link: messages between two nodes, in order and once, over a wire that may lose, double and
+//! reorder frames.
 
 use std::collections::VecDeque;
 

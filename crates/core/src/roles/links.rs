@@ -40,8 +40,8 @@ struct Peer<P> {
 ///
 /// Call the `handle_*`, take all events, send the messages that follow from them, and take all
 /// frames. At [`Links::poll_timeout`] call [`Links::handle_timeout`]. Frames are made when they are
-/// taken, so messages queued in between share a frame. Handle frames that have come before timeouts
-/// that are due as well; otherwise live peers would look silent.
+/// taken, so messages queued in between share a frame. If frames have come and a timeout is due,
+/// handle the frames first. Otherwise a live peer would count as silent.
 ///
 /// Bounds: 4096 links; for each, [`MOST_UNACKED`](super::MOST_UNACKED) messages. A peer that has
 /// not acknowledged that many is lost.

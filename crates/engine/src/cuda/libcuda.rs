@@ -1,8 +1,8 @@
-//! The first contact with NVIDIA's driver library: whether it exists, whether it is genuine, and
-//! its GPUs.
+//! The first contact with NVIDIA's driver library: whether it exists, whether it is a driver and no
+//! stub to link with, and its GPUs.
 //!
-//! Written by hand: the bindings for all other calls panic if the library or one of its functions
-//! is missing.
+//! This module loads the library by itself. The bindings, which make all other calls, panic if the
+//! library or a function is missing.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;

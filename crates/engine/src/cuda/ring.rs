@@ -12,9 +12,9 @@
 //! device   | 0 | 1 | 2 | 3 | 0 | 1 |     runs of up to three slots
 //! ```
 //!
-//! The device could map its pages twice as the host does ([`crate::ring_memory`]), but they have 2
-//! MiB. Slots would have to fill such pages together, which for most sizes needs rings of
-//! gigabytes.
+//! The device could map its pages twice as the host does ([`crate::ring_memory`]), but a page of
+//! the device has 2 MiB. Slots would have to fill such pages together, which for most sizes needs
+//! rings of gigabytes.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! The emulated engine: spends a latency profile instead of computing, as Symphony's own large
-//! experiments do (§5).
+//! The emulated engine computes nothing: a run takes the time that a latency profile says.
+//! Symphony's own large experiments do the same (§5).
 //!
 //! A model is a file `NAME.emulated.toml` (or `.emulated.json` with the same keys):
 //!

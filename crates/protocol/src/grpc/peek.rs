@@ -1,4 +1,5 @@
-//! Reads facts from a message's bytes before it is decoded.
+//! Reads two facts from a message's bytes before it is decoded: the model's name, and the memory
+//! that decoding will take.
 
 use prost::encoding::decode_varint;
 

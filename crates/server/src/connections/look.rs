@@ -1,4 +1,5 @@
-//! A port's verdict on a connection: a state machine over the connection's counts.
+//! Decides whether a connection must end. Example: it was idle too long. A state machine that sees
+//! only the connection's counts of bytes and requests.
 
 use std::time::Duration;
 

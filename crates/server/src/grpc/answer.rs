@@ -1,5 +1,5 @@
-//! Answers to inferences as they go out: tensors are not copied into messages, they follow their
-//! heads.
+//! Sends the answers to inferences. A large tensor is not copied into its message: its bytes are
+//! sent right after the part that announces them.
 
 use std::collections::VecDeque;
 use std::pin::Pin;

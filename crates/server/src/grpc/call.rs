@@ -1,5 +1,5 @@
-//! Calls for inferences: read, run and answered. tonic does everything else; of an inference every
-//! byte counts, in time and in memory.
+//! Calls for inferences: read, run and answered. tonic handles all other calls. Here it would copy
+//! large tensors, which costs time and memory.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! gRPC messages as they come in: whole, within the bound of one and the budget of all.
+//! Reads each incoming gRPC message as a whole. The size of one message is limited, and so are the
+//! bytes of all requests together.
 //!
 //! tonic's own reader reserves the announced size and takes every byte. This reader counts a
 //! message's bytes as they come, and does not wait for a message to a model that does not exist.

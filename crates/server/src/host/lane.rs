@@ -1,5 +1,6 @@
-//! A thread takes a lane that has launches and runs them one after another, of any model. It gives
-//! the next launch to the device while the one before is under way.
+//! Runs a lane's launches. A thread takes any lane that has launches, of whichever model, and runs
+//! them one after another. It gives the next launch to the device while the one before is under
+//! way.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;

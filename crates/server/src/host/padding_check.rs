@@ -1,4 +1,4 @@
-//! Whether a model's answers stay the same when its inputs are padded: asked at load.
+//! Whether a model's answers stay the same when its inputs are padded: tried at load.
 //!
 //! No number of trials proves it for all requests. A model may change its behaviour from some
 //! length on, or for rare values. So the check tries requests of lengths on both sides of every

@@ -1,4 +1,5 @@
-//! Request bodies: collected whole, in one piece, within the bound of one and the budget of all.
+//! Collects each request body in one piece of memory. The size of one body is limited, and so are
+//! the bytes of all requests together.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -1,12 +1,15 @@
-//! The check of a request's head: the name that it has for the port, and the page that sent it.
+//! Checks whether a page of another site sent a request, and by which name the request calls the
+//! port.
 //!
 //! A browser sends requests for every page that it shows, also to servers that only its own machine
 //! can reach. Three headers, which a page cannot write, tell these requests apart:
 //!
-//! - `Origin` and `Sec-Fetch-Site` tell that the page came from another site. Such a page may not change the server's
-//!   state. The page could not read an answer: this server sends no CORS headers.
-//! - `Host` tells the name by which the page reached the port. The owner of a name can let it lead to any address (DNS
-//!   rebinding), and the page then counts as the server's own. A port on a loopback address thus takes known names only.
+//! - `Origin` and `Sec-Fetch-Site` tell that the page came from another site. Such a page may not
+//!   change the server's state. The page could not read an answer: this server sends no CORS
+//!   headers.
+//! - `Host` tells the name by which the page reached the port. The owner of a name can let the name
+//!   lead to any address (DNS rebinding). The browser then takes the page for one of this server.
+//!   Therefore a port on a loopback address accepts known names only.
 //!
 //! gRPC needs no check: browsers speak HTTP/2 over TLS alone, which this server does not offer.
 

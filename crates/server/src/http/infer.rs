@@ -1,4 +1,5 @@
-//! Inference: the path that every microsecond is counted on.
+//! Handles inference requests over HTTP. This code is kept short, because each microsecond of it
+//! delays every inference.
 
 use axum::body::Body;
 use axum::extract::State;

@@ -1,5 +1,5 @@
-//! Training of the predictor of operator groups with served groups, in time that the rehearsal
-//! lends.
+//! Trains the predictor of operator groups with served groups. The rehearsal's thread does this
+//! work when it has time.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! The schedulers of a cluster, as etcd lists them. Each scheduler keeps `PREFIX/schedulers/RANK`
 //! under a lease, which ends with the scheduler.
 //!
-//! A rank belongs to one process. A scheduler whose rank another live process keeps is not one of
-//! the schedulers, and ends.
+//! A rank belongs to one process. Example: a scheduler starts with rank 1, but another live process
+//! has rank 1. The new scheduler then ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

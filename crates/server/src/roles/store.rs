@@ -3,7 +3,7 @@
 //!
 //! A scheduler that wants to lead raises `PREFIX/epoch`. Its transaction fails if another scheduler
 //! has raised the epoch meanwhile. Two schedulers never get the same number, even if they cannot
-//! hear each other. If an answer is lost, no scheduler has its number.
+//! hear each other. If etcd's answer is lost on the way, no scheduler uses that number.
 //!
 //! The plan is `PREFIX/plan`, as JSON. A newer plan replaces an older one, and never the other way
 //! round, even if its write comes late.

@@ -1,5 +1,5 @@
-//! Batch sizes that follow the time of past batches: the lanes report each batch, and the device's
-//! shares set the limit.
+//! Sets a model's largest batch by the latencies of its past batches. The lanes report each batch.
+//! A rule such as SLAB then sets the limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

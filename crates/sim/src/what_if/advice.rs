@@ -1,4 +1,4 @@
-//! The cheapest setting that holds a target.
+//! Searches the cheapest setting under which the requests of a log meet a target.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};

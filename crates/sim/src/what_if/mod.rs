@@ -2,7 +2,7 @@
 //!
 //! [`Recorded`] is the content of a decision log: models, requests, devices, and the requests'
 //! outcome. [`Setting`] holds the changes, and [`Recorded::run`] runs the requests in the
-//! simulator. [`advise`] searches the cheapest setting that holds a target.
+//! simulator. [`advise`] searches the cheapest setting under which the requests meet a target.
 
 mod advice;
 mod comparison;

@@ -1,5 +1,5 @@
-//! Kernels of a program's own, which host memory cannot run. The entry points exist so that a
-//! program that loads them goes on.
+//! The entry points for a program's own kernels. Host memory cannot run kernels, so each call
+//! returns an error. The entry points exist only because a program may look them up at its start.
 
 macro_rules! unsupported {
     ($($name:ident)*) => {

@@ -7,10 +7,10 @@
 //!
 //! | baseline | a free device takes | gives up | type |
 //! |---|---|---|---|
-//! | Clockwork | the candidate that has to start first | what cannot be met, at arrival if that is known | [`Clockwork`] |
-//! | Nexus | the next model of its plan | heads that would hold the batch below the planned size | [`Nexus`] |
-//! | pinned models | what its own queue has, of the models that were put there | by either drop policy | [`Pinned`] |
-//! | Shepherd Flex | the largest batch; it may take a device from a batch a third its size | what cannot be met | [`Shepherd`] |
+//! | Clockwork | the candidate that has to start first | requests that cannot meet their deadline, at arrival if that is known then | [`Clockwork`] |
+//! | Nexus | the next model of its plan | requests at the head whose deadlines would keep the batch below the planned size | [`Nexus`] |
+//! | pinned models | requests of the models that were put on it, which wait in its own queue | by either drop policy | [`Pinned`] |
+//! | Shepherd Flex | the largest batch; it may take a device from a batch a third its size | requests that cannot meet their deadline | [`Shepherd`] |
 //! | eager | the candidate that has to start first | by either drop policy | [`Scheduler`] with [`DispatchPolicy::Eager`] |
 //! | timeout | the same, among those that have waited for long enough | by either drop policy | [`Scheduler`] with [`DispatchPolicy::Timeout`] |
 //!

@@ -1,5 +1,5 @@
-//! A lower bound on the losses of any schedule for one trace of arrivals, shown by prices of device
-//! time.
+//! A lower bound on the requests that any schedule loses on one trace of arrivals. The proof gives
+//! each instant of device time a price.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! `downbeat-lab predictors`: the errors of a perceptron, a line and support vectors on the same
-//! samples.
+//! `downbeat-lab predictors`: the errors of a perceptron, a linear regression and a support vector
+//! regression on the same samples.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! A server's measurements of a model at its load under `auto`, and the choice that `auto` makes
-//! from these numbers.
+//! The measurements that a server makes when it loads a model under `auto`, and the choice that
+//! `auto` makes from these numbers.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::device::{
@@ -25,7 +25,7 @@ const NOISE: usize = 128;
 /// The most items that may wait.
 const QUEUE_BOUND: u32 = 1 << 20;
 
-/// The measurements of a model at its load under `auto`.
+/// The measurements that are made when a model is loaded under `auto`.
 #[derive(Clone, Debug)]
 pub struct MeasuredForAuto {
     /// The model as the rehearsal knows it.

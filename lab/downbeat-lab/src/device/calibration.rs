@@ -8,7 +8,7 @@
 //! grain = 8
 //! sharing = "in-order"      # or "proportional"
 //! crowding_permille = 38
-//! issue_share = 1.0         # how much of the fixed times is issuing, which launches do one at a time
+//! issue_share = 1.0         # part of the fixed times that issues kernels, one launch at a time
 //!
 //! [[model]]
 //! name = "resnet50"

@@ -1,5 +1,5 @@
-//! Clients that each keep one launch under way on a device and start the next at once. The papers
-//! measure so how models slow each other down.
+//! Clients that each keep one launch under way on a device and start the next at once. In this way
+//! the papers measure how models slow each other down.
 
 use downbeat_core::device::{LaneId, SegmentRange};
 use downbeat_core::{Duration, Time};

@@ -10,10 +10,10 @@
 //! ```
 //!
 //! A product of fewer rows has smaller tiles, with a power of two of rows. So a fully connected
-//! layer for few items takes the time of reading its weights. A row is one output. In TensorRT's
-//! convolutions by Winograd's algorithm a row is a square of 2x2 outputs, as F(2x2, 3x3) computes
-//! them. These convolutions compute as if there were a few items more, so their rate grows with the
-//! batch `b` as `b / (b + h)`.
+//! layer for few items takes the time of reading its weights. A row is one output. TensorRT
+//! computes some convolutions by Winograd's algorithm F(2x2, 3x3): there a row is a square of 2x2
+//! outputs. Such a convolution takes time as if the batch of `b` items had `h` items more. So its
+//! rate grows with the batch as `b / (b + h)`.
 //!
 //! A few constants for each device with its library are fitted to published latencies; none is
 //! fitted to a single model:

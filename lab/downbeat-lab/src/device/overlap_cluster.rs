@@ -1,4 +1,4 @@
-//! Queries of several models on several devices: Abacus on each of them, and Clockwork.
+//! Requests of several models on several devices: Abacus on each of them, and Clockwork.
 
 use std::collections::BTreeMap;
 

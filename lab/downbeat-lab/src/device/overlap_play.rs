@@ -1,4 +1,4 @@
-//! One device of a run of several models: its queries, its server and its report.
+//! One device of a run of several models: its requests, its server and its report.
 
 use std::collections::BTreeMap;
 

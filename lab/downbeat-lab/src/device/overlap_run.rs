@@ -1,4 +1,4 @@
-//! Queries of several models on one device under virtual time, served by Abacus or a baseline.
+//! Requests of several models on one device under virtual time, served by Abacus or a baseline.
 
 use downbeat_core::{Duration, Time};
 use rand::RngExt;

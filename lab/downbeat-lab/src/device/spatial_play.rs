@@ -1,4 +1,4 @@
-//! A run of models that share a device, while it is played.
+//! Plays a run of models that share a device: the state of the run, and the loop over its events.
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,13 @@
-//! gpu-lets' elastic partitioning (Choi et al., USENIX ATC '22, §4): a greedy that puts models on
-//! partitions.
+//! gpu-lets' elastic partitioning (Choi et al., USENIX ATC '22, §4): a greedy algorithm that puts
+//! models on partitions.
 //!
 //! | rule | here |
 //! |---|---|
 //! | the model of the highest rate first | yes |
 //! | the ideal partition of a model: the smaller of its most efficient one and the smallest that takes the rest of its rate | the most efficient: most requests a second for each step |
 //! | the smallest free partition of at least that size; a whole device is split | yes, into two at most, in steps of the device and not of 20% |
-//! | batches whose execution takes half of the SLO | yes, if one request does |
-//! | the rest of a rate may share a partition in time | as the paper's duty cycles: the batches of all, gathered during a cycle, run within one, and a cycle and a batch fit within each SLO |
+//! | batches whose execution takes half of the SLO | yes, or one request if even that takes longer |
+//! | the rest of a rate may share a partition in time | yes, by the paper's duty cycles: requests gather during one cycle, and the batches of all models run within the next; a cycle and a model's batch fit into its SLO |
 //! | the slowdown between two partitions of a device | in the profiles, as for all contenders |
 
 use super::layout::{SlotModel, SlotProblem};

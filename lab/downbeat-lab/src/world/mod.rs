@@ -1,5 +1,5 @@
-//! One world under virtual time: models of both kinds, the cluster scheduler, partitioned devices,
-//! clients and faults.
+//! One world under virtual time: models, the cluster scheduler, partitioned devices, clients and
+//! faults. Some models are under `exclusive`, and others under a device policy of their own.
 //!
 //! The deciding code is the server's. A [`Cluster`](downbeat_driver::Cluster) of one shard or
 //! several makes the batches of `exclusive` models and grants them the shared lanes of the devices,

@@ -1,4 +1,5 @@
-//! The watch: tells whether fewer requests come once they are answered later.
+//! The watch. Example: clients wait for answers, and a new behaviour answers them later. Then fewer
+//! requests come. The watch notices this, and for a while lets no batch wait longer than now.
 
 use std::collections::VecDeque;
 

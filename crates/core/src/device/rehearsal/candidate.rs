@@ -1,5 +1,5 @@
-//! The candidates of a rehearsal: the policies and settings of a model that the measurements allow
-//! to replay.
+//! The candidates of a rehearsal: policies with settings for a model. A policy is a candidate only
+//! if the model's measurements suffice to replay it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

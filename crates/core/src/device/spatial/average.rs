@@ -1,4 +1,4 @@
-//! An average that forgets.
+//! A moving average: the newest value counts most, and older values count less and less.
 
 /// An exponentially weighted moving average (GSLICE algorithm 1).
 #[derive(Clone, Copy, PartialEq, Debug)]

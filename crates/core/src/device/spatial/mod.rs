@@ -1,12 +1,12 @@
 //! GSLICE: the share of a device that each model runs on.
 //!
 //! [`Spatial`] is a state machine. It handles new and removed models, the latency of each batch,
-//! and the arrivals in each window of time. Its decisions are the lanes of each model and their
-//! units ([`SpatialOutput::Prepare`]), the change-over to new lanes ([`SpatialOutput::Switch`]),
-//! and the largest batch ([`SpatialOutput::Limit`]). Inside a share, any
-//! [`DevicePolicy`](super::DevicePolicy) makes the batches.
-//! [`DeviceScheduler::handle_move`](super::DeviceScheduler::handle_move) moves the policy from one
-//! partition to another without its knowledge.
+//! and the arrivals in each window of time. It makes three kinds of decisions.
+//! [`SpatialOutput::Prepare`] names the lanes of a model and their compute units.
+//! [`SpatialOutput::Switch`] changes over to new lanes. [`SpatialOutput::Limit`] sets the largest
+//! batch. Inside a share, any [`DevicePolicy`](super::DevicePolicy) makes the batches.
+//! [`DeviceScheduler::handle_move`](super::DeviceScheduler::handle_move) moves a policy from one
+//! partition to another. The policy does not notice the move.
 //!
 //! | file | rule | source |
 //! |---|---|---|

@@ -11,17 +11,19 @@ use crate::device_profiles::DeviceProfiles;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
 use crate::time::{Duration, Time};
 
-/// An input of a [`Scheduler`](crate::cluster::Scheduler), a [`Shard`](crate::cluster::Shard) or a [`Matchmaker`](crate::cluster::Matchmaker): each takes those that it has a function for.
+/// An input of a [`Scheduler`](crate::cluster::Scheduler), a [`Shard`](crate::cluster::Shard) or a
+/// [`Matchmaker`](crate::cluster::Matchmaker). Each machine takes the inputs that it has a function
+/// for.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Input {
     /// A request has arrived.
     Request(Request),
-    /// A client is no longer interested.
+    /// The client of a request has gone.
     Cancel {
         /// The request's model.
         model: ModelId,
-        /// What it was accepted with.
+        /// The ticket that the request got when it was accepted.
         ticket: Ticket,
     },
     /// A batch is done.
@@ -31,9 +33,10 @@ pub enum Input {
         /// Which.
         batch: BatchId,
     },
-    /// Time has passed. For a matchmaker: it may grant what there is.
+    /// Time has passed. A matchmaker may then give grants.
     Timeout,
-    /// A model is added to a scheduler or a shard. The id is the shard's to be told; a scheduler's gives ids out in order.
+    /// A model is added to a scheduler or a shard. A shard is told the id; a scheduler gives ids
+    /// out in order.
     AddModel(ModelId, Box<ModelOptions>),
     /// A model is added to a matchmaker, with its largest number of batches in flight.
     AddLimit(u32),
@@ -45,7 +48,7 @@ pub enum Input {
     SetDispatch(ModelId, DispatchPolicy),
     /// How late wake-ups may come.
     SetWakeMargin(Duration),
-    /// What messages take.
+    /// The time that messages take.
     SetNetwork(NetworkBudget),
     /// A device joins.
     AddDevice(DeviceKind),
@@ -53,38 +56,40 @@ pub enum Input {
     RemoveDevice(DeviceId),
     /// A shard is told how many devices of a kind there are.
     SetDevices(DeviceKind, u32),
-    /// A shard is told what the models of others ask of the devices.
+    /// A shard is told the demand of the other shards' models on the devices.
     SetOtherDemand(Demand),
     /// A shard gets a device for a model.
     Grant(Grant),
     /// A matchmaker is told a model's newest candidate for a kind of device.
     Candidate(ModelId, DeviceKind, Option<Candidate>),
-    /// A matchmaker is told what came of a grant.
+    /// A matchmaker gets the answer to a grant.
     Answer(Answer),
-    /// A model is added to a matchmaker that shares another's largest number of batches in flight.
+    /// A model is added to a matchmaker. It shares the limit of batches in flight with the named
+    /// model.
     AddSharedLimit(ModelId),
-    /// What waits for a model waits for no others to join.
+    /// The waiting requests of a model no longer wait for others to join their batch.
     Flush(ModelId),
-    /// When a device will be done with what others than the scheduler run there.
+    /// The time when a device will be done with work from outside the scheduler.
     SetLoad(DeviceId, Time),
-    /// What a model does where it is adaptive; nothing: as follows from the load of the moment.
+    /// The behaviour of an adaptive model. `None`: the load regime decides.
     SetBehaviour(ModelId, Option<Behaviour>),
-    /// What the rehearsal has tried, and found. It changes nothing: what follows from it are inputs of their own.
+    /// The result of a trial of the rehearsal. It changes nothing by itself: its consequences are
+    /// inputs of their own.
     Trial(Box<TrialRecord>),
-    /// In which order candidates get devices, those of all models.
+    /// The order in which the candidates of all models get devices.
     SetOrder(Order),
-    /// What messages take for a model, by kind of device.
+    /// The time that messages take for a model, by kind of device.
     SetModelNetwork(ModelId, Vec<(DeviceKind, NetworkBudget)>),
 }
 
-/// What a machine says to an input at once.
+/// The immediate answer of a machine to an input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reply {
     /// Nothing.
     Done,
-    /// To a request.
+    /// The answer to a request.
     Request(Result<Ticket, Reject>),
-    /// To a cancellation: whether the request was queued and has left.
+    /// The answer to a cancellation: whether the request was queued and has left.
     Cancel(bool),
     /// The model that was added.
     Model(ModelId),
@@ -97,12 +102,12 @@ pub enum Reply {
 /// What a machine decided.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Decision {
-    /// Of a scheduler or a shard.
+    /// A decision of a scheduler or a shard.
     Output(Output),
     /// A shard's newest candidate of a model for a kind of device.
     Candidate(ModelId, DeviceKind, Option<Candidate>),
     /// A shard's answer to a grant.
     Answer(Answer),
-    /// Of a matchmaker.
+    /// A matchmaker's grant of a device.
     Grant(Grant),
 }

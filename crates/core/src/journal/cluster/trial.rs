@@ -1,4 +1,4 @@
-//! What came of a trial of the rehearsal, as it is written down.
+//! The result of a trial of the rehearsal, in the form of the log.
 
 use std::fmt;
 
@@ -8,41 +8,46 @@ use crate::cluster::{Behaviour, Ground, Order, RATES, RehearsalDecision, Tried};
 use crate::ids::ModelId;
 use crate::time::Duration;
 
-/// What came of a trial of the [`crate::cluster::Rehearsal`]: in the log of a shard, where it changes nothing, before the inputs that follow from it
-/// ([`Input::SetBehaviour`](super::Input::SetBehaviour), and of the matchmaker [`Input::SetOrder`](super::Input::SetOrder)).
+/// The result of a trial of the [`crate::cluster::Rehearsal`], in the log of a shard.
+///
+/// The record itself changes nothing in a replay. The inputs that carry out the result come after
+/// it. They are [`Input::SetBehaviour`](super::Input::SetBehaviour), and in the log of the
+/// matchmaker [`Input::SetOrder`](super::Input::SetOrder).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TrialRecord {
     /// Counted from 1.
     pub number: u64,
-    /// Candidates that were tried.
+    /// The number of candidates that were tried.
     pub tried: u32,
-    /// Which of them is done from now on: 0 is what was done before.
+    /// The index of the candidate that holds from now on. 0 is the setting that held before.
     pub taken: u32,
-    /// What told it from what was done before; nothing, if that goes on.
+    /// The criterion in which it differs from the setting before; `None`: the setting stays.
     pub why: Option<Ground>,
-    /// What was done before; and behind it all others, if another is done from now on.
+    /// The setting that held before. If another holds from now on, all other candidates follow.
     pub candidates: Vec<CandidateRecord>,
 }
 
-/// What a candidate of a trial came to.
+/// The result of one candidate of a trial.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CandidateRecord {
-    /// By model, from the first id on: so many in a row do this; nothing: what follows from the load of the moment.
+    /// Runs of models with the same behaviour, from the first id on: their number and their
+    /// behaviour. `None`: the load regime decides.
     pub behaviours: Vec<(u32, Option<Behaviour>)>,
-    /// In which order candidates get devices.
+    /// The order in which candidates get devices.
     pub order: Order,
-    /// Parts of the past that it was tried on.
+    /// The number of parts of the past that the candidate was tried on.
     pub parts: u32,
-    /// By rate: bad requests of the model that fared worst, and of all, in a million.
+    /// For each rate, the bad requests in a million: of the model that fared worst, and of all
+    /// models.
     pub bad: Vec<(u32, u32)>,
-    /// Devices busy in the mean, in thousandths of one.
+    /// The mean number of busy devices, in thousandths.
     pub devices: u32,
     /// Mean time from arrival to answer, to the microsecond.
     pub delay: Duration,
 }
 
 impl TrialRecord {
-    /// Of what was decided in this trial, counted from 1.
+    /// Makes the record of a decision. `number` is the number of the trial, from 1.
     pub fn new(number: u64, decision: &RehearsalDecision) -> Self {
         let taken = decision.tried.iter().position(|tried| decision.takes(tried)).unwrap_or(0);
         let written = if decision.changed { decision.tried.len() } else { 1 };

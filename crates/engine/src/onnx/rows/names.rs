@@ -1,5 +1,6 @@
-//! The evidence of dimensions' names about the rows. It is no proof: many exporters make the names
-//! up.
+//! What the names of dimensions tell about the rows. Example: the first dimensions of two inputs
+//! are `batch` and `tokens`. A request may then have more rows in one of them. Names prove nothing:
+//! many exporters make them up.
 
 use super::inputs::{Declaration, Dim};
 use super::{Cause, Rows};

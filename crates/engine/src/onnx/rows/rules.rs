@@ -1,7 +1,7 @@
 //! Each operator's effect on the rows: a table by operator.
 //!
-//! A rule is called only if an input has rows. Values of weights and sizes alone are decided here
-//! for all operators.
+//! A rule is called only if an input has rows. An operator may have only weights and sizes as
+//! inputs. Then this module decides, in the same way for every operator.
 
 use super::flow::{BATCHES, Flow, Place, RUNS, TYPICAL};
 use super::operator::{Op, Ruled};

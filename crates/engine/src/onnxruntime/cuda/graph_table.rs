@@ -1,9 +1,9 @@
-//! The choice of the runs of a session that become graphs: by the shapes of their inputs, if they
-//! come often, up to a limit.
+//! Chooses the runs of a session that become CUDA graphs: runs whose input shapes come often. The
+//! number of graphs is limited.
 //!
 //! Trying a graph costs about a dozen runs, during which the lane does nothing else, and each graph
-//! takes memory of the device. A shape is therefore tried when it comes again, the outcome is
-//! remembered, and the graphs with the oldest launches make room.
+//! takes memory of the device. A shape is therefore tried only when it comes again, and the outcome
+//! is remembered. If there is no room, the graph that was not launched for the longest time goes.
 //!
 //! If more shapes alternate than there is room for, trials would never end. The table counts how
 //! often a shape comes before its trial. Each time that an outcome is forgotten before it paid for

@@ -2,9 +2,9 @@
 //! in one session.
 //!
 //! A mark is an operator of our own. It passes its inputs through, in their memory, and records an
-//! event in the session's stream as a batch passes. Its inputs are all live tensors of numbers with
-//! a fraction, so that no operator behind it runs before. Shapes and indices, which may be on the
-//! host, bypass it.
+//! event in the session's stream as a batch passes. A mark takes all floating-point tensors that
+//! are alive at its place. So no operator after the mark can run before it. Shapes and indices,
+//! which may be on the host, bypass it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};

@@ -1,5 +1,5 @@
-//! Sessions of a model on a GPU: the library's providers, the shared weights, and the turn of
-//! making a session.
+//! Makes a model's sessions on a GPU, with the library's providers and the shared weights. Only one
+//! session at a time is made on a GPU.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,5 +1,6 @@
-//! The options of onnxruntime's TensorRT provider. With them it builds its engines with the session
-//! and keeps them between starts, and not in the first run of each shape.
+//! The options of onnxruntime's TensorRT provider. With these options TensorRT builds its engines
+//! when a session is made, and not in the first run of each shape. The engines are kept between
+//! starts.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};

@@ -1,4 +1,5 @@
-//! A build without the feature `ucx`: no process reads tensors by UCX. Peers with UCX hear that this process offers no memory.
+//! A build without the feature `ucx`: no process reads tensors by UCX. Peers with UCX hear that
+//! this process offers no memory.
 
 use std::convert::Infallible;
 

@@ -1,5 +1,5 @@
-//! Reads of large tensors by UCX. The feature `ucx` compiles this module; a build without the feature has `absent.rs` in its
-//! place.
+//! Reads large tensors by UCX. The feature `ucx` compiles this module; a build without the feature
+//! has `absent.rs` in its place.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Abacus' figures: queries of several models on the emulated A100, with a perfect and with a
+//! Abacus' figures: requests of several models on the emulated A100, with a perfect and with a
 //! trained predictor.
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A batch that an executor process runs: the way there and back, on both sides, with an engine
-//! that computes nothing.
+//! A batch that an executor process runs: the messages there and back, on both sides, with an
+//! engine that computes nothing.
 
 use std::sync::Arc;
 

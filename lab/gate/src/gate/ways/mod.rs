@@ -1,4 +1,4 @@
-//! The ways whose cost is counted.
+//! The ways that requests take, whose cost is counted. Example: an inference over gRPC.
 
 mod executor;
 mod grpc_client;

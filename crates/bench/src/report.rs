@@ -22,7 +22,8 @@ const TOLERATED_LATENESS_NS: u64 = 1_000_000;
 const MOST_POINTS: usize = 400;
 
 /// Whether the generator sent requests when they were due. The 99th percentile of its lateness must
-/// be at most 1 ms, or at most a tenth of the 99th percentile of the latencies, which include it.
+/// be at most 1 ms, or a tenth of the 99th percentile of the latencies. Latencies include the
+/// lateness.
 pub fn keeps_up(record: &Record) -> bool {
     let late = record.lateness.value_at_quantile(0.99);
     late <= TOLERATED_LATENESS_NS || late <= record.total().latency.value_at_quantile(0.99) / 10

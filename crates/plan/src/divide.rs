@@ -11,9 +11,9 @@ use crate::solve::{Method, Options, PlanError, plan};
 /// sub-cluster.
 const WORTH_MOVING: f64 = 0.1;
 
-/// Returns the sub-cluster of each model, as even by load and by memory as the limits allow.
-/// The limits are the memory of a device and the number of allowed moves (Symphony appendix A; a
-/// model's rate is the time that devices are busy for its requests).
+/// Returns the sub-cluster of each model, as even by load and by memory as the limits allow. The
+/// limits are the memory of a device and the number of allowed moves (Symphony appendix A). A
+/// model's rate here is the time that devices are busy for its requests.
 ///
 /// Models stay where they run, unless that breaks a limit or is less even by a tenth of the
 /// average.

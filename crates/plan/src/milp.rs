@@ -5,10 +5,10 @@
 //! appendix's.
 //!
 //! Sub-clusters are interchangeable: every partition occurs `l!` times, with the sub-clusters in
-//! another order. Example: the largest model is on sub-cluster 1, and the second largest on 1 or 2.
-//! In general the `k` largest models stay on the first `k` sub-clusters, which leaves one order for
-//! most partitions. This rule applies only if no running assignment gives the sub-clusters an
-//! order.
+//! another order. Example: the largest model is on the first sub-cluster, and the second largest on
+//! the first or the second. In general the `k` largest models stay on the first `k` sub-clusters,
+//! which leaves one order for most partitions. This rule applies only if no running assignment
+//! gives the sub-clusters an order.
 
 use std::num::NonZeroU32;
 

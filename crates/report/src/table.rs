@@ -4,9 +4,9 @@ use std::fmt::{self, Display};
 
 use crate::escape;
 
-/// Rows of `T`, with a text for each column. [`Display`] prints all columns side by side. If the
-/// formatter has a width (`{table:80}`) and the columns do not fit, the table is printed in parts
-/// below each other, each with the first column.
+/// Rows of `T`, with a text for each column. [`Display`] prints all columns side by side. The
+/// formatter may have a width (`{table:80}`). If the columns do not fit, the table is printed in
+/// parts below each other, each with the first column.
 #[derive(Clone, Debug)]
 pub struct Table<T> {
     rows: Vec<T>,

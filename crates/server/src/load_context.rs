@@ -1,5 +1,5 @@
-//! The context that all loads of a server share: its engines and devices, its options, and the
-//! turns of loads that go on side by side.
+//! The context that all loads of a server share: its engines, devices and options, and the turns of
+//! loads (`load_turns.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

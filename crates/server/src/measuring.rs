@@ -1,6 +1,6 @@
-//! Measures a model while it is loaded, or takes its measurements from the store: its latency by
-//! site and by segment, and the overlap of two lanes. Partitions on which a model runs alike are
-//! one *site*.
+//! Measures a model while it is loaded, or takes its measurements from the store. The measurements
+//! are its latency by site and by segment, and the overlap of two lanes. Partitions on which a
+//! model runs alike are one *site*.
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use downbeat_core::{Duration, Time};
 use parking_lot::Mutex;
 
 /// How long a version is not ready after a run that had to be ended, unless another run succeeds
-/// before. The time is limited: a balancer keeps requests away from a model that is not ready, so
+/// before. The time is limited. A balancer keeps requests away from a model that is not ready, so
 /// the model could never show that it is well.
 const NOT_READY_FOR: Duration = Duration::from_millis(60_000);
 

@@ -16,7 +16,7 @@ const FAR: f64 = 0.25;
 const MARGIN: f64 = 2.0;
 /// A single observation counts at most this many times the present mean. Example: closing a
 /// laptop's lid stops a run for a second, and the model must not look unservable after that. The
-/// limit is relative to the mean, not to the estimate with its margin: otherwise one stopped run in
+/// limit is relative to the mean, not to the estimate with its margin. Otherwise one stopped run in
 /// ten would raise the estimate to the length of the stop. An observation this many times faster
 /// shows that the runs before stalled.
 const OUTLIER: f64 = 4.0;

@@ -6,8 +6,8 @@
 //! that was served less (`work_line.rs`). Its thread waits until it has a turn again.
 //!
 //! **Work that cannot stop.** A tokenizer knows no steps. A turn that takes long is overdue: the
-//! pool grants another turn until it ends, so that one text does not hold up others. Only few turns
-//! may be overdue, and fewer of a model or an address.
+//! pool grants another turn until it ends, so that one text does not hold up others. Few turns in
+//! all may be overdue, and still fewer of one model or one client address.
 //!
 //! **End.** Work ends at its next step once its future is dropped, or after 30 s in turns.
 //!

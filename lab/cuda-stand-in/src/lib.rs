@@ -2,7 +2,7 @@
 //!
 //! It exists to find mistakes, so it is as unhelpful as a driver may be:
 //!
-//! - **Streams are lazy.** An operation runs only when a thread waits for it: the thread
+//! - **Streams are lazy.** An operation runs only when a thread waits for it. To wait, the thread
 //!   synchronises a stream or an event, or queries it a few times. Only the operations that the
 //!   wait depends on run. A forgotten wait gives wrong data every time. With [`Order::Random`] a
 //!   worker thread runs streams in an order drawn from a seed instead.

@@ -3,11 +3,10 @@
 //! if the write happened to come first.
 //!
 //! Each stream has a vector clock. For every other stream it holds the last operation that is
-//! certainly over when this stream's next operation begins. Three things move the clock on: the
+//! certainly over when this stream's next operation begins. Three things move the clock on. The
 //! stream waits for an event, the null stream's rules make it wait, or the host waited before it
 //! enqueued. The host counts as one thread. A wait in one thread orders the later work of all
-//! threads, because the program hands work over between threads in ways that the stand-in cannot
-//! see.
+//! threads. The program hands work over between threads in ways that the stand-in cannot see.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;

@@ -20,11 +20,11 @@ pub enum Kind {
 
 /// One operation that has run.
 ///
-/// Times are virtual. An operation begins when three things have happened: the host has enqueued
-/// it, its predecessor in the stream has ended, and everything that it waits for has ended. The
-/// host's time advances only where the host waits. So two operations overlap in these times exactly
-/// if they are unordered. A copy takes 1 us and 1 us for each 25 kB, and a fill 1 us and 1 us for
-/// each MB. A kernel takes 10 us or the time set by [`StandIn::spend`](crate::StandIn::spend).
+/// Times are virtual. An operation begins after three events. The host has enqueued it, its
+/// predecessor in the stream has ended, and everything that it waits for has ended. The host's time
+/// advances only where the host waits. So two operations overlap in these times exactly if they are
+/// unordered. A copy takes 1 us and 1 us for each 25 kB, and a fill 1 us and 1 us for each MB. A
+/// kernel takes 10 us or the time set by [`StandIn::spend`](crate::StandIn::spend).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Work {

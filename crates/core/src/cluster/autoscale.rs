@@ -211,11 +211,11 @@ impl fmt::Display for AdviceReason {
 /// - Each judgement looks at a whole window with one number of devices, because a change begins the
 ///   windows anew. So the advisor sees the effect of its last advice before it advises again.
 /// - A gap lies between "too many bad" and "too much idle", and giving back leaves `spare`.
-/// - A number of devices that was too small for a load is remembered with that load's rate. So few
-///   are not advised again until the rate is clearly lower (10%). Each time that more devices are
-///   advised, at least one more number is known to be too small, so that the search ends. The
-///   price: if requests of another mixture of models are cheaper to serve at the same rate, devices
-///   are kept until the rate falls.
+/// - A number of devices that was too small for a load is remembered with that load's rate. So
+///   small a number is not advised again until the rate is clearly lower (10%). Each time that more
+///   devices are advised, at least one more number is known to be too small, so that the search
+///   ends. The price: if requests of another mixture of models are cheaper to serve at the same
+///   rate, devices are kept until the rate falls.
 #[derive(Clone, Debug)]
 pub struct Autoscale {
     options: AutoscaleOptions,

@@ -32,23 +32,23 @@ pub(super) const IMPATIENT_SIZE: u8 = 75;
 /// **Patient or not?** A batch costs `beta` of device time beside its items. Sending a small batch
 /// now instead of a full one later wastes up to `beta`. Holding a free device until the schedulable
 /// window opens wastes up to the time between two batches of this model when all devices are busy.
-/// That time is `l(b) / n`, if the model's share of the work keeps `n` devices busy. Thus waiting
-/// pays if `n * beta / SLO` (with `l(b)` near the SLO) is large: many devices for one model, a
-/// strong batching effect, a tight SLO. Measured on Symphony's table 1 and figure 11, the limit is
-/// about 0.4 for Poisson arrivals. The limit is higher for burstier arrivals (0.53 for a variance
-/// ten times as great): a burst misses the devices that were left idle before. Patience depends on
-/// the shares of the work, not on the load. On a single device waiting gains nothing: a batch grows
-/// while the device works. All models are patient, or none is. If only some waited, the others
-/// would take the devices before the windows open. So the mean over all models decides, weighted by
-/// their work.
+/// That time is `l(b) / n`, if the model's share of the work keeps `n` devices busy. With `l(b)`
+/// near the SLO, waiting thus pays if `n * beta / SLO` is large. Examples: many devices for one
+/// model, a strong batching effect, a tight SLO. Measured on Symphony's table 1 and figure 11, the
+/// limit is about 0.4 for Poisson arrivals. The limit is higher for burstier arrivals (0.53 for a
+/// variance ten times as great): a burst misses the devices that were left idle before. Patience
+/// depends on the shares of the work, not on the load. On a single device waiting gains nothing: a
+/// batch grows while the device works. All models are patient, or none is. If only some waited, the
+/// others would take the devices before the windows open. So the mean over all models decides,
+/// weighted by their work.
 ///
 /// **When may a candidate start?** In a patient pool it starts in its schedulable window (Symphony
 /// §3.1). In an impatient pool it starts at once if the pool is crowded. A pool is crowded if
 /// deferral would keep most devices busy in the busier tenths of a second: an idle device now is
 /// missed later. If the pool is not crowded, a device is free whenever a window opens. With
 /// `consolidate`, candidates then wait too, so that the number of busy devices is proportional to
-/// the load. Without `consolidate` candidates start at once, for a short latency. Without it they
-/// also start at once in a patient pool that is not *busy*. A busy pool uses more than 40% of its
+/// the load. Without `consolidate` candidates start at once, for a short latency. They then also
+/// start at once in a patient pool that is not *busy*. A busy pool uses more than 40% of its
 /// devices.
 ///
 /// **Which batch size do drops aim at?** The staggered batch leaves no room for uneven arrivals. A

@@ -45,11 +45,12 @@ use crate::time::Time;
 /// once this device is free within the longest delay of a waiting candidate (the pseudo-code's
 /// *get_by_max_delay*). The device's next batch is then on its way early rather than late.
 ///
-/// **Kinds.** A candidate starts at its own kind's `exec`. Of the devices that could take a model's
-/// batch now, the kind fastest for the model comes first, then the least loaded device, then the
-/// smallest id. While a device of a faster kind is free, no batch of the model goes to a slower
-/// kind. The slower kind's window opens earlier, but the faster device will take the batch, with
-/// more requests. Kinds that are equally fast for a model are one kind to this model.
+/// **Kinds.** A candidate starts at its own kind's `exec`. Several devices may be able to take a
+/// model's batch now. The kind that is fastest for the model comes first, then the least loaded
+/// device, then the smallest id. While a device of a faster kind is free, no batch of the model
+/// goes to a slower kind. The slower kind's window opens earlier, but the faster device will take
+/// the batch, with more requests. Kinds that are equally fast for a model are one kind to this
+/// model.
 ///
 /// **Limits.** A model's batches in flight are limited, and models may share a limit. A candidate
 /// that finds its limit reached is *parked* until a batch of one of the limit's models is done.

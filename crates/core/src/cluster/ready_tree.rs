@@ -7,7 +7,7 @@ use crate::time::Time;
 /// given time.
 ///
 /// A binary tree of minima over the ids. Two heaps, one by id and one by instant, could not answer
-/// this question: each time has another set of devices that will be free in time. `O(log n)` an
+/// this question. Each time has its own set of devices that will be free by then. `O(log n)` an
 /// operation. The tree allocates only when an id is added. Ids that are ready at once are in a set
 /// beside the tree, which takes far fewer steps. If no batch is sent ahead, nearly all ready ids
 /// are in this set.

@@ -23,8 +23,8 @@ use crate::time::{Duration, Time};
 /// A pure state machine. The driver calls a `handle_*` (or a command: `add_*`, `remove_*`, `set_*`)
 /// with the time of the event. Then it takes every [`Scheduler::poll_output`], and asks
 /// [`Scheduler::poll_timeout`] when to call [`Scheduler::handle_timeout`] if no event comes before.
-/// A call too early, too late or once too often does no harm: all that is due by the time of an
-/// event is done before the event.
+/// A call too early, too late or once too often does no harm. Before each event the scheduler does
+/// everything that is due by then.
 ///
 /// Time never goes back: an event with an earlier time than its predecessor is taken as of the
 /// predecessor's time.

@@ -39,7 +39,7 @@ const SILENCE: Duration = Duration::from_millis(200);
 /// | [`Answer`], [`Shard::poll_answer`] | shard | matchmaker | no |
 ///
 /// After each event the driver takes first every [`Shard::poll_candidate`], then every
-/// [`Shard::poll_answer`], so that the matchmaker knows a model's new candidate when it hears the
+/// [`Shard::poll_answer`]. So the matchmaker knows a model's new candidate before it hears the
 /// answer about the last one. Last come all [`Shard::poll_output`], so that the matchmaker knows a
 /// batch before the batch can complete. Then [`Shard::poll_timeout`] gives the time to call
 /// [`Shard::handle_timeout`] if no event comes before.

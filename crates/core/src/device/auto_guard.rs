@@ -127,8 +127,8 @@ pub struct GuardReport {
 /// which takes the time of the profile. This comparison holds at any load. If the policy is slower,
 /// clients that wait for answers send less, and the shadow is done early. If the policy is faster,
 /// clients send more than the shadow can answer, and its queue grows. Requests that waited when a
-/// window began also wait for the shadow. Contention for cores slows real runs but not the shadow,
-/// so that the policy loses in doubt.
+/// window began also wait for the shadow. Contention for cores slows real runs but not the shadow.
+/// So in doubt the guard decides against the policy.
 ///
 /// **Other models.** The shadow does not get the device time that other models had during a window.
 /// Each of its batches takes longer, as if the batch got the rest of the device all the time.

@@ -3,9 +3,9 @@
 //!
 //! A [`Journal`] is a state machine of this crate that writes down its inputs, with their times,
 //! and its decisions. [`replay`] feeds the inputs of a log to a fresh machine and compares the
-//! decisions. Each [`Machine`] has its own log: the whole [`Scheduler`] on one thread; a [`Shard`]
-//! and the [`Matchmaker`], where a driver runs these apart; the
-//! [`DeviceScheduler`](crate::device::DeviceScheduler) of each device.
+//! decisions. Each [`Machine`] has its own log. Such a machine is the whole [`Scheduler`] on one
+//! thread, or the [`DeviceScheduler`](crate::device::DeviceScheduler) of a device. If a driver runs
+//! the [`Shard`]s and the [`Matchmaker`] apart, each of them has a log.
 //!
 //! **Format.** A log begins with `DBLOG`, a byte for the version of the format, and the
 //! [`MachineKind`]. The entries follow, in the form of

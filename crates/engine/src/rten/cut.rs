@@ -1,5 +1,5 @@
-//! Cutting: RTen runs from any values of the graph to any others, so that a segment is a pair of
-//! states and nothing is loaded twice.
+//! Cutting. RTen can run a graph from any values to any other values. So a segment is a pair of
+//! states, and nothing is loaded twice.
 //!
 //! The boundaries come from the file's own graph, in which RTen has merged operators. Trial runs
 //! find the values that RTen no longer has. RTen reports no operator's time, so that a boundary's

@@ -1,8 +1,8 @@
 //! Lists of numbers in JSON, read from the bytes straight into the binary form.
 //!
-//! Nearly all bytes of a JSON request are numbers. serde_json reads each byte three times: for the
-//! end of the list, for the end of the number, and for its value. This module reads each byte once.
-//! It refuses a list with a mistake, such as `[1, "two"]` or `[1 2]`. serde_json then names the
+//! Nearly all bytes of a JSON request are numbers. serde_json reads each byte three times: to find
+//! the end of the list, the end of the number, and its value. This module reads each byte once. It
+//! refuses a list with a mistake, such as `[1, "two"]` or `[1 2]`. serde_json then names the
 //! mistake and its place.
 
 use downbeat_core::tensor::DataType;

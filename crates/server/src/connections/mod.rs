@@ -3,10 +3,10 @@
 //!
 //! One table ([`Connections`]) holds the connections of the ports that share a cap. Each connection
 //! counts its bytes and requests (`watched.rs`). Its port looks at the counts a few times in each
-//! limit (`look.rs`). It asks a connection to end that was idle too long, sends a head too slowly
-//! or does not read its answers. Connections and requests have no timers of their own; only a
-//! request whose body is awaited has one (`body.rs`). While all connections are idle the port does
-//! not look (`looks.rs`), and an idle connection over HTTP is its socket and nothing else
+//! limit (`look.rs`). The port asks a connection to end if it was idle too long, sends a head too
+//! slowly, or does not read its answers. Connections and requests have no timers of their own; only
+//! a request whose body is awaited has one (`body.rs`). While all connections are idle the port
+//! does not look (`looks.rs`), and an idle connection over HTTP is its socket and nothing else
 //! (`keep.rs`).
 
 mod accept;

@@ -25,9 +25,9 @@ use crate::service::Service;
 /// Marks the last answer of a request in a stream.
 const FINAL: &str = "triton_final_response";
 
-/// Runs a stream's requests side by side and gives their answers in the order of the requests (as
-/// Triton does for models that give one answer a request). A request that fails is answered with
-/// its error, and the stream goes on.
+/// Runs a stream's requests side by side and gives their answers in the order of the requests.
+/// Triton does the same for models that give one answer to each request. A request that fails is
+/// answered with its error, and the stream goes on.
 ///
 /// At most `bound` requests are under way; further ones stay unread. If the client has gone,
 /// dropping the stream drops their futures, which cancels them.

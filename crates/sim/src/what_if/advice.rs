@@ -24,7 +24,7 @@ pub struct Wanted {
     pub setting: Setting,
 }
 
-/// The cheapest setting that holds a target.
+/// The cheapest setting under which the requests meet a target.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Advice {
     /// The target.

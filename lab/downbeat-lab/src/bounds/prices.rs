@@ -15,11 +15,11 @@ use downbeat_sim::Simulation;
 /// # The bound
 ///
 /// Let every instant have a price `p(t) >= 0`. A batch of `b` that starts at `s` costs `P(s, b)`,
-/// the integral of `p` from `s` to `s + l(b)`. Let every request `r` have a worth `w(r) >= 0`, and
-/// a bid `u(r)`: the cheapest *share of a batch* that it could be part of. The bid is the minimum
-/// of `w(r)` and of `P(s, b) / b` over all `b` and `s` such that a batch of `b` can start at `s`
-/// with `r` in it. That is so if `r` has arrived at `s` and is due no earlier than `s + l(b)`, and
-/// the same holds for at least `b` requests of its model, `r` included. Then for **every** schedule
+/// the integral of `p` from `s` to `s + l(b)`. Let every request `r` have a worth `w(r) >= 0`. Its
+/// bid `u(r)` is the cheapest *share of a batch* that it could be part of. The bid is the minimum
+/// of `w(r)` and of all `P(s, b) / b` such that a batch of `b` can start at `s` with `r` in it. For
+/// that, `r` has arrived at `s` and is due no earlier than `s + l(b)`. The same holds for at least
+/// `b` requests of its model, `r` included. Then for **every** schedule
 ///
 /// > worth of the requests not served in time  >=  sum of all bids  -  devices * integral of `p`.
 ///
@@ -27,7 +27,7 @@ use downbeat_sim::Simulation;
 /// deadlines. It is one of the batches in the minimum of each member's bid. So each member bids at
 /// most `P(s, b) / b`, and all together at most `P(s, b)`. (Members that are late or do not count
 /// are left out first: the smaller batch takes no longer, and serves the same requests.) At no
-/// instant do more batches run than there are devices, so all batches together cost at most
+/// instant do more batches run than there are devices. So all batches together cost at most
 /// `devices * integral of p`. Hence the served requests bid no more than this. The rest of the bids
 /// come from requests that are not served, none above its worth. ∎
 ///
@@ -39,10 +39,11 @@ use downbeat_sim::Simulation;
 /// each model's requests then loses at most `t` of the total worth. If the bound exceeds that,
 /// there is no such schedule: [`Trace::impossible`].
 ///
-/// The bound is the one of a linear relaxation (fractions of batches on fractions of devices, every
-/// member of a batch paying the same), with full knowledge of the future. The relaxation ignores
-/// that batches are whole, that a device runs one at a time, and that the future is unknown. So it
-/// allows more than is possible. It ignores nothing of deadlines, gathering, bursts and lulls.
+/// The bound is the one of a linear relaxation with full knowledge of the future. Fractions of
+/// batches run on fractions of devices, and every member of a batch pays the same. The relaxation
+/// ignores that batches are whole, that a device runs one at a time, and that the future is
+/// unknown. So it allows more than is possible. It ignores nothing of deadlines, gathering, bursts
+/// and lulls.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// The models.

@@ -1,4 +1,4 @@
-//! The search for a policy's tuning, and for the highest load that a policy holds.
+//! The search for a policy's tuning, and for the highest load that a policy can serve.
 
 use downbeat_core::device::{DeviceModel, LaneId, LaneMix, SegmentRange};
 use downbeat_core::{Duration, Time};

@@ -34,8 +34,8 @@ struct Living {
 }
 
 /// Checks which models backends have loaded, and which orders they get. The network is calm if
-/// nothing but joins, drains and moves has happened for a while: no process killed, stopped or
-/// slow, no wire cut, no connection between a scheduler and another process ended.
+/// nothing but joins, drains and moves has happened for a while. No process was killed, stopped or
+/// slow. No wire was cut, and no connection between a scheduler and another process ended.
 ///
 /// - *last copy stays*: a backend is ordered to give a model up only while another backend has the
 ///   model and no such order. In calm that holds at this moment. In trouble it held within the time

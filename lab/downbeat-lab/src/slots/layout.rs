@@ -1,4 +1,4 @@
-//! The search for the sizes of slots with which a cluster holds the most.
+//! The search for the sizes of slots with which a cluster serves the highest load.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -104,12 +104,12 @@ pub(crate) fn cluster(shards: u32, kinds: u32, network: NetworkBudget) -> Cluste
     Cluster::new(Virtual::default(), vec![BTreeMap::new(); shards], setup)
 }
 
-/// The shards and the matchmaker of a cluster, run by one thread: posted messages wait until the
+/// The shards and the matchmaker of a cluster, run by one thread. Posted messages wait until the
 /// thread works the mailboxes off, in an order that follows from the seed.
 ///
-/// A mailbox with a message or a due timer is worked off at once, or later by up to the delay, as
-/// if its thread had been held up. A mailbox keeps its order, as it does on threads. Interleavings
-/// within the handling of one message are not explored; `just loom` explores them.
+/// A mailbox with a message or a due timer is worked off at once, or up to the delay later. The
+/// delay stands for a thread that was held up. A mailbox keeps its order, as it does on threads.
+/// Interleavings within the handling of one message are not explored; `just loom` explores them.
 pub(crate) struct Mailboxes<'c> {
     cluster: &'c Cluster<Virtual>,
     shards: Vec<OwnShard<'c, Virtual>>,

@@ -57,10 +57,10 @@ const LONGEST: Duration = Duration::from_millis(1_000);
 /// the scheduler ([`super::Scheduler::set_behaviour`], [`super::Scheduler::set_order`]).
 ///
 /// **A trial** replays all remembered arrivals, in parts, the newest first, and then a rush of the
-/// minute before. After each part, all but the best candidates leave. All candidates meet the same
-/// arrivals, at their own rate and at 1.1 and 1.25 times that rate: a cliff is seen before it is
-/// reached. [`Decision`] tells what counts. Another behaviour is taken only for a gain beyond its
-/// noise, or if it is better in a second trial as well.
+/// minute before. After each part, all but the best candidates leave. All candidates get the same
+/// arrivals, at their own rate and at 1.1 and 1.25 times that rate. So a setting that fails at a
+/// slightly higher load is found out early. [`Decision`] tells what counts. Another behaviour is
+/// taken only for a gain beyond its noise, or if it is better in a second trial as well.
 #[derive(Debug)]
 pub struct Rehearsal {
     past: Past,

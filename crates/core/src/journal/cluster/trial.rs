@@ -15,7 +15,7 @@ use crate::time::Duration;
 /// matchmaker [`Input::SetOrder`](super::Input::SetOrder).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TrialRecord {
-    /// Counted from 1.
+    /// The number of the trial, from 1.
     pub number: u64,
     /// The number of candidates that were tried.
     pub tried: u32,

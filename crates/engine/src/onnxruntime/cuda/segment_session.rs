@@ -15,10 +15,10 @@
 //!    session runs again. Their users are the next segments of the same launch, and copies at its
 //!    end ([`Made::lasts`]). Outputs of earlier runs may live longer: the arena gives a recorded
 //!    run no memory that is in use during the recording.
-//! 3. The arena gives nothing back to the device before the session is dropped, and the graphs and
-//!    all references to their outputs are dropped before that ([`SessionOwner`]). No run asks the
-//!    library to shrink its arenas, and with `session.use_env_allocators` off no other session uses
-//!    the arena.
+//! 3. The arena gives nothing back to the device before the session is dropped. The graphs and all
+//!    references to their outputs are dropped before the session ([`SessionOwner`]). No run asks
+//!    the library to shrink its arenas, and with `session.use_env_allocators` off no other session
+//!    uses the arena.
 //! 4. Weights, which runs read at addresses of their own, stay as long as the session.
 
 use std::any::Any;

@@ -25,8 +25,8 @@ pub(super) fn groups(at_once: usize, worth: f64, by: &PredictedBy) -> OverlapSer
     OverlapServing::Abacus { at_once, worth, by: by.clone() }
 }
 
-/// The ways of serving. "one" uses the same controller for one query at a time, so the difference
-/// to Abacus is the gain of running side by side.
+/// The ways of serving. "one" uses the same controller for one request at a time. The difference to
+/// Abacus is the gain of running side by side.
 pub(super) fn columns(trained: Option<&PredictedBy>) -> Vec<Column> {
     let oracle = PredictedBy::Oracle { bias: 1.0 };
     let mut columns = vec![

@@ -2,7 +2,7 @@
 //!
 //! [`Simulation`] runs the production [`Scheduler`](downbeat_core::cluster::Scheduler) against
 //! generated or recorded arrivals. Devices take the time of their latency profile. A [`Checker`]
-//! judges every decision from outside. [`CapacityQuestion`] searches a cluster's capacity,
+//! judges every decision from outside. [`CapacityQuestion`] searches a cluster's capacity, and
 //! [`what_if`] replays a decision log. All results follow from the seed.
 //!
 //! Papers' figures, published systems and emulated GPUs are in `lab/downbeat-lab`.

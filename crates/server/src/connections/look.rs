@@ -1,5 +1,5 @@
-//! Decides whether a connection must end. Example: it was idle too long. A state machine that sees
-//! only the connection's counts of bytes and requests.
+//! Decides whether a connection must end. Example: it was idle too long. This is a state machine
+//! that sees only the connection's counts of bytes and requests.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 //!
 //! | bound | of | says |
 //! |---|---|---|
-//! | [`Trace::impossible`] | any models, one trace of arrivals | *on this trace*, every schedule drops or delays more than the tolerated share of some model's requests, even if it knows the future |
+//! | [`Trace::impossible`] | any models, one trace of arrivals | *on this trace*, every schedule drops or misses more than the tolerated share of some model's requests, even if it knows the future |
 //! | [`Trace::foreseen_bad`] | one model, one trace | the share of dropped or late requests of one schedule that knows the future: this much can be reached |
 //!
 //! `downbeat_sim` has the bounds that `simulate capacity` shows: `staggered` and `fluid`. The

@@ -100,8 +100,8 @@ pub struct OverlapStats {
 ///
 /// **Margin** (ours). A prediction is corrected by the actual latencies of earlier groups. Several
 /// requests run together only if 95% of such groups would be in time. A request is given up only if
-/// half of such groups would be late. If a predictor is wrong by a factor, fewer requests run
-/// together, but deadlines are kept. After eight groups the margin knows this factor.
+/// half of such groups would be late. A predictor may be wrong by a factor. After eight groups the
+/// margin knows this factor. Then groups may be smaller than they could be, but deadlines are kept.
 ///
 /// **Contract.** Time never goes back. After each `handle_*` call
 /// [`poll_output`](Self::poll_output) until it returns `None`, carry the outputs out, and then

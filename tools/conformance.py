@@ -46,6 +46,12 @@ KNOWN = {
     },
 }
 OUTCOMES = ("passed", "wrong", "refused")
+# Explains the tables in the file of --write.
+NOTE = """\
+*Before* is an earlier run, whose file `--before` names. `(expanded functions)` counts the cases in which
+the simpler operators that define an operator stand in its place.
+
+"""
 DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8", "int16": "INT16", "int32": "INT32",
     "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16", "object": "BYTES",
@@ -235,7 +241,7 @@ def table(before, after):
             if of:
                 lines.append(f"| {engine} | {when} | " + " | ".join(map(str, counts(of))) + " |")
     for engine, results in after.items():
-        lines += ["", f"## Operators of which {engine} does not pass all cases", "", "| Operator | Cases | Passed | Wrong | Refused | Before: passed | wrong | refused |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
+        lines += ["", f"## Operators of which {engine} does not pass all cases, or did not before", "", "| Operator | Cases | Passed | Wrong | Refused | Before: passed | wrong | refused |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
         by_operator = collections.defaultdict(dict)
         for name, result in results.items():
             by_operator[result["operator"]][name] = result
@@ -275,7 +281,7 @@ def main():
     if arguments.write:
         path = pathlib.Path(arguments.write)
         head = path.read_text().split("<!-- cases -->")[0]
-        path.write_text(head + "<!-- cases -->\n\n" + f"`onnx` {onnx.__version__}, {len(chosen)} cases.\n\n" + shown)
+        path.write_text(head + "<!-- cases -->\n\n" + f"`onnx` {onnx.__version__}, {len(chosen)} cases.\n\n" + NOTE + shown)
     sys.exit(is_new)
 
 

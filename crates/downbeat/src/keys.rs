@@ -147,7 +147,7 @@ fn engine() -> Vec<Key<Draft>> {
         key("threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.threads)
             .flag("threads", "Threads inside one run of a model; 0: one or all cores (divided by --devices), as measured at load (see \"Threads and executors\")"),
         key("devices", number(0..=MOST_DEVICES as u64), |d| &mut d.options.devices)
-            .flag("devices", "Executors, each runs one batch at a time; 0: one for each GPU; on the CPU as many as the models ask for, at least two for two models"),
+            .flag("devices", "Devices on the CPU, each runs one batch at a time; 0: one for each GPU, or the CPU as one device with as many executors as the models ask for, at least two for two models"),
         key("isolation", name("ISOLATION").of(Isolation::names()), |d| &mut d.options.isolation)
             .flag("isolation", "What models on the CPU are kept apart from: none, process (each in a process of its own, whose end costs only this model), or auto (models that may end the process; see \"Isolation\")")
             .of_models(),

@@ -123,9 +123,9 @@ pub struct Args {
     #[arg(long = "range", value_name = "INPUT:LOW,HIGH")]
     pub ranges: Vec<String>,
 
-    /// Send the content of this file instead of random data: an infer request in the protocol's
-    /// JSON ({"inputs": [{"name", "datatype", "shape", "data"}]}), or a list of them. For one of
-    /// several models: MODEL=FILE. Repeatable.
+    /// Send the content of this file instead of random data. The file has one infer request in the
+    /// protocol's JSON ({"inputs": [{"name", "datatype", "shape", "data"}]}), or a list of requests.
+    /// For one of several models: MODEL=FILE. Repeatable.
     #[arg(long = "input", value_name = "FILE")]
     pub inputs: Vec<String>,
 

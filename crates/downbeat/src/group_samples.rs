@@ -5,8 +5,9 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use downbeat_core::device::overlap::GroupPart;
+use downbeat_core::device::overlap::{FeatureLayout, GroupPart};
 use downbeat_server::stored_predictor::PredictedModel;
+use downbeat_training::GroupSample;
 use serde::{Deserialize, Serialize};
 
 use crate::options_file;
@@ -14,6 +15,8 @@ use crate::options_file;
 /// The name of the file format.
 const FORMAT: &str = "downbeat-overlap-samples";
 const FORMAT_VERSION: u32 = 1;
+/// One in this many groups of a set is for the test: 20% (Abacus §5.5).
+const TESTED: usize = 5;
 
 /// The first line: the models and the conditions of the measurement.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -141,6 +144,60 @@ impl SampleWriter {
         // One write: if the process is killed, at most the last line is incomplete.
         let line = serde_json::to_string(group)? + "\n";
         self.0.write_all(line.as_bytes()).context("cannot write the samples")
+    }
+}
+
+/// The groups as samples for a predictor, and their sets of models.
+///
+/// # Errors
+/// If a group is of other models than the layout, or took no time.
+pub fn samples_of(
+    layout: &FeatureLayout,
+    groups: &[MeasuredGroup],
+) -> anyhow::Result<(Vec<Vec<usize>>, Vec<GroupSample>)> {
+    let set_of = |measured: &MeasuredGroup| {
+        let mut set: Vec<usize> = measured.group.iter().map(|part| part.model.0 as usize).collect();
+        set.sort_unstable();
+        set
+    };
+    let mut sets: Vec<Vec<usize>> = groups.iter().map(set_of).collect();
+    sets.sort_unstable_by_key(|set| (set.len(), set.clone()));
+    sets.dedup();
+    let sample = |(number, measured): (usize, &MeasuredGroup)| {
+        let mut features = Vec::new();
+        ensure!(
+            layout.extend(&mut features, &measured.group),
+            "group {} of the samples is of other models or segments",
+            number + 1
+        );
+        ensure!(measured.takes_ns > 0, "group {} of the samples took no time", number + 1);
+        let set = set_of(measured);
+        let set = sets.iter().position(|known| *known == set).unwrap_or_default();
+        Ok(GroupSample { features, takes_ms: measured.takes_ns as f64 / 1e6, set })
+    };
+    let samples = groups.iter().enumerate().map(sample).collect::<anyhow::Result<_>>()?;
+    Ok((sets, samples))
+}
+
+/// The samples for the training and for the test.
+pub struct Split<'a> {
+    /// The samples for the training.
+    pub training: Vec<&'a GroupSample>,
+    /// The samples for the test.
+    pub test: Vec<&'a GroupSample>,
+}
+
+impl<'a> Split<'a> {
+    /// Every fifth sample of each set is for the test.
+    pub fn new(samples: &'a [GroupSample], sets: usize) -> Self {
+        let mut split = Split { training: Vec::new(), test: Vec::new() };
+        let mut seen = vec![0; sets];
+        for sample in samples {
+            let is_tested = (seen[sample.set] % TESTED) == TESTED - 1;
+            seen[sample.set] += 1;
+            if is_tested { split.test.push(sample) } else { split.training.push(sample) }
+        }
+        split
     }
 }
 

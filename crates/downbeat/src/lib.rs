@@ -49,6 +49,7 @@ use downbeat_report::note;
 use downbeat_server::options::{LogFormat, ServerOptions};
 
 pub use log_command::write_log;
+pub use options_file::read_text;
 use resolve::Process;
 pub use resolve::options_of_text;
 
@@ -145,7 +146,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Runs a process that serves until it is told to end.
+/// Runs a process that serves until a signal ends it.
 fn serve(
     flags: &serve_flags::ServeFlags,
     process: Process,

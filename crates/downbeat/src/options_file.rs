@@ -79,7 +79,6 @@ fn first(path: &str) -> &str {
 }
 
 /// The text of a small file.
-/// The text of a small file.
 ///
 /// # Errors
 /// If the file cannot be read or is too large.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use downbeat_core::device::overlap::{FeatureLayout, LearnedPredictor};
+use downbeat_core::device::overlap::LearnedPredictor;
 use downbeat_core::{Duration, median};
 use downbeat_report::note;
 use downbeat_server::clock::Clock;
@@ -18,7 +18,7 @@ use downbeat_server::stored_predictor::{PredictedModel, StoredPredictor, Trainin
 use downbeat_training::{GroupSample, GroupSampler, SampledModel, error_below, mean_error, says, sets_of, train_mlp};
 
 use crate::group_report::{GroupReport, SetReport};
-use crate::group_samples::{GroupSamples, MeasuredGroup, SampledOn};
+use crate::group_samples::{GroupSamples, MeasuredGroup, SampledOn, Split, samples_of};
 use crate::profiled_model::ProfiledModel;
 use crate::watched::watched_quietly;
 
@@ -58,8 +58,6 @@ pub const SEGMENTS: u16 = 8;
 const MOST_MODELS: usize = 16;
 /// Runs of a group.
 const RUNS: usize = 5;
-/// One in this many groups of a set is for the test: 20% (Abacus §5.5).
-const TESTED: usize = 5;
 /// The fewest groups of a set for training a predictor.
 const FEWEST: usize = 20;
 /// Seed of the groups and of the training.
@@ -177,62 +175,16 @@ pub fn measure(
     Ok(report)
 }
 
-/// The samples for the training and for the test.
-struct Split<'a> {
-    training: Vec<&'a GroupSample>,
-    test: Vec<&'a GroupSample>,
-}
-
-impl<'a> Split<'a> {
-    /// Every fifth sample of each set is for the test.
-    fn new(samples: &'a [GroupSample], sets: usize) -> Self {
-        let mut split = Split { training: Vec::new(), test: Vec::new() };
-        let mut seen = vec![0; sets];
-        for sample in samples {
-            let is_tested = (seen[sample.set] % TESTED) == TESTED - 1;
-            seen[sample.set] += 1;
-            if is_tested { split.test.push(sample) } else { split.training.push(sample) }
-        }
-        split
-    }
-}
-
 /// The number of passes of a training: few samples are passed more often.
 fn epochs(samples: usize) -> u32 {
     (200_000 / samples.max(1)).clamp(60, 400) as u32
-}
-
-/// The groups as samples for a predictor, and their sets of models.
-fn seen(layout: &FeatureLayout, groups: &[MeasuredGroup]) -> anyhow::Result<(Vec<Vec<usize>>, Vec<GroupSample>)> {
-    let set_of = |measured: &MeasuredGroup| {
-        let mut set: Vec<usize> = measured.group.iter().map(|part| part.model.0 as usize).collect();
-        set.sort_unstable();
-        set
-    };
-    let mut sets: Vec<Vec<usize>> = groups.iter().map(set_of).collect();
-    sets.sort_unstable_by_key(|set| (set.len(), set.clone()));
-    sets.dedup();
-    let sample = |(number, measured): (usize, &MeasuredGroup)| {
-        let mut features = Vec::new();
-        ensure!(
-            layout.extend(&mut features, &measured.group),
-            "group {} of the samples is of other models or segments",
-            number + 1
-        );
-        ensure!(measured.takes_ns > 0, "group {} of the samples took no time", number + 1);
-        let set = set_of(measured);
-        let set = sets.iter().position(|known| *known == set).unwrap_or_default();
-        Ok(GroupSample { features, takes_ms: measured.takes_ns as f64 / 1e6, set })
-    };
-    let samples = groups.iter().enumerate().map(sample).collect::<anyhow::Result<_>>()?;
-    Ok((sets, samples))
 }
 
 /// Trains a predictor on four fifths of the groups, and tests it with the rest.
 fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredictor, GroupReport)> {
     let at_once = groups.iter().map(|measured| measured.group.len()).max().unwrap_or(1);
     let layout = StoredPredictor::layout(&on.models, at_once);
-    let (sets, samples) = seen(&layout, groups)?;
+    let (sets, samples) = samples_of(&layout, groups)?;
     ensure!(
         samples.len() >= FEWEST * sets.len().max(1),
         "{} groups were sampled, and a predictor of {} sets of models needs {} at least: let it go on, with --samples FILE from where it was",

@@ -84,9 +84,10 @@ pub struct WhatIfArgs {
 
 /// Find the cheapest setting that holds a target on the requests of a recorded decision log.
 ///
-/// The search starts with as many devices as the work in the log keeps busy. It tries more, and
-/// numbers between, until a policy answers the wanted share of each model's requests in time and
-/// none does on one device fewer. Policies that hold the target are ordered by their margin, the
+/// The search starts with as many devices as the work in the log keeps busy. It tries more
+/// devices, and numbers between. It ends where a policy answers the wanted share of each model's
+/// requests in time, and no policy does on one device fewer. Policies that hold the target are
+/// ordered by their margin, the
 /// multiple of the rate that they still hold. For the first one, the smallest largest batch and the
 /// tightest SLOs that hold are searched. All runs are simulated: no device is needed.
 ///

@@ -125,9 +125,9 @@ pub fn plan(problem: &Problem, options: &Options, elapsed: &dyn Fn() -> Duration
         let (bound, evaluation) = (Some(best.objective), near_running(problem, best));
         return Ok(Plan { evaluation, found_by: FoundBy::Enumeration, bound, proved: true });
     }
-    // The solver makes small problems perfect. It cannot improve large ones in seconds, and it
-    // checks its clock too rarely to be trusted with them: there it runs only if the search finds
-    // nothing.
+    // The solver finds the best plan of a small problem. It cannot improve the plan of a large
+    // problem in seconds, and it checks its clock too rarely. So it runs on a large problem only if
+    // the search finds nothing.
     let large = pairs(problem) > LARGE;
     let searched = (options.method != Method::Solver).then(|| {
         let alone = options.method == Method::Search || !HAS_SOLVER || large;

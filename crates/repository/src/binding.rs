@@ -19,8 +19,8 @@ pub struct TensorBinding {
     pub labels: Arc<[String]>,
     /// Whether the first dimension is the batch.
     pub batched: bool,
-    /// Whether the configuration lets requests leave the input out. They can if the model has a
-    /// value for it.
+    /// Whether the configuration lets requests leave the input out. A request can do so only if the
+    /// model has a default value for the input.
     pub optional: bool,
 }
 

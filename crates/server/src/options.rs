@@ -298,8 +298,8 @@ impl ServerOptions {
     /// [`ServerOptions::slo`].
     ///
     /// Without a setting, it depends on the dispatch policy. The adaptive dispatch policies get the
-    /// adaptive drop policy. It holds at least as much as the best of the others on nearly every
-    /// measured workload, on one device and on many, and serves as much under overload
+    /// adaptive drop policy. On nearly every measured workload, this policy holds at least as much
+    /// load as the best other drop policy. Under overload it serves as much
     /// (lab/docs/symphony.md).
     ///
     /// The other dispatch policies get window drop on one device: it gives up heads that stand in

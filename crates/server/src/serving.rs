@@ -251,8 +251,8 @@ impl Serving {
             let mut oldest: Vec<_> =
                 known.iter().map(|(key, queue)| (queue.last_used_ns.load(Ordering::Relaxed), key, queue)).collect();
             oldest.sort_unstable_by_key(|(used, key, _)| (*used, (*key).clone()));
-            // The queue leaves the map first, so that no new request finds it. It was unused for a
-            // minute, so that no request is on its way to it.
+            // The queue leaves the map first, so that no new request finds it. No request is on its way to
+            // the queue, which was unused for a minute.
             let forgotten = oldest.into_iter().any(|(used, key, queue)| {
                 now.since(Time::from_nanos(used)) >= SHAPE_FORGOTTEN_AFTER
                     && loaded.remove_queue(key, queue)

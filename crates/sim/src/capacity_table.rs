@@ -1,7 +1,6 @@
 //! The capacities of a cluster under several policies.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_report::{Page, Table, bars};
 use serde::Serialize;
@@ -87,16 +86,9 @@ impl CapacityQuestion {
         let CapacityQuestion { scenario, policies, seeds, search } = self;
         let jobs: Vec<(&Policy, u64)> =
             policies.iter().flat_map(|policy| seeds.iter().map(move |seed| (policy, *seed))).collect();
-        let stopped = AtomicBool::new(!goes_on(0, jobs.len()));
-        let work = |(policy, seed): &(&Policy, u64)| {
-            (!stopped.load(Ordering::Relaxed)).then(|| self.sample(policy, *seed)).transpose()
-        };
-        let samples = parallel::map(&jobs, threads, work, |done| {
-            if !goes_on(done, jobs.len()) {
-                stopped.store(true, Ordering::Relaxed);
-            }
-        });
-        let samples = samples.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let work = |(policy, seed): &(&Policy, u64)| self.sample(policy, *seed);
+        let samples = parallel::map_while(&jobs, threads, work, |done| goes_on(done, jobs.len()));
+        let samples = samples.into_iter().map(Option::transpose).collect::<Result<Vec<_>, _>>()?;
         let finished = policies.iter().zip(samples.chunks(seeds.len().max(1))).filter_map(|(policy, samples)| {
             let samples: Vec<Sample> = samples.iter().cloned().collect::<Option<_>>()?;
             Some(CapacityCase { policy: policy.to_string(), value: Outcome::of_samples(&samples), samples })

@@ -98,8 +98,8 @@ pub fn map(address: u64, len: usize, block: impl AsFd, readable: bool) -> io::Re
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     for (place, wanted) in [(view(address), true), (address as *mut u8, readable)] {
         if wanted && !place.is_null() {
-            // SAFETY: the range lies in a window of ours that holds no Rust object, and was handed
-            // out by `take`, so that nothing else is mapped there.
+            // SAFETY: the range lies in a window of ours that holds no Rust object. `take` handed
+            // out the range, so no other mapping lies in it.
             unsafe { mmap(place.cast(), len, protection, MapFlags::SHARED | MapFlags::FIXED, &block, 0)? };
         }
     }

@@ -27,8 +27,8 @@ pub struct Judge {
     /// The precision of a capacity, as a share of the capacity.
     pub precision: f64,
     /// The approximate number of requests of a run. The least popular model gets at least a tenth
-    /// of this number. 20,000 requests tell a bad share of 1% to within 0.07% where requests are
-    /// lost one by one.
+    /// of this number. Example: requests are lost independently. Then 20,000 requests tell a bad
+    /// share of 1% to within 0.07%.
     pub requests: f64,
 }
 

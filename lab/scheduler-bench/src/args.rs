@@ -6,8 +6,8 @@ use downbeat_report::Json;
 /// Measure the scheduler alone: requests and devices are emulated in this process, without a server
 /// or a network.
 ///
-/// Poisson arrivals for MODELS equally popular ResNet-like models, l(b) = 1.053 b + 5.072 ms with
-/// an SLO of 100 ms, are handed to the scheduler one by one. A dispatched batch occupies an
+/// The scheduler gets Poisson arrivals for MODELS equally popular models. A batch of b takes
+/// l(b) = 1.053 b + 5.072 ms, as ResNet does, and the SLO is 100 ms. A dispatched batch occupies an
 /// emulated device for as long as the profile says. The whole thread is charged: drawing the
 /// arrivals, the scheduler, the devices. Without --rate, time is virtual and the loop runs as fast
 /// as it can. With --rate, time is real, and the latency of each decision is measured.

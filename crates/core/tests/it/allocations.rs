@@ -137,8 +137,8 @@ fn allocates_nothing(journal: fn(Scheduler) -> Journal<Scheduler>) {
     assert_eq!(allocations, 0, "allocations for 20,000 requests in {batches} batches");
 }
 
-/// A log is a file, and anybody may write one. A length that is larger than the file must not make
-/// the reader allocate that much.
+/// Any program may write a file that looks like a log. A length that is larger than the file must
+/// not make the reader allocate that much.
 #[test]
 fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
     // 2^60, as postcard writes it.

@@ -141,7 +141,7 @@ fn section_3_3_1_measured_times_size_batches_and_each_one_counts() {
     let models = [(served.model.clone(), Some(Duration::from_millis(60_000)))];
     let limit = || shares.report(&served.model).unwrap().batch_limit;
     let launches = || served.metric("downbeat_launches_total{");
-    // One request is launched, and three wait for it.
+    // One request runs, and three requests wait for its end.
     let four = || {
         let closed = gate.lock();
         let answers = [0, 1, 2, 3].map(|sent| served.send(sent).1);

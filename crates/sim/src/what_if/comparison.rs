@@ -1,7 +1,6 @@
 //! Compares settings with the log.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_report::{Page, Table};
 use serde::Serialize;
@@ -53,10 +52,8 @@ impl Comparison {
         threads: usize,
         goes_on: impl Fn(usize) -> bool + Sync,
     ) -> Result<Comparison, BadSetting> {
-        let over = AtomicBool::new(false);
-        let run = |setting: &Setting| (!over.load(Ordering::Relaxed)).then(|| recorded.run(setting));
-        let done = |done: usize| over.store(!goes_on(done), Ordering::Relaxed);
-        let simulated = parallel::map(settings, threads, run, done);
+        let run = |setting: &Setting| recorded.run(setting);
+        let simulated = parallel::map_while(settings, threads, run, |done| done == 0 || goes_on(done));
         let missing = simulated.iter().filter(|row| row.is_none()).count();
         let rows = std::iter::once(Ok(recorded.happened.clone())).chain(simulated.into_iter().flatten());
         let mut notes = recorded.notes.clone();

@@ -73,8 +73,7 @@ fn windows_add_up_to_the_run() {
 
 #[test]
 fn a_search_finds_the_same_from_any_start_and_knows_when_nothing_is_held() {
-    // With head drop a run tips over at some point by chance. So a higher rate may be held where a
-    // lower one is not.
+    // A run tips over at some point by chance. So it may hold a rate, and lose a lower rate.
     let mut simulation = section_3_3("deferred+window");
     (simulation.span, simulation.loads[0].arrivals) = (Duration::from_millis(30_000), Arrivals::Poisson);
     let precision = 0.01;

@@ -79,5 +79,5 @@ fn run(command: Command) -> anyhow::Result<()> {
 
 /// Reads the text of a file.
 fn read_text(file: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+    downbeat::read_text(file).with_context(|| format!("cannot read {}", file.display()))
 }

@@ -1,13 +1,12 @@
 //! `downbeat-lab predictors`: the errors of a perceptron, a linear regression and a support vector
 //! regression on the same samples.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use downbeat::group_samples::GroupSamples;
+use downbeat::group_samples::{GroupSamples, Split, samples_of};
 use downbeat_report::{Json, Table};
 use downbeat_server::stored_predictor::StoredPredictor;
 use downbeat_training::GroupSample;
@@ -57,9 +56,6 @@ struct Comparison {
     rows: Vec<Row>,
 }
 
-/// One in this many groups of a set is for the test: 20% (Abacus §5.5).
-const TESTED: usize = 5;
-
 /// Trains the predictors and prints their errors.
 ///
 /// # Errors
@@ -69,43 +65,21 @@ pub fn run(args: &PredictorsArgs) -> anyhow::Result<()> {
     let read = GroupSamples::read(&args.samples)?.with_context(|| format!("{shown}: there is no such file"))?;
     let at_once = read.groups.iter().map(|measured| measured.group.len()).max().unwrap_or(1);
     let layout = StoredPredictor::layout(&read.on.models, at_once);
-    let mut by_set: BTreeMap<Vec<usize>, Vec<GroupSample>> = BTreeMap::new();
-    for (measured, line) in read.groups.iter().zip(2..) {
-        let mut set: Vec<usize> = measured.group.iter().map(|part| part.model.0 as usize).collect();
-        set.sort_unstable();
-        let mut features = Vec::new();
-        ensure!(layout.extend(&mut features, &measured.group), "{shown}, line {line}: it has other models or segments");
-        ensure!(measured.takes_ns > 0, "{shown}, line {line}: the group took no time");
-        let sample = GroupSample { features, takes_ms: measured.takes_ns as f64 / 1e6, set: 0 };
-        by_set.entry(set).or_default().push(sample);
-    }
-    let parts = |tested: bool| {
-        let part = move |samples: &'_ Vec<GroupSample>| -> Vec<GroupSample> {
-            let is_tested = |index: usize| index % TESTED == TESTED - 1;
-            samples
-                .iter()
-                .enumerate()
-                .filter(|(index, _)| is_tested(*index) == tested)
-                .map(|(_, s)| s.clone())
-                .collect()
-        };
-        by_set.iter().map(|(set, samples)| (set, part(samples))).collect::<Vec<_>>()
-    };
-    let (training, test) = (parts(false), parts(true));
-    let training: Vec<&GroupSample> = training.iter().flat_map(|(_, samples)| samples).collect();
-    ensure!(training.len() >= TESTED, "{shown}: {} groups are too few to train with", training.len());
+    let (sets, samples) = samples_of(&layout, &read.groups).with_context(|| shown.to_string())?;
+    let Split { training, test } = Split::new(&samples, sets.len());
+    ensure!(!test.is_empty(), "{shown}: {} groups are too few to train and to test with", samples.len());
     let compared = ComparedPredictors::train(&training, args.epochs, args.seed)?;
     let row = |models: Vec<String>, tested: &[&GroupSample]| Row {
         models,
         tested: tested.len(),
         errors: compared.off(tested),
     };
-    let of_set = |(set, samples): &(&Vec<usize>, Vec<GroupSample>)| {
-        let names = set.iter().map(|model| read.on.models[*model].name.clone()).collect();
-        row(names, &samples.iter().collect::<Vec<_>>())
+    let of_set = |(number, set): (usize, &Vec<usize>)| {
+        let tested: Vec<&GroupSample> = test.iter().copied().filter(|sample| sample.set == number).collect();
+        row(set.iter().map(|model| read.on.models[*model].name.clone()).collect(), &tested)
     };
-    let mut rows: Vec<Row> = test.iter().map(of_set).collect();
-    rows.push(row(vec!["all".to_owned()], &test.iter().flat_map(|(_, samples)| samples).collect::<Vec<_>>()));
+    let mut rows: Vec<Row> = sets.iter().enumerate().map(of_set).collect();
+    rows.push(row(vec!["all".to_owned()], &test));
     args.json.print(&Comparison { rows })
 }
 

@@ -16,7 +16,7 @@ use downbeat_sim::Search;
 use downbeat_sim::policy::Policy;
 
 use file::File;
-pub use run::{Case, Results, RunFailure};
+pub use run::{Case, Results};
 
 /// Workloads and schedulers, a sweep of settings, and a measured quantity. [`Experiment::read`]
 /// reads one from a file.

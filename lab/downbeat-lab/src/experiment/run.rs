@@ -1,13 +1,12 @@
 //! Runs the cases of an experiment, and holds the results.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::Time;
 use serde::Serialize;
 
 use super::{Experiment, Measure, Planned, Value};
-use downbeat_sim::{BadArrivals, BadScenario, Outcome, Report, Sample, parallel};
+use downbeat_sim::{BadQuestion, Outcome, Report, Sample, parallel};
 
 /// The results of an experiment.
 #[derive(Clone, Debug, Serialize)]
@@ -59,17 +58,6 @@ pub struct Case {
     pub samples: Vec<Sample>,
 }
 
-/// The reason why a case could not be run.
-#[derive(Debug, thiserror::Error)]
-pub enum RunFailure {
-    /// The arrivals are wrong.
-    #[error(transparent)]
-    Arrivals(#[from] BadArrivals),
-    /// The scenario is wrong.
-    #[error(transparent)]
-    Scenario(#[from] BadScenario),
-}
-
 impl Experiment {
     /// Runs all cases with all seeds on `threads` threads. `progress` gets the number of finished
     /// runs and of all runs. If it returns false, no other run begins, and the results hold the
@@ -77,7 +65,7 @@ impl Experiment {
     ///
     /// # Errors
     /// If a case is impossible.
-    pub fn run(&self, threads: usize, progress: impl Fn(usize, usize) -> bool + Sync) -> Result<Results, RunFailure> {
+    pub fn run(&self, threads: usize, progress: impl Fn(usize, usize) -> bool + Sync) -> Result<Results, BadQuestion> {
         // A case that occurs twice is run once.
         let mut distinct: Vec<&Planned> = Vec::new();
         let mut place = BTreeMap::new();
@@ -94,16 +82,9 @@ impl Experiment {
             .collect();
         let jobs: Vec<(&Planned, u64)> =
             distinct.iter().flat_map(|case| self.seeds.iter().map(move |seed| (*case, *seed))).collect();
-        let stopped = AtomicBool::new(!progress(0, jobs.len()));
-        let work = |(case, seed): &(&Planned, u64)| {
-            (!stopped.load(Ordering::Relaxed)).then(|| self.sample(case, *seed)).transpose()
-        };
-        let samples = parallel::map(&jobs, threads, work, |done| {
-            if !progress(done, jobs.len()) {
-                stopped.store(true, Ordering::Relaxed);
-            }
-        });
-        let samples = samples.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let work = |(case, seed): &(&Planned, u64)| self.sample(case, *seed);
+        let samples = parallel::map_while(&jobs, threads, work, |done| progress(done, jobs.len()));
+        let samples = samples.into_iter().map(Option::transpose).collect::<Result<Vec<_>, _>>()?;
         let by_case: Vec<Option<Vec<Sample>>> =
             samples.chunks(self.seeds.len().max(1)).map(|samples| samples.iter().cloned().collect()).collect();
         let finished = self.cases.iter().zip(&index);
@@ -123,7 +104,7 @@ impl Experiment {
         })
     }
 
-    fn sample(&self, case: &Planned, seed: u64) -> Result<Sample, RunFailure> {
+    fn sample(&self, case: &Planned, seed: u64) -> Result<Sample, BadQuestion> {
         let mut simulation = case.scenario.simulation(&case.policy, seed)?;
         let offered: f64 = simulation.loads.iter().map(|load| load.rate).sum();
         let (offered, value, report) = match self.measure {

@@ -39,7 +39,8 @@ struct Asked {
 /// - *epochs grow*: a backend obeys no lower epoch than before, and no slot begins a batch of a
 ///   lower epoch than before;
 /// - *one backend*: a request runs in two places at once only if its frontend and one of the two
-///   have lost each other, and twice only if its model may;
+///   places have lost each other;
+/// - *one run*: a request runs twice only if its model may repeat requests;
 /// - *budgets shrink*: no process states, or is given, more time than is left until the client's
 ///   deadline, or more than was stated before;
 /// - *own epochs*: where a store allots epochs, no two schedulers lead in epochs of the same

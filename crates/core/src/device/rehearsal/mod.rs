@@ -34,7 +34,7 @@ const SHORTEST: Duration = Duration::from_millis(4_000);
 /// ([`Self::step`], in replayed events). The driver also brings the policy of a [`DeviceDecision`]
 /// into service, and then reports it ([`Self::set_current`]).
 ///
-/// **A trial** is of one model, while the others stay as they are. Its rules are those of
+/// **A trial** is of one model, while the other models stay as they are. It follows the rules of
 /// [`Rehearsal`](crate::cluster::Rehearsal). All candidates get the same arrivals, at the real rate
 /// and at 1.1 and 1.25 times this rate. The past is replayed in parts that double in length, after
 /// each of which the worse half leaves. Three numbers count: the share of bad requests of the model

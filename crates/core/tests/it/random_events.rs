@@ -214,8 +214,8 @@ impl Outside {
     }
 
     /// The time that messages take for a model's batches on a kind of device. An unknown kind
-    /// counts as the worst kind. The same
-    /// holds for every kind of a model with one profile for all kinds.
+    /// counts as the worst kind. The same holds for every kind of a model with one profile for all
+    /// kinds.
     fn network(&self, model: ModelId, kind: DeviceKind) -> NetworkBudget {
         let Some(networks) = self.networks.get(&model) else { return self.network };
         let one_profile = self.models[model.0 as usize].0.profiles.iter().all(|(kind, _)| kind.is_none());

@@ -13,6 +13,7 @@ mod classification;
 pub mod client;
 pub mod clock;
 pub mod cluster_options;
+mod cluster_report;
 mod compression;
 pub mod connections;
 mod decision_log;

@@ -4,7 +4,6 @@
 //! without a warning. [`ServerOptions::named_models`] lists every option that names models.
 
 use crate::options::{ModelControl, ModelOptions, ServerOptions};
-use crate::registry::shown;
 
 /// The kinds of options that name models.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +83,7 @@ impl ServerOptions {
                 "*" => "; options for all models stand outside of [models], as flags do".to_owned(),
                 _ => downbeat_repository::did_you_mean(model, names.iter().map(String::as_str)),
             };
-            let repository = shown(&self.repositories);
+            let repository = self.shown_repositories();
             UnknownModel { by, message: format!("{option}: the repository {repository} has no model '{model}'{hint}") }
         };
         named.map(unknown).collect()

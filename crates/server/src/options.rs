@@ -225,6 +225,12 @@ impl ServerOptions {
         ServerOptions { repositories: vec![repository], ..Default::default() }
     }
 
+    /// The folders of the repositories, for a message.
+    pub fn shown_repositories(&self) -> String {
+        let folders = self.repositories.iter().map(|folder| folder.display().to_string());
+        folders.collect::<Vec<_>>().join(", ")
+    }
+
     /// The ports that are bound on every interface of the machine, by name.
     pub fn open_ports(&self) -> Vec<&'static str> {
         let ports = [

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use crate::auto_model::AutoModel;
 use crate::autoscale::AutoscaleWatch;
 use crate::budget::ByteBudget;
+use crate::cluster_report::ClusterReport;
 use crate::driver::Driver;
 use crate::error::ServiceError;
 use crate::gpu_watch::GpuWatch;
@@ -33,7 +34,6 @@ use crate::metrics::{Metrics, Totals};
 use crate::model_memory::ModelMemory;
 use crate::options::{ModelControl, ServerOptions};
 use crate::policy_report;
-use crate::roles::StatusBoard;
 use crate::row_judgement::RowJudgement;
 use crate::service::LoadOverrides;
 use crate::serving::{ServedModel, Serving, unknown_model};
@@ -77,8 +77,11 @@ pub struct Registry {
     /// The models to load at start, by name.
     wanted: Arc<[String]>,
     /// The backend's view of its cluster; none: the server answers its own clients.
-    cluster: Arc<std::sync::OnceLock<StatusBoard>>,
+    cluster: Arc<std::sync::OnceLock<ClusterView>>,
 }
+
+/// Reports the present state of a cluster.
+pub type ClusterView = Box<dyn Fn() -> ClusterReport + Send + Sync>;
 
 impl Registry {
     /// The model's definition in the repositories, for the devices of this server.
@@ -101,8 +104,8 @@ impl Registry {
 
     /// From now on the registry answers no requests of its own clients: batches come from the
     /// scheduler of a cluster. Called once.
-    pub fn join_cluster(&self, board: StatusBoard) {
-        assert!(self.cluster.set(board).is_ok(), "a backend is in one cluster");
+    pub fn join_cluster(&self, view: ClusterView) {
+        assert!(self.cluster.set(view).is_ok(), "a backend is in one cluster");
     }
 
     /// The registry in which other parts register their metrics.
@@ -648,9 +651,4 @@ fn overlay_of(name: &str, overrides: &LoadOverrides) -> Result<Option<Overlay>, 
 /// Whether the version is still the one that was loaded with `auto`.
 fn is_same(version: &LoadedVersion, auto: &AutoModel) -> bool {
     version.auto.as_ref().is_some_and(|own| own.generation == auto.generation)
-}
-
-/// Folders, for a message.
-pub(crate) fn shown(folders: &[std::path::PathBuf]) -> String {
-    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
 }

@@ -20,7 +20,7 @@ use crate::memory;
 use crate::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};
 use crate::ports::{Answering, Ports, Signals, leave};
 use crate::profiler::NOISE;
-use crate::registry::{Registry, shown};
+use crate::registry::Registry;
 use crate::remeasuring::Remeasuring;
 use crate::roles::BackendProcess;
 use crate::service::{LoadOverrides, Service};
@@ -249,7 +249,7 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
         tracing::info!("{said}");
     }
     let ready = names.len() - failed.len();
-    let repository = shown(&options.repositories);
+    let repository = options.shown_repositories();
     if !failed.is_empty() {
         let otherwise = if options.exit_on_error {
             "the server ends, as --exit-on-error asks"

@@ -9,12 +9,12 @@ use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 
 use crate::autoscale::AutoscaleStatus;
+use crate::cluster_report::ClusterReport;
 use crate::device_report::DevicesReport;
 use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
 use crate::host::Timeline;
 use crate::policy_report::PolicyReport;
-use crate::roles::ClusterStatus;
 
 /// The server as its frontends see it. The production implementation serves models; tests of the
 /// frontends have their own.
@@ -135,7 +135,7 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// The server's view of its cluster; `None`: it is in no cluster.
-    fn cluster(&self) -> Option<ClusterStatus> {
+    fn cluster(&self) -> Option<ClusterReport> {
         None
     }
 

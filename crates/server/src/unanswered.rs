@@ -1,7 +1,5 @@
 //! The reasons why requests got no result, with their names in metrics.
 
-use crate::engine_run::RunFailure;
-
 /// Why a request of a model got no result.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Unanswered {
@@ -51,14 +49,6 @@ impl Unanswered {
     ];
 
     pub const COUNT: usize = Unanswered::TABLE.len();
-
-    /// The reason of a run without a result.
-    pub fn of(failure: &RunFailure) -> Self {
-        match failure {
-            RunFailure::Engine(_) => Unanswered::Engine,
-            RunFailure::Ended(_) | RunFailure::Refused(_) => Unanswered::RunEnded,
-        }
-    }
 
     /// The labels of `downbeat_requests_not_answered_total`, in the order of the enum.
     pub fn labels() -> [&'static str; Unanswered::COUNT] {

@@ -10,13 +10,13 @@ use downbeat_protocol::{InferRequest, InferResponse, pace};
 use super::Registry;
 use super::model_entry::VersionState;
 use crate::autoscale::AutoscaleStatus;
+use crate::cluster_report::ClusterReport;
 use crate::device_report::DevicesReport;
 use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
 use crate::host::{REMEMBERED, Timeline};
 use crate::options::ModelControl;
 use crate::policy_report::PolicyReport;
-use crate::roles::{ClusterStatus, StatusBoard};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{ServedModel, statistics, unknown_model};
 
@@ -220,8 +220,8 @@ impl Service for Registry {
         finish(async move { this.move_model(&name, partition).await }).await
     }
 
-    fn cluster(&self) -> Option<ClusterStatus> {
-        self.cluster.get().map(StatusBoard::status)
+    fn cluster(&self) -> Option<ClusterReport> {
+        self.cluster.get().map(|view| view())
     }
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {

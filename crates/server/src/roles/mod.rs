@@ -48,7 +48,7 @@ use tokio::io::AsyncReadExt as _;
 
 pub use etcd::etcd_server;
 pub use processes::{BackendProcess, serve_frontend, serve_scheduler};
-pub use status::{ClusterStatus, StatusBoard};
+pub use status::StatusBoard;
 pub use tensors::Tensors;
 pub use wire::{Outbox, WireError, read_frame};
 

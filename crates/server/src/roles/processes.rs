@@ -336,7 +336,8 @@ impl BackendProcess {
         let cluster = &options.cluster;
         let identity = identity(draw_node(), Role::Backend, cluster);
         let board = StatusBoard::new(identity.node, &identity.name, identity.role, registry.metrics_registry())?;
-        registry.join_cluster(board.clone());
+        let view = board.clone();
+        registry.join_cluster(Box::new(move || view.status()));
         let machine = BackendOptions {
             heartbeat: peer_heartbeat(cluster),
             lost_after: cluster.lost_after,

@@ -13,10 +13,11 @@ use tokio::sync::mpsc;
 use super::arena::Arena;
 use super::frontend_role::{FrontendEvent, RemoteCall};
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
-use super::status::{ClusterStatus, StatusBoard};
+use super::status::StatusBoard;
 use super::tensors::Tensors;
 use crate::budget::{ByteBudget, Reservation};
 use crate::clock::Clock;
+use crate::cluster_report::ClusterReport;
 use crate::error::ServiceError;
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
@@ -276,7 +277,7 @@ impl Service for RemoteServing {
         elsewhere("unloading models")
     }
 
-    fn cluster(&self) -> Option<ClusterStatus> {
+    fn cluster(&self) -> Option<ClusterReport> {
         Some(self.board.status())
     }
 

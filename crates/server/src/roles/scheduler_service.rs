@@ -9,8 +9,9 @@ use tokio::sync::oneshot;
 
 use super::node::Events;
 use super::scheduler_role::{SchedulerEvent, SchedulerRole};
-use super::status::{ClusterStatus, StatusBoard};
+use super::status::StatusBoard;
 use crate::autoscale::{AutoscaleStatus, AutoscaleWatch};
+use crate::cluster_report::ClusterReport;
 use crate::error::ServiceError;
 use crate::policy_report::PolicyReport;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -72,7 +73,7 @@ impl Service for SchedulerService {
         elsewhere()
     }
 
-    fn cluster(&self) -> Option<ClusterStatus> {
+    fn cluster(&self) -> Option<ClusterReport> {
         Some(self.board.status())
     }
 

@@ -7,9 +7,9 @@ use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
 use downbeat_core::roles::{Epoch, Hello, Links, ModelBudget, NodeId, Role, SubCluster};
 use parking_lot::Mutex;
-use serde::Serialize;
 
 use super::peer_memory::Transport;
+use crate::cluster_report::{BudgetStatus, ClusterReport, MemberStatus, PeerStatus, SubClusterReport};
 use crate::metric_table::metric_table;
 
 metric_table! {
@@ -33,97 +33,6 @@ metric_table! {
     }
 }
 
-/// A peer that the process is connected to.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct PeerStatus {
-    /// The peer's number, drawn when it started.
-    pub node: String,
-    /// The peer's name for people.
-    pub name: String,
-    /// `frontend`, `scheduler` or `backend`.
-    pub role: &'static str,
-    /// The scheduler's place in the list of schedulers, from 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rank: Option<u32>,
-    /// The address for others' connections; empty: none.
-    pub address: String,
-    /// How large tensors go between the peer and this process: `tcp`, `ucx`, or `shared_memory`.
-    pub transport: &'static str,
-    /// The recent time of a message to the peer and its answer: a high percentile, microseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub round_trip_us: Option<f64>,
-    /// A high percentile of the time of a message from the peer, microseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub one_way_us: Option<f64>,
-}
-
-/// The network budget of a model.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct BudgetStatus {
-    /// Name of the model.
-    pub model: String,
-    /// The model's version.
-    pub version: String,
-    /// Names of the backends that the budget holds for.
-    pub backends: Vec<String>,
-    /// The time for a batch to the backends without its inputs, microseconds.
-    pub control_us: f64,
-    /// The time for fetching an item's inputs, microseconds.
-    pub data_us: f64,
-    /// From the end of a batch to the client's answer, microseconds.
-    pub reply_us: f64,
-}
-
-/// A process's view of its cluster.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct ClusterStatus {
-    /// The process's own number.
-    pub node: String,
-    /// The process's name for people.
-    pub name: String,
-    /// `frontend`, `scheduler` or `backend`.
-    pub role: &'static str,
-    /// Number of the epoch that the process follows; 0: no leader yet.
-    pub epoch: u64,
-    /// The leading scheduler's place in the list of schedulers, from 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub leader: Option<u32>,
-    /// Whether this process leads.
-    pub leads: bool,
-    /// Whether etcd answered the process last, if the process asks etcd.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub etcd_answers: Option<bool>,
-    /// The connected peers, by number.
-    pub peers: Vec<PeerStatus>,
-    /// The sub-clusters, from 0, if this process leads and divides models.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub sub_clusters: Vec<SubClusterStatus>,
-    /// The network budget of each model, by the backends that have the model, if this process
-    /// leads.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub budgets: Vec<BudgetStatus>,
-}
-
-/// The present state of a sub-cluster.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct SubClusterStatus {
-    /// The sub-cluster's models, by name.
-    pub models: Vec<String>,
-    /// The sub-cluster's backends.
-    pub backends: Vec<MemberStatus>,
-}
-
-/// A backend of a sub-cluster.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct MemberStatus {
-    /// The backend's number.
-    pub node: String,
-    /// The backend's name for people.
-    pub name: String,
-    /// Models of the sub-cluster that the backend does not have, yet or because their load failed.
-    pub missing: Vec<String>,
-}
-
 /// The status that a node's thread writes and other threads read.
 #[derive(Clone)]
 pub struct StatusBoard {
@@ -133,7 +42,7 @@ pub struct StatusBoard {
 
 #[derive(Default)]
 struct Known {
-    status: ClusterStatus,
+    status: ClusterReport,
     peers: BTreeMap<NodeId, PeerStatus>,
     /// By model and version: the budgets in the metrics.
     budgets: BTreeMap<(String, String), NetworkBudget>,
@@ -170,15 +79,15 @@ impl StatusBoard {
         registry: &prometheus::Registry,
     ) -> Result<Self, prometheus::Error> {
         let status =
-            ClusterStatus { node: shown(node), name: name.to_owned(), role: role_name(role), ..Default::default() };
+            ClusterReport { node: shown(node), name: name.to_owned(), role: role_name(role), ..Default::default() };
         let table = Arc::new(Table::register(registry)?);
         Ok(StatusBoard { status: Arc::new(Mutex::new(Known { status, ..Known::default() })), table })
     }
 
     /// The present status.
-    pub fn status(&self) -> ClusterStatus {
+    pub fn status(&self) -> ClusterReport {
         let known = self.status.lock();
-        ClusterStatus { peers: known.peers.values().cloned().collect(), ..known.status.clone() }
+        ClusterReport { peers: known.peers.values().cloned().collect(), ..known.status.clone() }
     }
 
     /// Whether any peer of this role is connected.
@@ -259,7 +168,7 @@ impl StatusBoard {
             name: known.peers.get(&node).map(|peer| peer.name.clone()).unwrap_or_default(),
             missing,
         };
-        let group = |SubCluster { backends, models }| SubClusterStatus {
+        let group = |SubCluster { backends, models }| SubClusterReport {
             models,
             backends: backends.into_iter().map(member).collect(),
         };

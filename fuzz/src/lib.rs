@@ -18,12 +18,12 @@ use std::path::Path;
 
 use bytes::Bytes;
 use downbeat_core::journal::{Form, replay};
-use downbeat_core::roles::SubClusterPlan;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_lab::device::Calibration;
 use downbeat_lab::world::WorldFile;
 use downbeat_preprocess::PictureHeader;
 use downbeat_protocol::{grpc, http, inference};
+use downbeat_roles::SubClusterPlan;
 use downbeat_server::options::PlacementPlan;
 use downbeat_server::profile_store::{ProfileStore, StoredProfile};
 use downbeat_server::profiler::profile;

@@ -15,7 +15,6 @@ pub mod journal;
 pub mod probes;
 pub mod profile;
 pub mod quantile;
-pub mod roles;
 pub mod shape_guess;
 pub mod tensor;
 pub mod time;

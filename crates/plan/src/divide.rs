@@ -1,7 +1,7 @@
 //! Answers the leader of a cluster when it asks which sub-cluster each model belongs to.
 
 use downbeat_core::Duration;
-use downbeat_core::roles::{PlanWanted, PlannedModel};
+use downbeat_roles::{PlanWanted, PlannedModel};
 
 use crate::evaluation::Evaluation;
 use crate::problem::{Model, Problem};

@@ -16,8 +16,8 @@ use std::collections::BinaryHeap;
 
 use anyhow::{Context, Result};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
-use downbeat_core::roles::{BatchKey, HandedIn, Message, Offer, OfferedModel, QueueAlias, QueueKey, Role, Slot};
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_roles::{BatchKey, HandedIn, Message, Offer, OfferedModel, QueueAlias, QueueKey, Role, Slot};
 use downbeat_server::clock::Clock;
 use peer::{Peer, hello};
 use tokio::net::TcpStream;

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use downbeat_core::device::GroupSettings;
 use downbeat_core::device::overlap::{GroupOrder, GroupPart};
+use downbeat_core::device::{GroupSettings, GroupStats};
 use downbeat_core::{Duration, ModelId};
 use downbeat_engine::EngineInfo;
 
-use crate::device_report::RetrainingReport;
+use crate::device_report::{GroupsReport, RetrainingReport};
 use crate::options::DeviceOptions;
 use crate::profile_store::ProfileStore;
 use crate::profiler::Threads;
@@ -106,6 +106,15 @@ impl GroupPredictor {
             |known: &PredictedModel| models.iter().find(|(_, name)| *name == known.name).map(|(number, _)| *number);
         let predictor = (!models.is_empty()).then(|| stored.predictor(number));
         GroupSettings { predictor, error: stored.error, order }
+    }
+}
+
+impl GroupsReport {
+    /// A report without models yet, whose names the caller adds.
+    pub fn new(stats: GroupStats, predictor: &GroupPredictor) -> Self {
+        let GroupStats { groups, together, overtaken, expected, bound } = stats;
+        let (mean_error, retraining) = (predictor.mean_error(), predictor.retraining());
+        GroupsReport { mean_error, models: Vec::new(), groups, together, overtaken, expected, bound, retraining }
     }
 }
 

@@ -16,166 +16,19 @@ mod metadata;
 mod openapi;
 mod path;
 mod repository;
+mod router;
 mod scheduler;
 mod serve;
 mod settings;
 mod shared_memory;
 mod slashes;
+mod state;
 mod timeline;
 
-use std::sync::Arc;
-
-use axum::Router;
-use axum::http::{Method, StatusCode, Uri};
-use axum::routing::{get, post, put};
-
-use crate::budget::ByteBudget;
-use crate::service::Service;
-use crate::shared_memory::SharedMemory;
-use answer::HttpError;
 pub(crate) use health::{live, ready};
+pub(crate) use router::health_routes;
+pub use router::router;
 pub use serve::serve;
 pub(crate) use serve::{Routed, serve_answers};
 pub(crate) use slashes::with_slashes;
-
-/// The options of the HTTP frontend.
-#[derive(Clone, Debug)]
-pub struct HttpOptions {
-    /// Largest request body in bytes, as sent and after decompression.
-    pub max_body_bytes: usize,
-    /// The budget of bytes that bodies, answers and all other requests share.
-    pub budget: Arc<ByteBudget>,
-    /// Names that requests may have in `Host`, in lower case. Without names a port on a loopback
-    /// address takes `localhost` and IP addresses alone, and any other port takes every name.
-    pub allow_host: Vec<String>,
-}
-
-impl Default for HttpOptions {
-    fn default() -> Self {
-        HttpOptions { max_body_bytes: 64 << 20, budget: ByteBudget::unbounded(), allow_host: Vec::new() }
-    }
-}
-
-/// The state that every handler of the frontend has.
-pub struct HttpState<S> {
-    shared: Arc<Shared<S>>,
-}
-
-struct Shared<S> {
-    service: Arc<S>,
-    memory: Arc<SharedMemory>,
-    options: HttpOptions,
-}
-
-impl<S> Clone for HttpState<S> {
-    fn clone(&self) -> Self {
-        HttpState { shared: Arc::clone(&self.shared) }
-    }
-}
-
-impl<S: Service> HttpState<S> {
-    /// The state of a frontend to `service`; the other frontends know the same `memory`.
-    pub fn new(service: Arc<S>, memory: Arc<SharedMemory>, options: HttpOptions) -> Self {
-        HttpState { shared: Arc::new(Shared { service, memory, options }) }
-    }
-
-    fn service(&self) -> &S {
-        &self.shared.service
-    }
-
-    fn memory(&self) -> &Arc<SharedMemory> {
-        &self.shared.memory
-    }
-
-    pub(crate) fn options(&self) -> &HttpOptions {
-        &self.shared.options
-    }
-}
-
-/// The protocol as an axum router. Every path may end in a slash. [`serve`] checks the `Host` and
-/// the `Origin` of each request. A server that embeds the router must do the same.
-pub fn router<S: Service>(state: HttpState<S>) -> Router {
-    let routes = Router::new()
-        .route("/v2", get(metadata::server::<S>))
-        .route("/v2/openapi.yaml", get(openapi::text))
-        .merge(health_routes())
-        .route("/v2/models/stats", get(metadata::statistics::<S>))
-        .merge(model_routes("/v2/models/{model}"))
-        .merge(model_routes("/v2/models/{model}/versions/{version}"))
-        .route(
-            "/v2/models/{model}/trace/setting",
-            get(settings::model_trace::<S>).post(settings::change_model_trace::<S>),
-        )
-        .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
-        .route("/v2/scheduler", get(scheduler::status::<S>))
-        .route("/v2/devices", get(scheduler::devices::<S>))
-        .route("/v2/timeline", get(timeline::past::<S>))
-        .route("/v2/logging", get(settings::logging).post(settings::change_logging))
-        .route("/v2/repository/index", post(repository::index::<S>))
-        .route("/v2/repository/models/{model}/load", post(repository::load::<S>))
-        .route("/v2/repository/models/{model}/unload", post(repository::unload::<S>))
-        .route(
-            "/v2/repository/models/{model}/share",
-            put(repository::set_share::<S>).delete(repository::free_share::<S>),
-        )
-        .nest("/v2/systemsharedmemory", system_memory_routes())
-        .nest("/v2/cudasharedmemory", cuda_memory_routes())
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(state);
-    with_slashes(routes)
-}
-
-/// Routes for probes: liveness and readiness, the processes of the cluster, and the advised number
-/// of devices.
-pub(crate) fn health_routes<S: Service>() -> Router<HttpState<S>> {
-    Router::new()
-        .route("/v2/health/live", get(health::live::<S>))
-        .route("/v2/health/ready", get(health::ready::<S>))
-        .route("/v2/cluster", get(cluster::status::<S>))
-        .route("/v2/cluster/plan", post(cluster::plan::<S>))
-        .route("/v2/autoscale", get(autoscale::advice::<S>))
-}
-
-/// A model's routes under its path, and under the path of one of its versions.
-fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
-    Router::new()
-        .route(base, get(metadata::model::<S>))
-        .route(&format!("{base}/ready"), get(health::model_ready::<S>))
-        .route(&format!("{base}/config"), get(metadata::config::<S>))
-        .route(&format!("{base}/policy"), get(metadata::policy::<S>))
-        .route(&format!("{base}/stats"), get(metadata::statistics::<S>))
-        .route(&format!("{base}/infer"), post(infer::handler::<S>))
-}
-
-fn system_memory_routes<S: Service>() -> Router<HttpState<S>> {
-    Router::new()
-        .route("/status", get(shared_memory::status::<S>))
-        .route("/unregister", post(shared_memory::unregister::<S>))
-        .route("/region/{region}/status", get(shared_memory::status::<S>))
-        .route("/region/{region}/register", post(shared_memory::register::<S>))
-        .route("/region/{region}/unregister", post(shared_memory::unregister::<S>))
-}
-
-fn cuda_memory_routes<S: Service>() -> Router<HttpState<S>> {
-    Router::new()
-        .route("/status", get(shared_memory::cuda_status::<S>))
-        .route("/unregister", post(shared_memory::cuda_unregister::<S>))
-        .route("/region/{region}/status", get(shared_memory::cuda_status::<S>))
-        .route("/region/{region}/register", post(shared_memory::cuda_register::<S>))
-        .route("/region/{region}/unregister", post(shared_memory::cuda_unregister::<S>))
-}
-
-async fn no_such_path(method: Method, uri: Uri) -> HttpError {
-    HttpError::new(
-        StatusCode::NOT_FOUND,
-        format!("{method} {}: no such path; GET /v2/openapi.yaml lists the paths", uri.path()),
-    )
-}
-
-async fn wrong_method(method: Method, uri: Uri) -> HttpError {
-    HttpError::new(
-        StatusCode::METHOD_NOT_ALLOWED,
-        format!("{method} {}: the path does not take this method; the header Allow lists those it takes", uri.path()),
-    )
-}
+pub use state::{HttpOptions, HttpState};

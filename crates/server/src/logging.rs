@@ -93,7 +93,7 @@ impl Drop for FlushAtEnd {
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
 /// The crates of the program, as the log names them.
-const CRATES: [&str; 13] = [
+const CRATES: [&str; 14] = [
     "downbeat",
     "downbeat_bench",
     "downbeat_core",
@@ -104,6 +104,7 @@ const CRATES: [&str; 13] = [
     "downbeat_protocol",
     "downbeat_report",
     "downbeat_repository",
+    "downbeat_roles",
     "downbeat_server",
     "downbeat_sim",
     "downbeat_training",

@@ -1,5 +1,5 @@
-//! What the `use` lines of all crates say: `core` is pure, and files import each other in small
-//! circles only.
+//! Reads the `use` lines of all crates: `core` and `roles` are pure, and files import each other in
+//! small circles only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -168,7 +168,9 @@ fn files_import_each_other_in_small_circles_only() {
 
 #[test]
 fn no_files_import_each_other() {
-    assert_eq!(circles(&files_of("driver")), BTreeSet::new());
+    for name in ["driver", "roles"] {
+        assert_eq!(circles(&files_of(name)), BTreeSet::new(), "{name}");
+    }
     // The table of policies names each, and each says what it is in the table's words.
     let table = ["elastic", "exclusive", "overlapped", "settings", "staged", "table", "windowed"];
     assert_eq!(circles(&files_of("core")), [table.map(|file| format!("device/{file}")).into()].into());
@@ -195,24 +197,29 @@ fn a_circle_is_found() {
 
 /// ARCHITECTURE.md: no clock, thread, lock, async, socket, file or random source; no hash map whose order shows.
 #[test]
-fn core_imports_nothing_impure() {
+fn core_and_roles_import_nothing_impure() {
     let pure = ["borrow", "cmp", "collections", "error", "fmt", "iter", "mem", "ops", "ptr", "str", "sync::Arc"];
     let crates = ["crate", "super", "self", "std", "serde", "serde_json", "postcard", "thiserror"];
-    let files = files_of("core");
+    imports_nothing_impure("core", &pure, &crates);
+    imports_nothing_impure("roles", &pure, &["crate", "super", "self", "std", "serde", "downbeat_core"]);
+}
+
+fn imports_nothing_impure(name: &str, pure: &[&str], crates: &[&str]) {
+    let files = files_of(name);
     for (file, code) in &files {
         for path in uses(code) {
             let (first, rest) = path.split_once("::").unwrap_or((&path, ""));
             let is_known = crates.contains(&first) || target(file, &path, &files).is_some();
-            assert!(is_known, "{file} uses {path}: a crate that may not be pure");
+            assert!(is_known, "{name}/{file} uses {path}: a crate that may not be pure");
             let is_pure = first != "std" || pure.iter().any(|pure| rest.starts_with(pure));
-            assert!(is_pure && !rest.contains("Hash"), "{file} uses {path}: core is pure");
+            assert!(is_pure && !rest.contains("Hash"), "{name}/{file} uses {path}: {name} is pure");
         }
         for (at, _) in code.match_indices("std::") {
             let word = code[at + 5..].split(|c: char| !c.is_alphanumeric()).next().unwrap();
             let impure = ["env", "fs", "io", "net", "process", "thread", "time"];
             // A length of time, not a clock.
             let is_pure = !impure.contains(&word) || code[at..].starts_with("std::time::Duration");
-            assert!(is_pure, "{file} names std::{word}: core is pure");
+            assert!(is_pure, "{name}/{file} names std::{word}: {name} is pure");
         }
     }
 }

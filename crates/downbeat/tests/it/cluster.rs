@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use downbeat_core::roles::PROTOCOL;
+use downbeat_roles::PROTOCOL;
 
 use crate::command_line::downbeat;
 use crate::ports::free_addresses;

@@ -6,7 +6,7 @@ use std::io;
 use anyhow::{Result, bail, ensure};
 use downbeat_core::Duration;
 use downbeat_core::Time;
-use downbeat_core::roles::{Frame, Hello, LinkEvent, LinkTiming, Links, Message, NodeId, PROTOCOL};
+use downbeat_roles::{Frame, Hello, LinkEvent, LinkTiming, Links, Message, NodeId, PROTOCOL};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -113,7 +113,7 @@ impl Peer {
 }
 
 /// A simulated node: `number` tells it from others.
-pub fn hello(number: u64, role: downbeat_core::roles::Role, name: &str, address: &str) -> Hello {
+pub fn hello(number: u64, role: downbeat_roles::Role, name: &str, address: &str) -> Hello {
     let node = NodeId((u64::from(std::process::id()) << 32) + number);
     Hello { protocol: PROTOCOL, node, role, name: name.to_owned(), address: address.to_owned() }
 }

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 /// connection that moves bytes while the port dozes writes it.
 #[derive(Debug, Default)]
 pub(super) struct PortState {
-    /// The port has left [`Stage::Serving`](super::Stage::Serving).
+    /// The port has left [`Stage::Serving`](super::stage::Stage::Serving).
     leaving: AtomicBool,
     /// All connections are idle, and the port does not look at them.
     dozes: AtomicBool,

@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use futures_util::task::AtomicWaker;
 use http_body::{Body, Frame, SizeHint};
 
-use super::Protocol;
 use super::port_state::PortState;
+use super::protocol::Protocol;
 
 /// A port's request to a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -9,8 +9,8 @@ use rand::RngExt;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
 
+use super::learning::{Judged, Learning};
 use super::served_groups::ServedGroups;
-use super::{Judged, Learning};
 use crate::group_predictor::GroupPredictor;
 use crate::stored_predictor::StoredPredictor;
 

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use bytes::Bytes;
-use downbeat_core::roles::NodeId;
 use downbeat_engine::region::{OwnRegion, PeerRegion};
+use downbeat_roles::NodeId;
 use parking_lot::Mutex;
 use rustix::fd::BorrowedFd;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::io::Read;
 use std::sync::{Arc, Weak};
 
-use downbeat_core::roles::{Loadable, Offer, OfferedModel, Slot};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_preprocess::Recipe;
 use downbeat_repository::ModelDefinition;
+use downbeat_roles::{Loadable, Offer, OfferedModel, Slot};
 use prost::Message;
 
 use super::definition::{Definition, SentRecipe};

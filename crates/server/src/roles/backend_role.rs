@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use downbeat_core::roles::{
+use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
+use downbeat_protocol::{InferRequest, InferTensor};
+use downbeat_roles::{
     BackendNode, BackendOptions, BackendOutput, BatchKey, Doing, Frame, Hello, Member, NodeId, Offer, Outcome,
     QueueKey, RequestKey, Role,
 };
-use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
-use downbeat_protocol::{InferRequest, InferTensor};
 use tokio::sync::mpsc;
 
 use super::arena::Arena;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use downbeat_core::cluster::AutoscaleSample;
-use downbeat_core::roles::Epoch;
+use downbeat_roles::Epoch;
 use parking_lot::Mutex;
 
 use crate::autoscale::AutoscaleWatch;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use downbeat_core::Time;
 use downbeat_core::cluster::{DropReason, Reject};
-use downbeat_core::roles::{
+use downbeat_roles::{
     Frame, FrontendNode, FrontendOptions, FrontendOutput, Hello, NewRequest, NodeId, Outcome, Refusal, RequestEnd, Role,
 };
 

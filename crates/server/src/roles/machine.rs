@@ -1,7 +1,7 @@
 //! The interface of a role's state machine to the loop that has the sockets.
 
 use downbeat_core::Time;
-use downbeat_core::roles::{Frame, Hello, NodeId, Role};
+use downbeat_roles::{Frame, Hello, NodeId, Role};
 
 use super::tensors::Tensors;
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use downbeat_core::roles::NodeId;
+use downbeat_roles::NodeId;
 use serde::{Deserialize, Serialize};
 
 use super::etcd::{Etcd, Kept, Lease};

@@ -1,5 +1,5 @@
 //! Frontends, schedulers and backends as separate processes: the state machines of
-//! `downbeat_core::roles` with sockets, clients and devices.
+//! `downbeat_roles` with sockets, clients and devices.
 //!
 //! | file | contents |
 //! |---|---|
@@ -43,7 +43,7 @@ mod timer;
 mod ucx;
 mod wire;
 
-use downbeat_core::roles::Message;
+use downbeat_roles::Message;
 use tokio::io::AsyncReadExt as _;
 
 pub use etcd::etcd_server;
@@ -57,7 +57,7 @@ pub use wire::{Outbox, WireError, read_frame};
 pub async fn ask_etcd(server: String) {
     let mut etcd = etcd::Etcd::new(vec![server]);
     if let Ok(Some(kept)) = etcd.get("downbeat/plan").await {
-        let _ = serde_json::from_slice::<downbeat_core::roles::SubClusterPlan>(&kept.value);
+        let _ = serde_json::from_slice::<downbeat_roles::SubClusterPlan>(&kept.value);
     }
     let _ = etcd.list("downbeat/schedulers", 8).await;
     if let Ok(lease) = etcd.grant(std::time::Duration::from_secs(1)).await {

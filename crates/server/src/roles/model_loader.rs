@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use downbeat_core::roles::Doing;
+use downbeat_roles::Doing;
 use tokio::sync::mpsc;
 
 use super::backend_role::BackendEvent;

@@ -12,8 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use downbeat_core::roles::{Frame, Hello, NodeId, PROTOCOL, Role};
 use downbeat_core::{Duration as Span, Time};
+use downbeat_roles::{Frame, Hello, NodeId, PROTOCOL, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! Makes the plans that a scheduler's state machine asks for, beside the node's thread.
 
 use downbeat_core::Duration;
-use downbeat_core::roles::PlanWanted;
+use downbeat_roles::PlanWanted;
 use tokio::sync::mpsc;
 
 use super::scheduler_role::SchedulerEvent;

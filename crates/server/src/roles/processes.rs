@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use downbeat_core::Duration as Span;
-use downbeat_core::roles::{BackendOptions, FrontendOptions, NodeId, Role, SchedulerOptions, SubClusterOptions};
+use downbeat_roles::{BackendOptions, FrontendOptions, NodeId, Role, SchedulerOptions, SubClusterOptions};
 use tokio::sync::{mpsc, watch};
 
 use super::arena::Arena;

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use downbeat_core::Duration;
-use downbeat_core::roles::ServedModel;
 use downbeat_protocol::InferRequest;
+use downbeat_roles::ServedModel;
 use parking_lot::{Mutex, RwLock};
 
 use super::definition::Definition;

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use downbeat_core::roles::{NewRequest, QueueKey};
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_roles::{NewRequest, QueueKey};
 use tokio::sync::mpsc;
 
 use super::arena::Arena;

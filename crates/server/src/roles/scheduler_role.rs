@@ -1,7 +1,7 @@
 //! A scheduler's state machine in its process. A scheduler has no models and no tensors.
 
 use downbeat_core::Time;
-use downbeat_core::roles::{
+use downbeat_roles::{
     Frame, Hello, NodeId, PlanWanted, Role, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
 };
 use tokio::sync::{mpsc, oneshot};

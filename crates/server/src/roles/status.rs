@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
-use downbeat_core::roles::{Epoch, Hello, Links, ModelBudget, NodeId, Role, SubCluster};
+use downbeat_roles::{Epoch, Hello, Links, ModelBudget, NodeId, Role, SubCluster};
 use parking_lot::Mutex;
 
 use super::peer_memory::Transport;

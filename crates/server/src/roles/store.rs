@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use downbeat_core::roles::{NodeId, SubClusterPlan};
+use downbeat_roles::{NodeId, SubClusterPlan};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior};
 

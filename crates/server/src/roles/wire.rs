@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use downbeat_core::roles::{Frame, Hello, Message, Outcome, PROTOCOL};
+use downbeat_roles::{Frame, Hello, Message, Outcome, PROTOCOL};
 use postcard::ser_flavors::Flavor;
 use tokio::io::{AsyncRead, AsyncReadExt};
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use downbeat_core::cluster::{DropReason, Reject};
-use downbeat_core::roles::{Assignment, Message, NodeId, Refusal, RequestEnd, Stamp};
 use downbeat_core::{Duration, Time};
+use downbeat_roles::{Assignment, Message, NodeId, Refusal, RequestEnd, Stamp};
 
 use super::process::model_of;
 

@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use downbeat_core::roles::SubClusterOptions;
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_roles::SubClusterOptions;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use toml::Spanned;

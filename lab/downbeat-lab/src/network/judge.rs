@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use downbeat_core::roles::{BatchKey, Epoch, Frame, Member, Message, NodeId, RequestEnd, RequestKey};
 use downbeat_core::{Duration, Time};
+use downbeat_roles::{BatchKey, Epoch, Frame, Member, Message, NodeId, RequestEnd, RequestKey};
 
 /// A broken rule. Only the first one of a run counts: the others may be its consequences.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
@@ -136,7 +136,7 @@ impl NetworkJudge {
         }
         match end {
             RequestEnd::Ran(outcome) => {
-                if let downbeat_core::roles::Outcome::Outputs(outputs) = outcome
+                if let downbeat_roles::Outcome::Outputs(outputs) = outcome
                     && *outputs != input
                 {
                     self.breaks(now, "ends once", || format!("{request:?} gets the answer of another"));

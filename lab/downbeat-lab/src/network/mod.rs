@@ -1,7 +1,7 @@
 //! Separate frontends, schedulers and backends under virtual time, with every fault that can happen
 //! between them.
 //!
-//! A [`NetworkScenario`] is a cluster of the production state machines of [`downbeat_core::roles`].
+//! A [`NetworkScenario`] is a cluster of the production state machines of [`downbeat_roles`].
 //! Each process has a clock of its own. Wires delay, lose, double and reorder frames, and are cut.
 //! Processes are killed, paused, slowed, and started anew. The [`NetworkJudge`] watches the
 //! processes from outside, and knows nothing of their inner state. A run follows from its seed.

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use downbeat_core::roles::{
+use downbeat_core::{Duration, Time};
+use downbeat_roles::{
     BackendNode, BackendOptions, BatchKey, Doing, Frame, FrontendNode, FrontendOptions, Hello, Loadable, NewRequest,
     NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, SchedulerNode, SchedulerOptions, Slot,
     SubClusterPlan,
 };
-use downbeat_core::{Duration, Time};
 
 use super::scenario::{Host, NetworkScenario};
 use super::sub_clusters::{MODEL_BYTES, SubClusters};

@@ -1,8 +1,8 @@
 //! Networks drawn from a seed, with faults.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
-use downbeat_core::roles::SubClusterOptions;
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_roles::SubClusterOptions;
 use rand::RngExt;
 use rand_pcg::Pcg64;
 

@@ -5,11 +5,11 @@ mod models;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use downbeat_core::roles::{
+use downbeat_core::{Duration, Time};
+use downbeat_roles::{
     BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, Refusal, RequestEnd, RequestKey,
     Role, SchedulerOutput, SubClusterPlan,
 };
-use downbeat_core::{Duration, Time};
 use rand::RngExt;
 use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;

@@ -1,7 +1,7 @@
 //! Sub-clusters of a network whose scheduler decides which models each backend loads.
 
 use downbeat_core::Duration;
-use downbeat_core::roles::SubClusterOptions;
+use downbeat_roles::SubClusterOptions;
 
 /// Sub-clusters, and the loading of models by backends. Each backend could load every model.
 #[derive(Clone, PartialEq, Debug)]

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::roles::NodeId;
 use downbeat_core::{Duration, Time};
+use downbeat_roles::NodeId;
 use rand::RngExt;
 use rand_distr::{Distribution, LogNormal};
 use rand_pcg::Pcg64;

@@ -1,8 +1,8 @@
 //! The judge of networks notices each broken rule.
 
-use downbeat_core::roles::{BatchKey, Epoch, Frame, Member, Message, NodeId, Outcome, Refusal, RequestEnd, RequestKey};
 use downbeat_core::{BatchId, Duration, Time};
 use downbeat_lab::network::NetworkJudge;
+use downbeat_roles::{BatchKey, Epoch, Frame, Member, Message, NodeId, Outcome, Refusal, RequestEnd, RequestKey};
 
 const FRONTEND: NodeId = NodeId(1);
 const BACKEND: NodeId = NodeId(2);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use downbeat_core::roles::{Hello, NodeId, Role};
+use downbeat_roles::{Hello, NodeId, Role};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_local};

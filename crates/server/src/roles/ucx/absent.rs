@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use downbeat_core::roles::NodeId;
+use downbeat_roles::NodeId;
 use serde::{Deserialize, Serialize};
 
 use super::arena::{Arena, Place};

@@ -1,6 +1,6 @@
 use downbeat_core::Duration;
 use downbeat_core::ids::BatchId;
-use downbeat_core::roles::{BatchKey, Epoch, NodeId, Role};
+use downbeat_roles::{BatchKey, Epoch, NodeId, Role};
 
 use super::*;
 use crate::batch_codec::OutputPart;

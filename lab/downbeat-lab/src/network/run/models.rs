@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use downbeat_core::Duration;
-use downbeat_core::roles::{Doing, NodeId, PlanWanted, SubClusterPlan};
+use downbeat_roles::{Doing, NodeId, PlanWanted, SubClusterPlan};
 use rand::RngExt;
 
 use super::{Event, NetworkRun};

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 
 use anyhow::{Result, bail, ensure};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
-use downbeat_core::roles::*;
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_roles::*;
 use downbeat_server::batch_codec::OutputPart;
 use downbeat_server::roles::{Outbox, Tensors, read_frame};
 

@@ -1,0 +1,561 @@
+//! A backend: obeys the leading scheduler, fetches the inputs of its batches from frontends, and
+//! sends the answers to frontends.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::gathering::{Batch, Member};
+use super::loading::{Doing, Loading};
+use super::under_way::UnderWay;
+use crate::delay::FetchEstimate;
+use crate::epoch::Epoch;
+use crate::following::{Claimed, Following};
+use crate::link::{Frame, LinkTiming};
+use crate::links::{LinkEvent, Links};
+use crate::message::{BatchKey, Delays, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role};
+use crate::queue_names::HeardNames;
+use downbeat_core::time::{Duration, Time};
+
+/// The most batches that a backend holds. A plan beyond that goes back to the leader without a run.
+const MOST_BATCHES: usize = 4096;
+/// The most frontends that a backend remembers, including frontends without a link.
+const MOST_ADDRESSES: usize = 4096;
+/// How often the leader hears of measured delays.
+const DELAYS_EVERY: Duration = Duration::from_millis(1_000);
+/// How long a measured fetch counts.
+const SPAN: Duration = Duration::from_millis(5_000);
+
+/// Options of a backend.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BackendOptions {
+    /// Longest silence of this node on a link.
+    pub heartbeat: Duration,
+    /// Silence after which a peer is lost.
+    pub lost_after: Duration,
+    /// How long inputs may take. After that a batch runs without the missing inputs.
+    pub fetch_within: Duration,
+}
+
+/// An action that a backend asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum BackendOutput<P> {
+    /// Send this frame.
+    Send(NodeId, Frame<P>),
+    /// Connect to this frontend.
+    Connect {
+        /// The frontend.
+        frontend: NodeId,
+        /// `host:port`.
+        address: String,
+    },
+    /// Run this batch on a slot, after the slot's earlier batches. [`BackendNode::handle_ran`]
+    /// takes the result.
+    Run {
+        /// The name of the batch.
+        batch: BatchKey,
+        /// The slot.
+        slot: u32,
+        /// The queue of the batch's requests.
+        queue: QueueKey,
+        /// The members, at least one, in order.
+        members: Vec<Member<P>>,
+    },
+    /// Load or unload a model. [`BackendNode::handle_done`] takes the result, and
+    /// [`BackendNode::handle_offer`] the new list of models.
+    Model(String, Doing),
+    /// Another scheduler leads.
+    Leader(NodeId, Epoch),
+    /// The link to this peer is given up: close what carried it.
+    Lost(NodeId),
+    /// The backend was told to go, and has nothing left to do.
+    Drained,
+}
+
+/// A frontend that a scheduler has named.
+#[derive(Clone, Debug)]
+struct Met {
+    address: String,
+    /// When a connection was last asked for, if none has come since.
+    asked: Option<Time>,
+}
+
+/// A backend.
+///
+/// A backend obeys the highest epoch that it has heard of. Batches of lower epochs that the backend
+/// already has run on. A slot runs batches in the order of their plans. After a batch of a higher
+/// epoch it begins no batch of a lower one. Frontends decide which members of a batch may run, one
+/// by one.
+///
+/// After any of the `handle_*` take all outputs. At [`BackendNode::poll_timeout`] call
+/// [`BackendNode::handle_timeout`], after all frames that have come. Time never goes back.
+///
+/// Bounds: 4096 batches, 4096 frontends without a link, 65 536 names of queues for each scheduler.
+/// Links have bounds of their own.
+#[derive(Debug)]
+pub struct BackendNode<P> {
+    options: BackendOptions,
+    links: Links<P>,
+    following: Following,
+    /// All slots and models, including models that will be unloaded.
+    offer: Offer,
+    loading: Box<Loading>,
+    under_way: UnderWay<P>,
+    /// By scheduler: the queue names that it gave.
+    names: BTreeMap<NodeId, HeardNames>,
+    met: BTreeMap<NodeId, Met>,
+    fetches: FetchEstimate,
+    said: Option<Delays>,
+    /// When the leader next hears of delays.
+    delays_at: Time,
+    is_draining: bool,
+    /// The leader has said that no more batches come.
+    is_let_go: bool,
+    /// When the backend lost its last leader, or began.
+    leaderless_since: Time,
+    is_drained: bool,
+    refused_plans: u64,
+    outputs: VecDeque<BackendOutput<P>>,
+}
+
+impl<P: Clone> BackendNode<P> {
+    /// A backend without peers and models.
+    pub fn new(node: NodeId, options: BackendOptions, now: Time) -> Self {
+        BackendNode {
+            options,
+            links: Links::new(node),
+            following: Following::new(),
+            offer: Offer::default(),
+            loading: Box::default(),
+            under_way: UnderWay::new(),
+            names: BTreeMap::new(),
+            met: BTreeMap::new(),
+            fetches: FetchEstimate::new(1_000, SPAN),
+            said: None,
+            delays_at: now + DELAYS_EVERY,
+            is_draining: false,
+            is_let_go: false,
+            leaderless_since: now,
+            is_drained: false,
+            refused_plans: 0,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// The scheduler that the backend obeys, if its link is up.
+    pub fn leader(&self) -> Option<NodeId> {
+        self.following.leader()
+    }
+
+    /// The highest epoch that the backend has obeyed.
+    pub fn epoch(&self) -> Epoch {
+        self.following.epoch()
+    }
+
+    /// The number of batches that the backend has.
+    pub fn batches(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// Plans so far from schedulers that the backend no longer obeys.
+    pub fn refused_plans(&self) -> u64 {
+        self.refused_plans
+    }
+
+    /// The links, whose delays are metrics.
+    pub fn links(&self) -> &Links<P> {
+        &self.links
+    }
+
+    /// A connection to a peer is there, and replaces any other. The backend sends other backends
+    /// away.
+    pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        if peer.role == Role::Backend {
+            self.outputs.push_back(BackendOutput::Lost(peer.node));
+            return;
+        }
+        let BackendOptions { heartbeat, lost_after, .. } = self.options;
+        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after });
+        self.settle(now);
+    }
+
+    /// The last connection to a peer has ended.
+    pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.links.handle_disconnected(peer);
+        self.settle(now);
+    }
+
+    /// Handles a frame from a peer.
+    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        self.links.handle_frame(now, frame);
+        self.settle(now);
+    }
+
+    /// Sets the slots and models that the backend has from now on.
+    pub fn handle_offer(&mut self, now: Time, offer: Offer) {
+        self.offer = offer;
+        self.under_way.set_slots(self.offer.slots.len());
+        self.loading.handle_offer(&self.offer);
+        self.have(now);
+        self.settle(now);
+    }
+
+    /// Handles the result of a load or an unload that the backend asked for.
+    pub fn handle_done(&mut self, now: Time, model: &str, result: Result<(), String>) {
+        let failed = result.is_err();
+        self.loading.handle_done(model, result);
+        if failed {
+            self.have(now);
+        }
+        self.settle(now);
+    }
+
+    /// Begins the loads and unloads that the assignment needs, and tells the leader the offer.
+    fn have(&mut self, now: Time) {
+        self.begin();
+        let said = self.loading.said(&self.offer);
+        self.tell_leader(now, Message::Offer(said));
+    }
+
+    fn begin(&mut self) {
+        let begun = self.loading.begin(&self.offer, |model| self.under_way.has(model));
+        self.outputs.extend(begun.into_iter().map(|(model, doing)| BackendOutput::Model(model, doing)));
+    }
+
+    /// Stops offering a version of a model that is unloaded. The caller returns batches of the
+    /// version that are still to run with [`BackendNode::handle_ran`].
+    pub fn handle_unloaded(&mut self, now: Time, model: &str, version: u64) {
+        let before = self.offer.models.len();
+        self.offer.models.retain(|offered| offered.model != model || offered.version != version);
+        if self.offer.models.len() < before {
+            self.loading.handle_offer(&self.offer);
+            self.have(now);
+            self.settle(now);
+        }
+    }
+
+    /// A batch that the backend asked for is done. `ran`: the items that ran and the time of the
+    /// run (`None`: nothing ran). `outcomes`: the result of each member. Members without an outcome
+    /// did not run, and go back to their frontends.
+    pub fn handle_ran(
+        &mut self,
+        now: Time,
+        batch: BatchKey,
+        ran: Option<(u32, Duration)>,
+        outcomes: Vec<(RequestKey, Outcome<P>)>,
+    ) {
+        let Some(done) = self.under_way.get_mut(batch).filter(|batch| batch.is_running()) else { return };
+        let (missed, slot) = (done.missed(), done.slot as usize);
+        let mut answers: BTreeMap<NodeId, Vec<(u64, Outcome<P>)>> = BTreeMap::new();
+        for (request, outcome) in outcomes {
+            if done.take_ran(request) {
+                answers.entry(request.frontend).or_default().push((request.number, outcome));
+            }
+        }
+        let not_run = done.left_ran();
+        for (frontend, answers) in answers {
+            self.links.say(now, frontend, Message::Answers(answers));
+        }
+        for (frontend, numbers) in not_run {
+            self.links.say(now, frontend, Message::Release { batch, numbers });
+        }
+        self.complete(now, batch, ran, missed);
+        self.start(now, slot);
+        self.settle(now);
+    }
+
+    /// Begins to leave. The backend goes once the scheduler lets it and its batches are done. The
+    /// scheduler may first have other backends load its models.
+    pub fn handle_drain(&mut self, now: Time) {
+        if !std::mem::replace(&mut self.is_draining, true) {
+            self.tell_leader(now, Message::Leave);
+            self.settle(now);
+        }
+    }
+
+    /// When a backend that leaves stops waiting for a leader that could let it go: `lost_after`
+    /// after it lost the last leader.
+    fn is_left_alone_at(&self) -> Option<Time> {
+        let is_alone = self.is_draining && !self.is_let_go && self.following.leader().is_none();
+        is_alone.then(|| self.leaderless_since + self.options.lost_after)
+    }
+
+    /// Does everything that is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.links.handle_timeout(now);
+        self.settle(now);
+        for slot in 0..self.under_way.slots() {
+            self.start(now, slot);
+        }
+        self.is_let_go |= self.is_left_alone_at().is_some_and(|at| at <= now);
+        if self.delays_at <= now {
+            self.delays_at = now + DELAYS_EVERY;
+            self.tell_delays(now);
+        }
+        self.settle(now);
+    }
+
+    /// The next action that the backend asks for.
+    pub fn poll_output(&mut self, now: Time) -> Option<BackendOutput<P>> {
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        if let Some((peer, frame)) = self.links.poll_frame(now) {
+            return Some(BackendOutput::Send(peer, frame));
+        }
+        let has_nothing = self.is_let_go && self.under_way.len() == 0 && self.links.is_acknowledged();
+        if has_nothing && !self.is_drained {
+            self.is_drained = true;
+            return Some(BackendOutput::Drained);
+        }
+        None
+    }
+
+    /// When to call [`BackendNode::handle_timeout`], and why.
+    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        let gathers = self.under_way.next_due().map(|at| (at, "inputs that have not come"));
+        let delays = self.following.leader().map(|_| (self.delays_at, "delays"));
+        let alone = self.is_left_alone_at().map(|at| (at, "a scheduler that lets it go"));
+        [self.links.poll_timeout(), gathers, delays, alone].into_iter().flatten().min()
+    }
+
+    fn settle(&mut self, now: Time) {
+        while let Some(event) = self.links.poll_event() {
+            match event {
+                LinkEvent::Up(hello) if hello.role == Role::Frontend => self.handle_frontend(now, hello.node),
+                LinkEvent::Up(_) => self.tell_epoch(now),
+                LinkEvent::Message(from, message) => self.handle_message(now, from, message),
+                LinkEvent::Lost { peer, close } => {
+                    if close {
+                        self.outputs.push_back(BackendOutput::Lost(peer));
+                    }
+                    self.handle_lost(now, peer);
+                }
+            }
+        }
+    }
+
+    fn handle_message(&mut self, now: Time, from: NodeId, message: Message<P>) {
+        let Some(role) = self.links.hello(from).map(|hello| hello.role) else { return };
+        match (role, message) {
+            (Role::Scheduler { .. }, Message::Leads(epoch)) => self.handle_leads(now, from, epoch),
+            (Role::Scheduler { .. }, Message::Queue { alias, key }) => {
+                self.names.entry(from).or_default().insert(alias, key);
+            }
+            (Role::Scheduler { .. }, Message::Meet { frontend, address }) => self.handle_meet(frontend, address),
+            (Role::Scheduler { .. }, Message::Plan(plan)) => self.handle_plan(now, from, plan),
+            (Role::Scheduler { .. }, Message::Assign(assigned)) if self.following.leader() == Some(from) => {
+                self.loading.handle_assigned(assigned);
+                self.have(now);
+            }
+            (Role::Scheduler { .. }, Message::LetGo) if self.following.leader() == Some(from) => {
+                self.is_let_go = self.is_draining;
+            }
+            (Role::Frontend, Message::Inputs { batch, granted, gone }) => {
+                self.handle_inputs(now, from, batch, granted, gone);
+            }
+            // No message that a backend handles.
+            _ => {}
+        }
+    }
+
+    fn tell_leader(&mut self, now: Time, message: Message<P>) {
+        if let Some(leader) = self.following.leader() {
+            self.links.say(now, leader, message);
+        }
+    }
+
+    /// Tells all schedulers the last epoch while its leader is gone. A scheduler that never heard
+    /// of this epoch must take a greater one.
+    fn tell_epoch(&mut self, now: Time) {
+        let epoch = self.following.epoch();
+        if self.following.leader().is_some() || epoch == Epoch::NONE {
+            return;
+        }
+        let schedulers = self.links.peers().filter(|peer| matches!(peer.role, Role::Scheduler { .. }));
+        for scheduler in schedulers.map(|peer| peer.node).collect::<Vec<_>>() {
+            self.links.say(now, scheduler, Message::Standing { epoch, leads: false });
+        }
+    }
+
+    fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
+        match self.following.handle_leads(from, epoch) {
+            Claimed::Known => {}
+            Claimed::Outdone(epoch) => self.links.say(now, from, Message::Standing { epoch, leads: false }),
+            Claimed::Followed => {
+                self.outputs.push_back(BackendOutput::Leader(from, epoch));
+                let under_way = self.under_way.running(now);
+                self.links.say(now, from, Message::UnderWay(under_way));
+                self.is_let_go = false;
+                self.links.say(now, from, Message::Offer(self.loading.said(&self.offer)));
+                if self.is_draining {
+                    self.links.say(now, from, Message::Leave);
+                }
+                self.said = None;
+                self.tell_delays(now);
+            }
+        }
+    }
+
+    fn handle_meet(&mut self, frontend: NodeId, address: String) {
+        if self.met.len() >= MOST_ADDRESSES && !self.met.contains_key(&frontend) {
+            let links = &self.links;
+            self.met.retain(|frontend, _| links.is_up(*frontend));
+        }
+        let is_new = self.met.get(&frontend).is_none_or(|met| met.address != address);
+        if is_new && (self.met.len() < MOST_ADDRESSES || self.met.contains_key(&frontend)) {
+            self.met.insert(frontend, Met { address, asked: None });
+        }
+    }
+
+    fn handle_plan(&mut self, now: Time, from: NodeId, plan: Plan) {
+        if plan.batch.epoch > self.following.epoch() {
+            self.handle_leads(now, from, plan.batch.epoch);
+        }
+        let is_obeyed = self.following.leader() == Some(from) && plan.batch.epoch == self.following.epoch();
+        if !is_obeyed {
+            self.refused_plans += 1;
+            return;
+        }
+        if self.under_way.contains(plan.batch) {
+            return;
+        }
+        let queue = self.names.get(&from).and_then(|names| names.get(plan.queue)).cloned();
+        let has_room = !self.is_let_go && self.under_way.len() < MOST_BATCHES;
+        let (key, slot) = (plan.batch, plan.slot as usize);
+        let Some(queue) = queue.filter(|_| has_room && slot < self.under_way.slots()) else {
+            let Plan { batch, members, .. } = plan;
+            self.tell_leader(now, Message::Completed { batch, ran: None, missed: members });
+            return;
+        };
+        let model = self.offer.models.iter().find(|model| model.model == queue.model && model.version == queue.version);
+        let bytes = model.map_or(0, |model| model.item_bytes);
+        let batch = Batch::new(plan, queue, bytes, now + self.options.fetch_within);
+        let frontends = batch.frontends();
+        self.under_way.insert(key, batch);
+        for frontend in frontends {
+            self.claim(now, key, frontend);
+        }
+        self.start(now, slot);
+    }
+
+    /// Asks a frontend for the inputs of its members of a batch, or asks for a connection to the
+    /// frontend.
+    fn claim(&mut self, now: Time, key: BatchKey, frontend: NodeId) {
+        if self.links.is_up(frontend) {
+            if let Some(batch) = self.under_way.get_mut(key) {
+                let numbers = batch.ask(now, frontend);
+                if !numbers.is_empty() {
+                    self.links.say(now, frontend, Message::Claim { batch: key, numbers });
+                }
+            }
+            return;
+        }
+        let Some(met) = self.met.get_mut(&frontend) else {
+            if let Some(batch) = self.under_way.get_mut(key) {
+                batch.handle_lost(frontend);
+            }
+            return;
+        };
+        if met.asked.is_none_or(|asked| asked + self.options.lost_after <= now) {
+            met.asked = Some(now);
+            self.outputs.push_back(BackendOutput::Connect { frontend, address: met.address.clone() });
+        }
+    }
+
+    fn handle_frontend(&mut self, now: Time, frontend: NodeId) {
+        if let Some(met) = self.met.get_mut(&frontend) {
+            met.asked = None;
+        }
+        for key in self.under_way.keys() {
+            self.claim(now, key, frontend);
+        }
+    }
+
+    fn handle_inputs(
+        &mut self,
+        now: Time,
+        from: NodeId,
+        key: BatchKey,
+        granted: Vec<(u64, Duration, P)>,
+        gone: Vec<u64>,
+    ) {
+        let mut late = Vec::new();
+        let Some(batch) = self.under_way.get_mut(key) else {
+            late.extend(granted.into_iter().map(|(number, ..)| number));
+            self.release(now, from, key, late);
+            return;
+        };
+        if let Some((bytes, took)) = batch.fetched(now, from, granted.len()) {
+            self.fetches.record(now, bytes, took);
+        }
+        for (number, left, payload) in granted {
+            let request = RequestKey { frontend: from, number };
+            let deadline = if left == Duration::MAX { Time::MAX } else { now + left };
+            if !batch.handle_input(request, Member { request, deadline, payload }) {
+                late.push(number);
+            }
+        }
+        for number in gone {
+            batch.handle_gone(RequestKey { frontend: from, number });
+        }
+        let slot = batch.slot as usize;
+        self.release(now, from, key, late);
+        self.start(now, slot);
+    }
+
+    fn release(&mut self, now: Time, frontend: NodeId, batch: BatchKey, numbers: Vec<u64>) {
+        if !numbers.is_empty() {
+            self.links.say(now, frontend, Message::Release { batch, numbers });
+        }
+    }
+
+    fn handle_lost(&mut self, now: Time, peer: NodeId) {
+        if self.following.handle_lost(peer) {
+            self.leaderless_since = now;
+            self.tell_epoch(now);
+        }
+        self.names.remove(&peer);
+        if let Some(met) = self.met.get_mut(&peer) {
+            met.asked = None;
+        }
+        self.under_way.handle_lost(peer);
+        for slot in 0..self.under_way.slots() {
+            self.start(now, slot);
+        }
+    }
+
+    /// Begins the slot's batches whose turn has come.
+    fn start(&mut self, now: Time, slot: usize) {
+        while let Some((key, members)) = self.under_way.start(now, slot) {
+            let Some(batch) = self.under_way.get_mut(key) else { return };
+            if members.is_empty() {
+                let missed = batch.missed();
+                self.complete(now, key, None, missed);
+            } else {
+                let (slot, queue) = (batch.slot, batch.queue.clone());
+                self.outputs.push_back(BackendOutput::Run { batch: key, slot, queue, members });
+            }
+        }
+    }
+
+    /// Removes a batch that is done, and tells the leader.
+    fn complete(&mut self, now: Time, batch: BatchKey, ran: Option<(u32, Duration)>, missed: Vec<RequestKey>) {
+        if self.under_way.remove(now, batch).is_some() {
+            self.tell_leader(now, Message::Completed { batch, ran, missed });
+            if self.loading.waits() {
+                self.begin();
+            }
+        }
+    }
+
+    /// Tells the leader the measured delays if they have changed.
+    fn tell_delays(&mut self, now: Time) {
+        let frontends = self.links.peers().filter(|peer| peer.role == Role::Frontend).map(|peer| peer.node);
+        let control = frontends.filter_map(|peer| self.links.one_way(peer)).max().unwrap_or_default();
+        let (fetch, fetch_per_kib) = self.fetches.line().unwrap_or_default();
+        let delays = Delays { control, fetch, fetch_per_kib };
+        if delays != Delays::default() && self.said != Some(delays) && self.following.leader().is_some() {
+            self.said = Some(delays);
+            self.tell_leader(now, Message::Delays(delays));
+        }
+    }
+}

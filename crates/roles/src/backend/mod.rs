@@ -1,0 +1,10 @@
+//! The backend of a cluster, and the batches that it runs.
+
+mod backend_node;
+mod gathering;
+mod loading;
+mod under_way;
+
+pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
+pub use gathering::Member;
+pub use loading::Doing;

@@ -1,0 +1,70 @@
+//! The scheduler that a frontend or a backend follows.
+
+use crate::epoch::Epoch;
+use crate::message::NodeId;
+
+/// The response to a scheduler that claims to lead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Claimed {
+    /// The node follows this scheduler from now on.
+    Followed,
+    /// The node already follows this scheduler.
+    Known,
+    /// The node does not follow this scheduler. The node must tell the scheduler this epoch, so
+    /// that the scheduler takes a greater one.
+    Outdone(Epoch),
+}
+
+/// The scheduler that a frontend or a backend follows: the leader of the highest epoch it has heard
+/// of, while that leader is connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Following {
+    epoch: Epoch,
+    /// The leader of the epoch.
+    whose: Option<NodeId>,
+    is_there: bool,
+}
+
+impl Following {
+    /// No scheduler yet.
+    pub fn new() -> Self {
+        Following { epoch: Epoch::NONE, whose: None, is_there: false }
+    }
+
+    /// The highest epoch that the node has followed.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// The leader, if it is connected.
+    pub fn leader(&self) -> Option<NodeId> {
+        self.whose.filter(|_| self.is_there)
+    }
+
+    /// Handles a scheduler's claim that it leads.
+    pub fn handle_leads(&mut self, from: NodeId, epoch: Epoch) -> Claimed {
+        if epoch > self.epoch {
+            *self = Following { epoch, whose: Some(from), is_there: true };
+            return Claimed::Followed;
+        }
+        if epoch < self.epoch {
+            return Claimed::Outdone(self.epoch);
+        }
+        match (self.whose == Some(from), self.is_there) {
+            (true, true) => Claimed::Known,
+            (true, false) => {
+                self.is_there = true;
+                Claimed::Followed
+            }
+            // A restarted scheduler has taken a used number. Names of batches would be used twice.
+            (false, _) => Claimed::Outdone(Epoch { number: epoch.number.saturating_add(1), rank: u32::MAX }),
+        }
+    }
+
+    /// Handles the loss of a peer. Returns true if it was the leader.
+    pub fn handle_lost(&mut self, peer: NodeId) -> bool {
+        let was_leader = self.leader() == Some(peer);
+        self.is_there &= !was_leader;
+        was_leader
+    }
+}

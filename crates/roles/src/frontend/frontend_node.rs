@@ -1,0 +1,428 @@
+//! A frontend: keeps its clients' requests until they are answered, and decides which batch runs
+//! each of them.
+
+use std::collections::VecDeque;
+
+use super::open_requests::{NewRequest, OpenRequests, Place};
+use crate::epoch::Epoch;
+use crate::following::{Claimed, Following};
+use crate::link::{Frame, LinkTiming};
+use crate::links::{LinkEvent, Links};
+use crate::message::{BatchKey, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel};
+use downbeat_core::time::{Duration, Time};
+
+/// The most requests in one message.
+const A_MESSAGE: usize = 512;
+/// How often a request may come back without a run.
+const MOST_RETURNS: u8 = 16;
+
+/// The end of a request, reported once for each request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RequestEnd<P> {
+    /// A backend ran the request.
+    Ran(Outcome<P>),
+    /// The scheduler rejected or dropped the request.
+    Refused(Refusal),
+    /// The deadline passed without a run: no scheduler led, or the request's backend was lost.
+    TooLate,
+    /// The request's backend is lost, and the request must not run twice, or was tried too often.
+    Lost,
+}
+
+/// An action that a frontend asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FrontendOutput<P> {
+    /// Send this frame.
+    Send(NodeId, Frame<P>),
+    /// Answer a request.
+    End {
+        /// The number of the request.
+        number: u64,
+        /// The end of the request.
+        end: RequestEnd<P>,
+    },
+    /// Clients may ask for these models from now on, and for no others.
+    Models(Vec<ServedModel>),
+    /// Another scheduler leads.
+    Leader {
+        /// The leader.
+        scheduler: NodeId,
+        /// The leader's epoch.
+        epoch: Epoch,
+        /// The number of requests that the frontend hands in to this leader at once.
+        handed_in: u64,
+    },
+    /// The link to this peer is given up: close what carried it.
+    Lost(NodeId),
+}
+
+/// Options of a frontend.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FrontendOptions {
+    /// Longest silence of this node on a link.
+    pub heartbeat: Duration,
+    /// Silence after which a peer is lost.
+    pub lost_after: Duration,
+    /// How often a request is handed in again because its backend was lost.
+    pub tries: u8,
+}
+
+/// Why a request comes back to the frontend.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Back {
+    /// No backend has run the request.
+    NotRun,
+    /// The backend that had the request is lost, and may have run it.
+    PerhapsRun,
+}
+
+/// A frontend.
+///
+/// The frontend is the arbiter of its requests. A request is with the frontend, the leader, or the
+/// batch that has claimed it, and only the frontend decides which. If a scheduler or a backend is
+/// lost, the others may believe something else. Only the frontend's decision counts. One batch at a
+/// time can claim a request, and each request ends once.
+///
+/// After any of the `handle_*` take all outputs. Events between two rounds of outputs share
+/// messages and frames. At [`FrontendNode::poll_timeout`] call [`FrontendNode::handle_timeout`],
+/// after all frames that have come. Time never goes back.
+///
+/// Bounds: the caller of [`FrontendNode::handle_request`] bounds the requests and their bytes.
+/// Memory here is in proportion to the open requests. Links have bounds of their own.
+#[derive(Debug)]
+pub struct FrontendNode<P> {
+    options: FrontendOptions,
+    links: Links<P>,
+    following: Following,
+    requests: OpenRequests<P>,
+    /// Requests to hand in to the leader.
+    to_hand_in: Vec<u64>,
+    /// Requests to take back from the leader.
+    to_cancel: Vec<u64>,
+    /// The name, version and [`ServedModel::may_repeat`] of each model.
+    models: Vec<(String, u64, bool)>,
+    run_again: u64,
+    outputs: VecDeque<FrontendOutput<P>>,
+}
+
+impl<P: Clone> FrontendNode<P> {
+    /// A frontend without peers and requests.
+    pub fn new(node: NodeId, options: FrontendOptions, _now: Time) -> Self {
+        FrontendNode {
+            options,
+            links: Links::new(node),
+            following: Following::new(),
+            requests: OpenRequests::new(),
+            to_hand_in: Vec::new(),
+            to_cancel: Vec::new(),
+            models: Vec::new(),
+            run_again: 0,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// The number of requests that have not ended.
+    pub fn open(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Requests so far that were handed in again because the backend that had them was lost.
+    pub fn run_again(&self) -> u64 {
+        self.run_again
+    }
+
+    /// The scheduler that the frontend follows, if its link is up.
+    pub fn leader(&self) -> Option<NodeId> {
+        self.following.leader()
+    }
+
+    /// The highest epoch that the frontend has followed.
+    pub fn epoch(&self) -> Epoch {
+        self.following.epoch()
+    }
+
+    /// The links, whose delays are metrics.
+    pub fn links(&self) -> &Links<P> {
+        &self.links
+    }
+
+    /// A connection to a peer is there, and replaces any other. The frontend sends other frontends
+    /// away.
+    pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        if peer.role == Role::Frontend {
+            self.outputs.push_back(FrontendOutput::Lost(peer.node));
+            return;
+        }
+        let FrontendOptions { heartbeat, lost_after, .. } = self.options;
+        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after });
+        self.settle(now);
+    }
+
+    /// The last connection to a peer has ended.
+    pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.links.handle_disconnected(peer);
+        self.settle(now);
+    }
+
+    /// Handles a frame from a peer.
+    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        self.links.handle_frame(now, frame);
+        self.settle(now);
+    }
+
+    /// Takes a client's request. Returns the number that [`FrontendOutput::End`] will name.
+    pub fn handle_request(&mut self, now: Time, request: NewRequest<P>) -> u64 {
+        let number = self.requests.add(request);
+        self.wait(now, number);
+        number
+    }
+
+    /// Removes the request of a client that has gone. No [`FrontendOutput::End`] follows.
+    pub fn handle_cancel(&mut self, _now: Time, number: u64) {
+        self.remove(number);
+    }
+
+    /// Does everything that is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.links.handle_timeout(now);
+        self.settle(now);
+        while let Some(numbers) = self.requests.expired(now) {
+            for number in numbers {
+                self.expire(now, number);
+            }
+        }
+    }
+
+    /// The next action that the frontend asks for.
+    pub fn poll_output(&mut self, now: Time) -> Option<FrontendOutput<P>> {
+        if self.outputs.is_empty() && !(self.to_hand_in.is_empty() && self.to_cancel.is_empty()) {
+            self.tell_leader(now);
+            self.settle(now);
+        }
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        self.links.poll_frame(now).map(|(peer, frame)| FrontendOutput::Send(peer, frame))
+    }
+
+    /// When to call [`FrontendNode::handle_timeout`], and why.
+    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        let expiry = self.requests.next_expiry().map(|at| (at, "a deadline"));
+        [self.links.poll_timeout(), expiry].into_iter().flatten().min()
+    }
+
+    fn settle(&mut self, now: Time) {
+        while let Some(event) = self.links.poll_event() {
+            match event {
+                LinkEvent::Up(_) => self.tell_epoch(now),
+                LinkEvent::Message(from, message) => self.handle_message(now, from, message),
+                LinkEvent::Lost { peer, close } => {
+                    if close {
+                        self.outputs.push_back(FrontendOutput::Lost(peer));
+                    }
+                    self.handle_lost(now, peer);
+                }
+            }
+        }
+    }
+
+    fn handle_message(&mut self, now: Time, from: NodeId, message: Message<P>) {
+        let Some(role) = self.links.hello(from).map(|hello| hello.role) else { return };
+        let is_leader = self.following.leader() == Some(from);
+        match (role, message) {
+            (Role::Scheduler { .. }, Message::Leads(epoch)) => self.handle_leads(now, from, epoch),
+            (Role::Scheduler { .. }, Message::Refused(refused)) if is_leader => {
+                for (number, refusal) in refused {
+                    self.handle_refused(now, number, refusal);
+                }
+            }
+            (Role::Scheduler { .. }, Message::Models(models)) if is_leader => {
+                let known = |model: &ServedModel| (model.model.clone(), model.version, model.may_repeat);
+                self.models = models.iter().map(known).collect();
+                self.outputs.push_back(FrontendOutput::Models(models));
+            }
+            (Role::Backend, Message::Claim { batch, numbers }) => self.handle_claim(now, from, batch, numbers),
+            (Role::Backend, Message::Release { batch, numbers }) => {
+                for number in numbers {
+                    let place = self.requests.get(number).map(|open| open.place);
+                    if place == Some(Place::Claimed(from, batch)) {
+                        self.take_back(now, number, Back::NotRun);
+                    }
+                }
+            }
+            (Role::Backend, Message::Answers(answers)) => {
+                for (number, outcome) in answers {
+                    self.end(number, RequestEnd::Ran(outcome));
+                }
+            }
+            // From a scheduler that does not lead, or no message that a frontend handles.
+            _ => {}
+        }
+    }
+
+    /// Tells all schedulers the last epoch while its leader is gone. A scheduler that never heard
+    /// of this epoch must take a greater one.
+    fn tell_epoch(&mut self, now: Time) {
+        let epoch = self.following.epoch();
+        if self.following.leader().is_some() || epoch == Epoch::NONE {
+            return;
+        }
+        let schedulers = self.links.peers().filter(|peer| matches!(peer.role, Role::Scheduler { .. }));
+        for scheduler in schedulers.map(|peer| peer.node).collect::<Vec<_>>() {
+            self.links.say(now, scheduler, Message::Standing { epoch, leads: false });
+        }
+    }
+
+    fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
+        match self.following.handle_leads(from, epoch) {
+            Claimed::Known => {}
+            Claimed::Outdone(epoch) => self.links.say(now, from, Message::Standing { epoch, leads: false }),
+            Claimed::Followed => {
+                self.to_cancel.clear();
+                self.to_hand_in = self.requests.withdraw();
+                let handed_in = self.to_hand_in.len() as u64;
+                self.outputs.push_back(FrontendOutput::Leader { scheduler: from, epoch, handed_in });
+            }
+        }
+    }
+
+    fn handle_refused(&mut self, now: Time, number: u64, refusal: Refusal) {
+        let place = self.requests.get(number).map(|open| open.place);
+        match refusal {
+            _ if place != Some(Place::HandedIn) => {}
+            Refusal::Lost => self.take_back(now, number, Back::NotRun),
+            Refusal::Rejected(_) | Refusal::Dropped(_) => {
+                // The scheduler has already removed the request, so no cancel message is needed.
+                if let Some(open) = self.requests.get_mut(number) {
+                    open.place = Place::Here;
+                }
+                self.end(number, RequestEnd::Refused(refusal));
+            }
+        }
+    }
+
+    fn handle_claim(&mut self, now: Time, from: NodeId, batch: BatchKey, numbers: Vec<u64>) {
+        let (mut granted, mut gone) = (Vec::new(), Vec::new());
+        for number in numbers {
+            match self.requests.get_mut(number).map(|open| (open.place, open)) {
+                // The same batch asked twice. The frontend answers once.
+                Some((Place::Claimed(backend, by), _)) if (backend, by) == (from, batch) => {}
+                Some((Place::Here | Place::HandedIn, open)) if batch.epoch >= self.following.epoch() => {
+                    open.place = Place::Claimed(from, batch);
+                    granted.push((number, open.left(now), open.payload.clone()));
+                }
+                _ => gone.push(number),
+            }
+        }
+        if !(granted.is_empty() && gone.is_empty()) {
+            self.links.say(now, from, Message::Inputs { batch, granted, gone });
+        }
+    }
+
+    fn handle_lost(&mut self, now: Time, peer: NodeId) {
+        if self.following.handle_lost(peer) {
+            self.tell_epoch(now);
+            self.to_hand_in.clear();
+            self.to_cancel.clear();
+            for number in self.requests.withdraw() {
+                self.wait(now, number);
+            }
+        }
+        for number in self.requests.claimed_by(peer) {
+            self.take_back(now, number, Back::PerhapsRun);
+        }
+    }
+
+    /// Takes a request back. The request waits again, or ends if its chances are used up.
+    fn take_back(&mut self, now: Time, number: u64, back: Back) {
+        let Some(open) = self.requests.get(number) else { return };
+        let key = self.requests.queue(open);
+        let may_repeat = |(model, version, may_repeat): &(String, u64, bool)| {
+            *may_repeat && key.is_some_and(|key| key.model == *model && key.version == *version)
+        };
+        let has_chances = match back {
+            Back::NotRun => open.returned < MOST_RETURNS,
+            Back::PerhapsRun => open.tried < self.options.tries && self.models.iter().any(may_repeat),
+        };
+        let Some(open) = self.requests.get_mut(number) else { return };
+        open.place = Place::Here;
+        match back {
+            Back::NotRun => open.returned = open.returned.saturating_add(1),
+            Back::PerhapsRun => open.tried = open.tried.saturating_add(1),
+        }
+        if open.deadline <= now {
+            self.end(number, RequestEnd::TooLate);
+        } else if has_chances {
+            self.run_again += u64::from(back == Back::PerhapsRun);
+            self.wait(now, number);
+        } else {
+            self.end(number, RequestEnd::Lost);
+        }
+    }
+
+    /// Lets a request that is here wait for a leader, or queues it for the next message to the
+    /// leader.
+    fn wait(&mut self, now: Time, number: u64) {
+        let Some(deadline) = self.requests.get(number).map(|open| open.deadline) else { return };
+        if self.following.leader().is_some() {
+            self.to_hand_in.push(number);
+        } else if deadline <= now {
+            self.end(number, RequestEnd::TooLate);
+            return;
+        }
+        self.requests.watch(deadline, number);
+    }
+
+    /// Handles the end of a request's deadline, or of the grace after the deadline.
+    fn expire(&mut self, now: Time, number: u64) {
+        // By the end of the grace the frontend has heard the leader's word, or of the leader's
+        // loss.
+        let grace = if self.following.leader().is_some() { self.options.lost_after } else { Duration::ZERO };
+        let Some(open) = self.requests.get(number) else { return };
+        let last = open.deadline + grace;
+        if matches!(open.place, Place::Claimed(..)) {
+            // The backend that runs the request answers, or is lost.
+        } else if last <= now {
+            self.end(number, RequestEnd::TooLate);
+        } else {
+            self.requests.watch(last, number);
+        }
+    }
+
+    fn end(&mut self, number: u64, end: RequestEnd<P>) {
+        if self.remove(number) {
+            self.outputs.push_back(FrontendOutput::End { number, end });
+        }
+    }
+
+    /// Removes a request here and at the leader. Returns whether the request was open.
+    fn remove(&mut self, number: u64) -> bool {
+        let Some(open) = self.requests.remove(number) else { return false };
+        if open.place == Place::HandedIn {
+            self.to_cancel.push(number);
+        }
+        true
+    }
+
+    /// Tells the leader about new and cancelled requests.
+    fn tell_leader(&mut self, now: Time) {
+        let (new, gone) = (std::mem::take(&mut self.to_hand_in), std::mem::take(&mut self.to_cancel));
+        let Some(leader) = self.following.leader() else { return };
+        for numbers in gone.chunks(A_MESSAGE) {
+            self.links.say(now, leader, Message::Cancel(numbers.to_vec()));
+        }
+        for numbers in new.chunks(A_MESSAGE) {
+            let mut handed_in = Vec::with_capacity(numbers.len());
+            for number in numbers {
+                let Some((request, key)) = self.requests.hand_in(now, *number) else { continue };
+                handed_in.push(request);
+                if let Some(key) = key {
+                    self.links.say(now, leader, Message::Queue { alias: request.queue, key });
+                }
+            }
+            if !handed_in.is_empty() {
+                self.links.say(now, leader, Message::Requests(handed_in));
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The requests of a frontend that have not ended, each with its place.
+
+use super::expiries::Expiries;
+use super::numbered::Numbered;
+use crate::message::{BatchKey, HandedIn, NodeId, QueueAlias, QueueKey};
+use crate::queue_names::GivenNames;
+use downbeat_core::time::{Duration, Time};
+
+/// A request of a client.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NewRequest<P> {
+    /// The queue that the request joins.
+    pub queue: QueueKey,
+    /// The request's tensors.
+    pub payload: P,
+    /// When the client needs the answer; `Time::MAX`: at any time.
+    pub deadline: Time,
+    /// Until when the request may wait in a queue; `Time::MAX`: for ever.
+    pub queue_expiry: Time,
+    /// The request's priority level, 0 the highest.
+    pub level: u32,
+    /// Items in the request.
+    pub size: u32,
+}
+
+/// The place of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// The frontend has the request: no scheduler leads, or the frontend is about to hand the
+    /// request in.
+    Here,
+    /// The leader has the request.
+    HandedIn,
+    /// This batch of this backend has claimed the request.
+    Claimed(NodeId, BatchKey),
+}
+
+/// A request that has not ended.
+#[derive(Clone, Debug)]
+pub(super) struct Open<P> {
+    pub payload: P,
+    pub deadline: Time,
+    pub place: Place,
+    /// How many backends had the request and were lost.
+    pub tried: u8,
+    /// How often the request came back without a run.
+    pub returned: u8,
+    queue: QueueAlias,
+    queue_expiry: Time,
+    level: u32,
+    size: u32,
+    /// Whether the request is among the expiries.
+    is_watched: bool,
+}
+
+impl<P> Open<P> {
+    /// The time left until the deadline; `Duration::MAX`: no deadline.
+    pub fn left(&self, now: Time) -> Duration {
+        left(now, self.deadline)
+    }
+}
+
+fn left(now: Time, at: Time) -> Duration {
+    if at == Time::MAX { Duration::MAX } else { at.since(now) }
+}
+
+/// The requests of a frontend that have not ended. Memory and time are in proportion to their
+/// number.
+#[derive(Clone, Debug)]
+pub(super) struct OpenRequests<P> {
+    requests: Numbered<Open<P>>,
+    names: GivenNames,
+    expiries: Expiries,
+}
+
+impl<P> OpenRequests<P> {
+    /// No requests.
+    pub fn new() -> Self {
+        OpenRequests { requests: Numbered::new(), names: GivenNames::new(), expiries: Expiries::new() }
+    }
+
+    /// The number of open requests.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Adds a request, whose place is [`Place::Here`], and returns its number.
+    pub fn add(&mut self, request: NewRequest<P>) -> u64 {
+        let NewRequest { queue, payload, deadline, queue_expiry, level, size } = request;
+        let (queue, place, is_watched) = (self.names.take(queue), Place::Here, false);
+        let (tried, returned) = (0, 0);
+        let open = Open { payload, deadline, place, tried, returned, queue, queue_expiry, level, size, is_watched };
+        self.requests.push(open)
+    }
+
+    /// The request of this number.
+    pub fn get(&self, number: u64) -> Option<&Open<P>> {
+        self.requests.get(number)
+    }
+
+    /// The request of this number, mutable.
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut Open<P>> {
+        self.requests.get_mut(number)
+    }
+
+    /// The queue that a request joins.
+    pub fn queue(&self, open: &Open<P>) -> Option<&QueueKey> {
+        self.names.key(open.queue)
+    }
+
+    /// Removes and returns the request of this number.
+    pub fn remove(&mut self, number: u64) -> Option<Open<P>> {
+        let open = self.requests.remove(number)?;
+        self.names.give_back(open.queue);
+        Some(open)
+    }
+
+    /// Takes back every request that no batch has claimed, after the link to the leader broke or
+    /// the lead changed. Returns their numbers, oldest first.
+    pub fn withdraw(&mut self) -> Vec<u64> {
+        self.names.handle_new_link();
+        let is_unclaimed =
+            |(number, open): (u64, &Open<P>)| (!matches!(open.place, Place::Claimed(..))).then_some(number);
+        let unclaimed: Vec<u64> = self.requests.iter().filter_map(is_unclaimed).collect();
+        for number in &unclaimed {
+            if let Some(open) = self.requests.get_mut(*number) {
+                open.place = Place::Here;
+            }
+        }
+        unclaimed
+    }
+
+    /// The requests that a backend's batches have claimed, oldest first.
+    pub fn claimed_by(&self, backend: NodeId) -> Vec<u64> {
+        let is_its = |(number, open): (u64, &Open<P>)| {
+            matches!(open.place, Place::Claimed(of, _) if of == backend).then_some(number)
+        };
+        self.requests.iter().filter_map(is_its).collect()
+    }
+
+    /// Hands in a request whose place is [`Place::Here`]. Returns its metadata, and its queue if
+    /// the leader has not yet heard of that queue.
+    pub fn hand_in(&mut self, now: Time, number: u64) -> Option<(HandedIn, Option<QueueKey>)> {
+        let open = self.requests.get_mut(number).filter(|open| open.place == Place::Here)?;
+        open.place = Place::HandedIn;
+        let (left, queue_left) = (open.left(now), left(now, open.queue_expiry));
+        let Open { queue, level, size, tried, .. } = *open;
+        Some((HandedIn { number, queue, left, queue_left, level, size, tried }, self.names.tell(queue)))
+    }
+
+    /// Makes [`OpenRequests::expired`] return the request at `at`, unless the request is already
+    /// watched.
+    pub fn watch(&mut self, at: Time, number: u64) {
+        let Some(open) = self.requests.get_mut(number).filter(|open| !open.is_watched && at < Time::MAX) else {
+            return;
+        };
+        open.is_watched = true;
+        self.expiries.insert(at, number);
+        // Ended requests stay among the expiries until this sweep.
+        if self.expiries.len() > 4 * self.requests.len() + 1024 {
+            self.expiries.retain(|number| self.requests.get(number).is_some());
+        }
+    }
+
+    /// The next group of requests that have expired by `now`; `None` when no more have.
+    pub fn expired(&mut self, now: Time) -> Option<Vec<u64>> {
+        let numbers = self.expiries.pop(now)?;
+        for number in &numbers {
+            if let Some(open) = self.requests.get_mut(*number) {
+                open.is_watched = false;
+            }
+        }
+        Some(numbers)
+    }
+
+    /// When [`OpenRequests::expired`] next returns requests.
+    pub fn next_expiry(&self) -> Option<Time> {
+        self.expiries.next()
+    }
+}

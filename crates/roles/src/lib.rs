@@ -1,0 +1,64 @@
+//! The state machines of frontends, schedulers and backends as separate processes. Each one copes
+//! with peers that are late, silent or gone.
+//!
+//! Symphony §4.3 separates the metadata of requests, which go through the scheduler, from their
+//! tensors, which go directly between frontends and backends. In this crate each role is a state
+//! machine without a clock and without a wire. Time and frames come in; frames and decisions go
+//! out. A process brings sockets and memory. The simulator brings a network that loses, doubles,
+//! reorders and cuts.
+//!
+//! ```text
+//! client --request--> FrontendNode --Requests--> SchedulerNode --Plan--> BackendNode
+//!                          ^                          |                      |
+//!                          |                    other SchedulerNodes         |
+//!                          +---- Claim, Inputs, Answers ---------------------+
+//! ```
+//!
+//! **Ownership.** A [`FrontendNode`] has every request of its clients, with its tensors, until it
+//! is answered. The frontend alone decides which batch may run a request and which answer counts. A
+//! [`SchedulerNode`] has metadata only, and may be lost with all of it: frontends hand their
+//! unclaimed requests in to the next leader. A [`BackendNode`] has the batches under way.
+//!
+//! **Time** does not travel. Messages carry the time left of a budget, and no node adds to it on
+//! the way. Instants are each node's own.
+//!
+//! **Links.** A link between two nodes ([`Links`]) brings messages in order and once, or reports
+//! that the other node is lost. State machines behind a link never see a message doubled or out of
+//! order. Each one must cope with a peer that goes, and with one that comes anew.
+//!
+//! **Epochs.** Each leader has an [`Epoch`]. Backends and frontends follow the highest epoch that
+//! they have heard of, and do nothing that a lower one asks for.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `message.rs` | the messages |
+//! | `link.rs`, `links.rs` | messages in order and once between two nodes; all links of one node |
+//! | `delay.rs`, `scheduler/budgets.rs` | measured delays of messages (Symphony appendix D); the budgets that models are planned with |
+//! | `epoch.rs`, `scheduler/election.rs` | the choice of the leader |
+//! | `assignment.rs`, `scheduler/assigner.rs`, `backend/loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
+//! | `frontend/frontend_node.rs`, `scheduler/scheduler_node.rs`, `backend/backend_node.rs` | the roles |
+
+mod assignment;
+mod backend;
+mod delay;
+mod epoch;
+mod following;
+mod frontend;
+mod link;
+mod links;
+mod message;
+mod queue_names;
+mod scheduler;
+
+pub use assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
+pub use backend::{BackendNode, BackendOptions, BackendOutput, Doing, Member};
+pub use delay::{DelayEstimate, FetchEstimate, Least};
+pub use epoch::Epoch;
+pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, RequestEnd};
+pub use link::{Frame, LinkTiming, MOST_UNACKED};
+pub use links::{LinkEvent, Links};
+pub use message::{
+    BatchKey, Delays, HandedIn, Hello, Loadable, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan,
+    QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
+};
+pub use scheduler::{ModelBudget, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterOptions};

@@ -1,0 +1,229 @@
+//! All links of one node.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::link::{Frame, Heard, Link, LinkTiming};
+use crate::message::{Hello, Message, NodeId, PROTOCOL};
+use downbeat_core::time::{Duration, Time};
+
+/// The most links of a node. The node sends further peers away.
+const MOST_LINKS: usize = 4096;
+
+/// An event on the links. Each peer has one `Up`, then messages, then one `Lost`, and so on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LinkEvent<P> {
+    /// The link is up: both sides know each other. The link brings no message of an earlier link.
+    Up(Hello),
+    /// The next message of a peer that is up. The time of the way is already off the message's
+    /// budgets.
+    Message(NodeId, Message<P>),
+    /// The link is lost, or never came up. Messages sent to this peer may not have come, and no
+    /// more messages of the link come.
+    Lost {
+        /// The peer.
+        peer: NodeId,
+        /// Whether the caller must close the connection. Not if it has ended, or if the peer has
+        /// begun a new link.
+        close: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Peer<P> {
+    hello: Hello,
+    link: Link<P>,
+    /// Whether the peer is in `ready`.
+    is_listed: bool,
+}
+
+/// All links of one node.
+///
+/// Call the `handle_*`, take all events, send the messages that follow from them, and take all
+/// frames. At [`Links::poll_timeout`] call [`Links::handle_timeout`]. Frames are made when they are
+/// taken, so messages queued in between share a frame. If frames have come and a timeout is due,
+/// handle the frames first. Otherwise a live peer would count as silent.
+///
+/// Bounds: 4096 links; for each, [`MOST_UNACKED`](crate::MOST_UNACKED) messages. A peer that has
+/// not acknowledged that many is lost.
+#[derive(Debug)]
+pub struct Links<P> {
+    node: NodeId,
+    /// The session of the newest link.
+    session: u64,
+    peers: BTreeMap<NodeId, Peer<P>>,
+    /// Peers that may have a frame to send.
+    ready: VecDeque<NodeId>,
+    events: VecDeque<LinkEvent<P>>,
+    /// The earliest instant at which anything is due, and why.
+    alarm: (Time, &'static str),
+}
+
+impl<P: Clone> Links<P> {
+    /// No links.
+    pub fn new(node: NodeId) -> Self {
+        let (peers, ready, events) = (BTreeMap::new(), VecDeque::new(), VecDeque::new());
+        Links { node, session: 0, peers, ready, events, alarm: (Time::MAX, "nothing") }
+    }
+
+    /// A connection to a peer is there. An existing link goes on over the new connection.
+    pub fn handle_connected(&mut self, now: Time, hello: &Hello, timing: LinkTiming) {
+        let peer = hello.node;
+        if let Some(known) = self.peers.get_mut(&peer)
+            && known.hello.role == hello.role
+        {
+            known.hello = hello.clone();
+            known.link.hurry();
+            self.attend(peer);
+            return;
+        }
+        let is_welcome = hello.protocol == PROTOCOL && peer != self.node && self.peers.len() < MOST_LINKS;
+        if !is_welcome || self.peers.contains_key(&peer) {
+            self.events.push_back(LinkEvent::Lost { peer, close: true });
+            self.peers.remove(&peer);
+            return;
+        }
+        self.session += 1;
+        let link = Link::new(self.session, 0, timing, now);
+        self.peers.insert(peer, Peer { hello: hello.clone(), link, is_listed: false });
+        self.attend(peer);
+    }
+
+    /// The last connection to a peer has ended.
+    pub fn handle_disconnected(&mut self, peer: NodeId) {
+        self.remove(peer, false);
+    }
+
+    /// Ends the link to a peer.
+    pub fn lose(&mut self, peer: NodeId) {
+        self.remove(peer, true);
+    }
+
+    fn remove(&mut self, peer: NodeId, close: bool) {
+        if self.peers.remove(&peer).is_some() {
+            self.events.push_back(LinkEvent::Lost { peer, close });
+        }
+    }
+
+    /// Handles a frame. A frame from a peer without a [`Hello`] is ignored.
+    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        let from = frame.from;
+        let Some(peer) = self.peers.get_mut(&from) else { return };
+        match peer.link.handle_frame(now, frame) {
+            Heard::Nothing => {}
+            Heard::Anew(theirs) => {
+                self.session += 1;
+                peer.link = Link::new(self.session, theirs, peer.link.timing(), now);
+                self.events.push_back(LinkEvent::Lost { peer: from, close: false });
+            }
+            Heard::Came { is_first, messages } => {
+                if is_first {
+                    self.events.push_back(LinkEvent::Up(peer.hello.clone()));
+                }
+                self.events.extend(messages.into_iter().map(|message| LinkEvent::Message(from, message)));
+            }
+        }
+        self.attend(from);
+    }
+
+    /// Sends a message to a peer, or nothing if the peer is not up.
+    pub fn say(&mut self, now: Time, peer: NodeId, message: Message<P>) {
+        let Some(known) = self.peers.get_mut(&peer).filter(|known| known.link.is_up()) else { return };
+        if known.link.say(now, message) {
+            self.attend(peer);
+        } else {
+            self.remove(peer, true);
+        }
+    }
+
+    /// Does everything that is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if now < self.alarm.0 {
+            return;
+        }
+        let late = now.since(self.alarm.0);
+        for peer in self.peers.values_mut() {
+            peer.link.forgive(now, late);
+        }
+        let is_lost = |(_, peer): &(&NodeId, &Peer<P>)| peer.link.lost_at() <= now;
+        let lost: Vec<NodeId> = self.peers.iter().filter(is_lost).map(|(peer, _)| *peer).collect();
+        for peer in lost {
+            self.remove(peer, true);
+        }
+        self.alarm = (Time::MAX, "nothing");
+        for (node, peer) in &mut self.peers {
+            peer.link.handle_timeout(now);
+            if peer.link.has_frame() && !peer.is_listed {
+                peer.is_listed = true;
+                self.ready.push_back(*node);
+            }
+            self.alarm = self.alarm.min(peer.link.due());
+        }
+    }
+
+    /// Queues a peer for [`Links::poll_frame`] if it has a frame to send, and updates the alarm.
+    fn attend(&mut self, node: NodeId) {
+        let Some(peer) = self.peers.get_mut(&node) else { return };
+        if peer.link.has_frame() && !peer.is_listed {
+            peer.is_listed = true;
+            self.ready.push_back(node);
+        }
+        self.alarm = self.alarm.min(peer.link.due());
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<LinkEvent<P>> {
+        self.events.pop_front()
+    }
+
+    /// The next frame to send, and its receiver.
+    pub fn poll_frame(&mut self, now: Time) -> Option<(NodeId, Frame<P>)> {
+        while let Some(node) = self.ready.front().copied() {
+            if let Some(peer) = self.peers.get_mut(&node) {
+                if let Some(frame) = peer.link.frame(self.node, now) {
+                    self.alarm = self.alarm.min(peer.link.due());
+                    return Some((node, frame));
+                }
+                peer.is_listed = false;
+            }
+            self.ready.pop_front();
+        }
+        None
+    }
+
+    /// When to call [`Links::handle_timeout`], and why. The instant may be too early, because a
+    /// frame sent since may have done the work.
+    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        (self.alarm.0 < Time::MAX).then_some(self.alarm)
+    }
+
+    /// Whether a peer is up.
+    pub fn is_up(&self, peer: NodeId) -> bool {
+        self.peers.get(&peer).is_some_and(|known| known.link.is_up())
+    }
+
+    /// The hello of a peer, up or not.
+    pub fn hello(&self, peer: NodeId) -> Option<&Hello> {
+        Some(&self.peers.get(&peer)?.hello)
+    }
+
+    /// A high percentile of the time that a message without tensors took from a peer. `None` before
+    /// the first one.
+    pub fn one_way(&self, peer: NodeId) -> Option<Duration> {
+        self.peers.get(&peer)?.link.one_way()
+    }
+
+    /// A high percentile of the time to a peer and back. `None` before the first round trip.
+    pub fn round_trip(&self, peer: NodeId) -> Option<Duration> {
+        self.peers.get(&peer)?.link.round_trip()
+    }
+
+    /// Whether peers have acknowledged all messages.
+    pub fn is_acknowledged(&self) -> bool {
+        self.peers.values().all(|peer| peer.link.is_acknowledged())
+    }
+
+    /// The peers that are up, in the order of their ids.
+    pub fn peers(&self) -> impl Iterator<Item = &Hello> {
+        self.peers.values().filter(|peer| peer.link.is_up()).map(|peer| &peer.hello)
+    }
+}

@@ -1,0 +1,417 @@
+//! The messages that frontends, schedulers and backends send to each other.
+//!
+//! `P` is the type of a request's tensors: bytes in a process, nothing in most tests. State
+//! machines hand tensors on and never look into them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::assignment::Assignment;
+use crate::epoch::Epoch;
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
+use downbeat_core::ids::BatchId;
+use downbeat_core::profile::LatencyProfile;
+use downbeat_core::time::Duration;
+
+/// The version of this protocol. A node closes connections to peers of another version.
+pub const PROTOCOL: u16 = 5;
+
+/// The identity of a process. A process draws it at random when it starts, so a restarted process
+/// is a different node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(pub u64);
+
+/// The role of a process in the cluster.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Role {
+    /// A frontend has the clients.
+    Frontend,
+    /// A scheduler leads, or stands by.
+    Scheduler {
+        /// The scheduler's place, from 0, in the list that all schedulers share.
+        rank: u32,
+    },
+    /// A backend has the devices.
+    Backend,
+}
+
+/// Identifies a process: the first message on a connection, before any frame.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// The sender's [`PROTOCOL`].
+    pub protocol: u16,
+    /// The sender's id.
+    pub node: NodeId,
+    /// The sender's role.
+    pub role: Role,
+    /// The sender's name for people, in logs and metrics.
+    pub name: String,
+    /// Where other nodes may connect to the sender, `host:port`; empty: nowhere.
+    pub address: String,
+}
+
+/// The cluster-wide name of a request: its frontend, and that frontend's number for the request.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct RequestKey {
+    /// The frontend that has the client.
+    pub frontend: NodeId,
+    /// From 0, in the order of arrival at that frontend, never used again.
+    pub number: u64,
+}
+
+/// The cluster-wide name of a batch: the epoch that planned the batch, and its id in that epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct BatchKey {
+    /// The epoch that the batch was planned in.
+    pub epoch: Epoch,
+    /// Unique within the epoch.
+    pub batch: BatchId,
+}
+
+/// Requests that may share a batch: of one version of a model, and of one shape.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct QueueKey {
+    /// Name of the model.
+    pub model: String,
+    /// Version.
+    pub version: u64,
+    /// The dimensions that vary from request to request, in the order of the inputs, without the
+    /// batch dimension. Empty if no dimension varies.
+    pub shape: Vec<i64>,
+}
+
+/// A short name for a [`QueueKey`] on one link. A frontend or a scheduler gives the name once, by
+/// [`Message::Queue`], before its first use.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct QueueAlias(pub u32);
+
+/// A request as a frontend hands it in to a scheduler: metadata, no tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HandedIn {
+    /// The frontend's number for this request.
+    pub number: u64,
+    /// The queue that the request joins.
+    pub queue: QueueAlias,
+    /// The time left until the deadline; `Duration::MAX`: no deadline.
+    pub left: Duration,
+    /// The time that the request may still wait in a queue; `Duration::MAX`: any time.
+    pub queue_left: Duration,
+    /// The request's priority level, 0 the highest.
+    pub level: u32,
+    /// Items in the request.
+    pub size: u32,
+    /// How often a backend that had the request was lost.
+    pub tried: u8,
+}
+
+/// Why a scheduler gives a request back without a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Refusal {
+    /// The scheduler did not admit the request.
+    Rejected(Reject),
+    /// The scheduler dropped the request from its queue.
+    Dropped(DropReason),
+    /// The backend of the request's batch is lost, or could not gather the batch. The frontend may
+    /// hand the request in again if no batch has claimed it.
+    Lost,
+}
+
+/// A batch for a backend.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// The name of the batch.
+    pub batch: BatchKey,
+    /// The slot of the backend that runs the batch.
+    pub slot: u32,
+    /// The queue of the batch's requests.
+    pub queue: QueueAlias,
+    /// The requests of the batch, in order.
+    pub members: Vec<RequestKey>,
+    /// Items in the batch.
+    pub size: u32,
+    /// The time until the batch must start. All inputs must have come by then.
+    pub starts_in: Duration,
+    /// The latency `l(size)` that the scheduler planned with.
+    pub expected: Duration,
+}
+
+/// A slot of a backend, which runs one batch after another.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Slot {
+    /// The slot's hardware. Slots of equal hardware run a model alike (`cpu 2 threads rten`,
+    /// `NVIDIA H100 50%`).
+    pub hardware: String,
+    /// The backend's device, from 0, that this slot is a part of. Busy time and advice on the
+    /// number of devices count devices, not slots.
+    pub device: u32,
+}
+
+/// A model as a backend serves it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OfferedModel {
+    /// Name of the model.
+    pub model: String,
+    /// Version.
+    pub version: u64,
+    /// Identifies the model's files and configuration. Backends with the same model files and
+    /// configuration have the same fingerprint.
+    pub fingerprint: String,
+    /// The facts that frontends need to read and check requests. Schedulers hand the bytes on and
+    /// never look into them.
+    pub definition: Vec<u8>,
+    /// The largest batch, in items.
+    pub max_batch: u32,
+    /// Which requests the scheduler drops to save deadlines.
+    pub drop: DropPolicy,
+    /// When a batch may start.
+    pub dispatch: DispatchPolicy,
+    /// How long a request without a deadline may wait.
+    pub max_wait: Duration,
+    /// Priority levels, the highest first.
+    pub levels: Vec<PriorityLevel>,
+    /// Batches of the model that one backend may run at once.
+    pub at_once: u32,
+    /// Bytes of one item's inputs.
+    pub item_bytes: u64,
+    /// Whether a request that may already have run may run again.
+    pub may_repeat: bool,
+    /// The shape that the profiles were measured with (see [`QueueKey::shape`]).
+    pub shape: Vec<i64>,
+    /// `l(b)` by slot. A slot without an entry does not run the model.
+    pub profiles: Vec<(u32, LatencyProfile)>,
+}
+
+/// A model that a backend could load on a scheduler's order.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Loadable {
+    /// Name of the model.
+    pub model: String,
+    /// Bytes that the loaded model takes on a device, as far as the backend knows before it loads:
+    /// the size of the files.
+    pub memory: u64,
+    /// Why the last ordered load failed, if it did.
+    pub failed: Option<String>,
+}
+
+/// The slots and models of a backend.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Offer {
+    /// The slots, in order; never fewer than before.
+    pub slots: Vec<Slot>,
+    /// All loaded models that schedulers may use.
+    pub models: Vec<OfferedModel>,
+    /// Models that schedulers may order the backend to load and unload. Empty: the backend alone
+    /// chooses its models.
+    pub repository: Vec<Loadable>,
+    /// Bytes for models on the backend's smallest device; `None`: not known.
+    pub memory: Option<u64>,
+    /// The last assignment that the backend heard. `models` leaves out every model that this
+    /// assignment takes away.
+    pub assigned: Option<Assignment>,
+}
+
+impl Offer {
+    /// The model's entry in the repository, if schedulers may load and unload the model.
+    pub(super) fn loadable(&self, model: &str) -> Option<&Loadable> {
+        self.repository.iter().find(|loadable| loadable.model == model)
+    }
+
+    /// Whether the backend could load a model, as far as it knows.
+    pub(super) fn can_load(&self, model: &str) -> bool {
+        self.loadable(model).is_some_and(|loadable| loadable.failed.is_none())
+    }
+}
+
+/// A batch that a backend still has, reported to a new leader.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Running {
+    /// The name of the batch.
+    pub batch: BatchKey,
+    /// The slot that runs the batch.
+    pub slot: u32,
+    /// The time until the batch is expected to be done.
+    pub ends_in: Duration,
+}
+
+/// A model as the leader describes it to frontends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ServedModel {
+    /// Name of the model.
+    pub model: String,
+    /// Version.
+    pub version: u64,
+    /// [`OfferedModel::definition`].
+    pub definition: Vec<u8>,
+    /// [`OfferedModel::may_repeat`].
+    pub may_repeat: bool,
+}
+
+/// Message delays that a backend has measured (Symphony appendix D): high percentiles.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Delays {
+    /// The time of a message without tensors to or from a frontend, for the slowest frontend.
+    pub control: Duration,
+    /// Fetching inputs: the part that does not depend on their size.
+    pub fetch: Duration,
+    /// Fetching inputs: nanoseconds for each KiB.
+    pub fetch_per_kib: u64,
+}
+
+/// The result of a request on a backend.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Outcome<P> {
+    /// The request's outputs.
+    Outputs(P),
+    /// The request itself failed, so that another run would not help. The process that runs models
+    /// defines the codes.
+    Failed {
+        /// The kind of error, which decides the status that the client sees.
+        code: u16,
+        /// Text for the client.
+        message: String,
+    },
+}
+
+/// Any message on a link. Each variant is worded as the sender speaks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Message<P> {
+    /// Frontend to scheduler, scheduler to backend: from now on `alias` stands for this queue.
+    Queue {
+        /// The short name.
+        alias: QueueAlias,
+        /// The queue.
+        key: QueueKey,
+    },
+    /// Frontend to scheduler: these requests wait with me. The scheduler keeps its entry of a
+    /// request that already waits. A request that it had in a batch has left that batch, and waits
+    /// again.
+    Requests(Vec<HandedIn>),
+    /// Frontend to scheduler: the clients of these requests have gone.
+    Cancel(Vec<u64>),
+    /// Scheduler to frontend: these requests get no batch, and why.
+    Refused(Vec<(u64, Refusal)>),
+    /// Scheduler to frontend: the complete list of models that clients may ask for.
+    Models(Vec<ServedModel>),
+    /// Scheduler to all: I lead.
+    Leads(Epoch),
+    /// Scheduler to scheduler: the highest epoch that I have heard of, and whether I am its leader.
+    /// Frontend or backend to a scheduler whose [`Message::Leads`] it does not follow (`leads` is
+    /// false): I would follow only greater epochs.
+    Standing {
+        /// The highest epoch that the sender has heard of.
+        epoch: Epoch,
+        /// Whether the sender leads in this epoch.
+        leads: bool,
+    },
+    /// Scheduler to backend: a frontend, and its address.
+    Meet {
+        /// The frontend.
+        frontend: NodeId,
+        /// `host:port`.
+        address: String,
+    },
+    /// Scheduler to backend: run this batch.
+    Plan(Plan),
+    /// Backend to scheduler: my slots and models, which replace my last offer.
+    Offer(Offer),
+    /// Scheduler to backend: the models that you must have, which replace your last assignment.
+    Assign(Assignment),
+    /// Backend to scheduler: the network delays that I have measured.
+    Delays(Delays),
+    /// Backend to a scheduler that has begun to lead: the batches that I have under way.
+    UnderWay(Vec<Running>),
+    /// Backend to scheduler: the slot is done with this batch.
+    Completed {
+        /// The name of the batch.
+        batch: BatchKey,
+        /// Items that ran, and the time of the run; `None`: nothing ran.
+        ran: Option<(u32, Duration)>,
+        /// Members whose inputs did not come in time.
+        missed: Vec<RequestKey>,
+    },
+    /// Backend to scheduler: I am leaving. The backend ends after the scheduler has [let it
+    /// go](Message::LetGo) and its last batch is done.
+    Leave,
+    /// Scheduler to a backend that leaves: you get no more batches.
+    LetGo,
+    /// Backend to frontend: these requests are in a batch of mine; send me their inputs.
+    Claim {
+        /// The batch.
+        batch: BatchKey,
+        /// The frontend's numbers of the requests.
+        numbers: Vec<u64>,
+    },
+    /// Frontend to backend: the inputs of the granted requests, with the time left to their
+    /// deadlines. You cannot have the other requests.
+    Inputs {
+        /// The batch that claimed the requests.
+        batch: BatchKey,
+        /// Number, time left and inputs of each granted request.
+        granted: Vec<(u64, Duration, P)>,
+        /// Requests that are answered or cancelled, or that another batch has claimed.
+        gone: Vec<u64>,
+    },
+    /// Backend to frontend: I do not run these requests. The inputs came too late for the batch, or
+    /// the run gave no result.
+    Release {
+        /// The batch that claimed the requests.
+        batch: BatchKey,
+        /// The frontend's numbers of the requests.
+        numbers: Vec<u64>,
+    },
+    /// Backend to frontend: the results of requests.
+    Answers(Vec<(u64, Outcome<P>)>),
+}
+
+/// The budget that remains after `spent`. A budget without an end stays endless.
+fn left_after(left: Duration, spent: Duration) -> Duration {
+    if left == Duration::MAX { left } else { left.saturating_sub(spent) }
+}
+
+impl<P> Message<P> {
+    /// Whether the message may be large.
+    pub fn has_tensors(&self) -> bool {
+        matches!(self, Message::Inputs { .. } | Message::Answers(_))
+    }
+
+    /// Takes `spent`, the time that the message has waited or travelled, off the budgets in the
+    /// message.
+    pub fn spend(&mut self, spent: Duration) {
+        match self {
+            Message::Requests(requests) => {
+                for request in requests {
+                    request.left = left_after(request.left, spent);
+                    request.queue_left = left_after(request.queue_left, spent);
+                }
+            }
+            Message::Plan(plan) => plan.starts_in = left_after(plan.starts_in, spent),
+            Message::UnderWay(running) => {
+                for batch in running {
+                    batch.ends_in = left_after(batch.ends_in, spent);
+                }
+            }
+            Message::Inputs { granted, .. } => {
+                for (_, left, _) in granted {
+                    *left = left_after(*left, spent);
+                }
+            }
+            Message::Queue { .. }
+            | Message::Cancel(_)
+            | Message::Refused(_)
+            | Message::Models(_)
+            | Message::Leads(_)
+            | Message::Standing { .. }
+            | Message::Meet { .. }
+            | Message::Offer(_)
+            | Message::Assign(_)
+            | Message::Delays(_)
+            | Message::Completed { .. }
+            | Message::Leave
+            | Message::LetGo
+            | Message::Claim { .. }
+            | Message::Release { .. }
+            | Message::Answers(_) => {}
+        }
+    }
+}

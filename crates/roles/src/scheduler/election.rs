@@ -1,0 +1,453 @@
+//! Elects the leader: one scheduler's view of the others, and the instant at which it takes over.
+//!
+//! All schedulers have the same list. The leader sends the others a heartbeat. After
+//! `takeover_after` without one, the live spare of the lowest rank takes the next epoch. A spare
+//! waits one `takeover_after` more for each live spare before it, so that spares do not all take
+//! over at once. Two spares that cannot hear each other may both take over. The two epochs then
+//! differ in rank, and everyone obeys the lower rank.
+//!
+//! A scheduler that was itself stopped for a while cannot know that the others were silent, so it
+//! begins to listen anew. The lead may change again and again. Example: two schedulers cannot hear
+//! each other, and a third hears both. After a few changes each scheduler waits longer before it
+//! takes over, by up to a second.
+
+use std::collections::VecDeque;
+
+use crate::epoch::Epoch;
+use downbeat_core::time::{Duration, Time};
+
+/// Changes of the lead within [`CALM`] before patience grows.
+const TOLERATED_CHANGES: u32 = 3;
+
+/// After this time without a change of the lead, patience starts from zero again.
+const CALM: Duration = Duration::from_millis(2_000);
+
+/// The most that earlier takeovers may delay a takeover.
+const MOST_PATIENCE: Duration = Duration::from_millis(1_000);
+
+/// How long a spare waits before it asks a store again that had no epoch, in `takeover_after`.
+const ASK_AGAIN: u64 = 10;
+
+/// One scheduler's view of the lead.
+#[derive(Debug)]
+pub(super) struct Election {
+    rank: u32,
+    takeover_after: Duration,
+    /// How long a leader that others report may take to connect.
+    first_wait: Duration,
+    epochs_are_allotted: bool,
+    /// The highest epoch that this scheduler has heard of.
+    heard: Epoch,
+    state: State,
+    /// When the leader of `heard` was last heard, or since when there is no leader.
+    leader_heard: Time,
+    /// Whether the node that leads as `heard` is connected and has confirmed its lead.
+    leader_is_up: bool,
+    /// By rank: when each other scheduler was last heard; `None`: not connected.
+    others: Vec<Option<Time>>,
+    /// When this scheduler last ran. `back`: when it came back from a pause so long that others may
+    /// have given it up.
+    awake: Time,
+    back: Option<Time>,
+    /// Whether this scheduler noticed the leader's silence late, and so listens once more.
+    listens_again: bool,
+    /// Changes of the lead without a calm between them, and the instant of the last change.
+    changes: u32,
+    changed_at: Time,
+    events: VecDeque<ElectionEvent>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Spare,
+    /// This scheduler has asked the store for an epoch, or will ask again at `again`.
+    Asking {
+        again: Option<Time>,
+    },
+    Leads(Epoch),
+}
+
+/// A result of the election.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ElectionEvent {
+    /// This scheduler leads.
+    Leads(Epoch),
+    /// Another scheduler leads, or led.
+    StandsBy(Epoch),
+    /// The store must allot an epoch above this number.
+    WantEpoch(u64),
+}
+
+impl Election {
+    /// The election of the scheduler of `rank` among `schedulers`. A new election waits for a
+    /// leader for `first_wait`, plus a `takeover_after` for each rank before its own.
+    pub fn new(
+        (rank, schedulers): (u32, u32),
+        takeover_after: Duration,
+        epochs_are_allotted: bool,
+        first_wait: Duration,
+        now: Time,
+    ) -> Self {
+        let first_wait = if schedulers > 1 { first_wait } else { Duration::ZERO };
+        let turn = if schedulers > 1 { takeover_after.saturating_mul(rank.into()) } else { Duration::ZERO };
+        Election {
+            rank,
+            takeover_after,
+            first_wait,
+            epochs_are_allotted,
+            heard: Epoch::NONE,
+            state: State::Spare,
+            leader_heard: now + first_wait + turn,
+            leader_is_up: false,
+            others: vec![None; schedulers.max(rank.saturating_add(1)).min(MOST_SCHEDULERS) as usize],
+            awake: now,
+            back: None,
+            listens_again: false,
+            changes: 0,
+            changed_at: now,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Notes that this scheduler runs, to detect its own pauses. Call this before handling any
+    /// event.
+    pub fn handle_awake(&mut self, now: Time) {
+        if now.since(self.awake).saturating_mul(2) > self.first_wait {
+            self.back = Some(now);
+        }
+        self.awake = now;
+    }
+
+    /// The epoch in which this scheduler leads.
+    pub fn leads(&self) -> Option<Epoch> {
+        match self.state {
+            State::Leads(epoch) => Some(epoch),
+            _ => None,
+        }
+    }
+
+    /// The standing to tell other schedulers: the highest epoch heard of, and whether this
+    /// scheduler leads.
+    pub fn standing(&self) -> (Epoch, bool) {
+        (self.heard, self.leads().is_some())
+    }
+
+    /// Notes that another scheduler sent any frame.
+    pub fn handle_heard(&mut self, now: Time, rank: u32) {
+        if let Some(Some(at)) = self.others.get_mut(rank as usize) {
+            *at = now;
+        }
+        if self.leader_is_up && rank == self.heard.rank {
+            self.leader_was_heard(now);
+        }
+    }
+
+    /// Another scheduler has connected.
+    pub fn handle_up(&mut self, now: Time, rank: u32) {
+        if let Some(other) = self.others.get_mut(rank as usize) {
+            *other = Some(now);
+        }
+        if rank == self.heard.rank {
+            // This may be another process of the leader's rank, until it confirms its lead.
+            self.leader_is_up = false;
+        }
+    }
+
+    /// Another scheduler is disconnected.
+    pub fn handle_lost(&mut self, now: Time, rank: u32) {
+        if let Some(other) = self.others.get_mut(rank as usize) {
+            *other = None;
+        }
+        if rank == self.heard.rank && std::mem::take(&mut self.leader_is_up) {
+            if self.back.is_some_and(|back| now < back + self.first_wait) {
+                // This scheduler itself was silent, and the leader has given it up.
+                self.leader_heard = now + self.first_wait;
+                return;
+            }
+            // A lost leader is as good as a silent one.
+            let silent_since = Time::from_nanos(now.as_nanos().saturating_sub(self.takeover_after.as_nanos()));
+            self.leader_heard = self.leader_heard.min(silent_since);
+        }
+    }
+
+    /// Another node has heard of an epoch. `scheduler`: the rank of a scheduler that reports it,
+    /// and whether that scheduler leads.
+    pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) {
+        let leads = epoch.number > 0 && scheduler == Some((epoch.rank, true));
+        if epoch > self.heard {
+            self.heard = epoch;
+            self.leader_is_up = leads;
+            self.leader_was_heard(if leads { now } else { now + self.first_wait });
+            self.count_change(now);
+            self.state = State::Spare;
+            self.events.push_back(ElectionEvent::StandsBy(epoch));
+        } else if epoch == self.heard && leads {
+            self.leader_is_up = true;
+            self.leader_was_heard(now);
+        } else if scheduler.is_some_and(|(rank, _)| rank == self.heard.rank) {
+            // The scheduler that led as `heard` no longer does: another process has its rank now.
+            self.leader_is_up = false;
+        }
+    }
+
+    /// Handles the store's answer.
+    pub fn handle_epoch(&mut self, now: Time, number: Option<u64>) {
+        if self.state != (State::Asking { again: None }) {
+            return;
+        }
+        match number {
+            Some(number) if number > self.heard.number => self.lead(now, number),
+            _ => self.state = State::Asking { again: Some(now + self.takeover_after.saturating_mul(ASK_AGAIN)) },
+        }
+    }
+
+    /// Does everything that is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let Some(due) = self.poll_timeout().filter(|due| *due <= now) else { return };
+        if now.since(due).saturating_mul(2) > self.takeover_after && !self.listens_again {
+            // This scheduler was itself stopped, or too slow. Messages from the others may still
+            // wait to be read.
+            self.listens_again = true;
+            self.leader_heard = now;
+            return;
+        }
+        if self.epochs_are_allotted {
+            self.state = State::Asking { again: None };
+            self.events.push_back(ElectionEvent::WantEpoch(self.heard.number));
+        } else {
+            self.lead(now, self.heard.number.saturating_add(1));
+        }
+    }
+
+    /// The next result of the election.
+    pub fn poll_event(&mut self) -> Option<ElectionEvent> {
+        self.events.pop_front()
+    }
+
+    /// When this scheduler takes over, or asks the store for an epoch, unless it hears the leader
+    /// first.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        match self.state {
+            State::Leads(_) | State::Asking { again: None } => None,
+            State::Asking { again } => again,
+            State::Spare => {
+                let turns = 1 + self.live_before();
+                Some(self.leader_heard + self.takeover_after.saturating_mul(turns) + self.patience())
+            }
+        }
+    }
+
+    /// Spares of lower rank that were heard since the leader was last heard.
+    fn live_before(&self) -> u64 {
+        let live = |(rank, heard): (u32, &Option<Time>)| {
+            rank != self.heard.rank && heard.is_some_and(|heard| heard >= self.leader_heard)
+        };
+        (0..self.rank).zip(&self.others).filter(|other| live(*other)).count() as u64
+    }
+
+    /// The delay of a takeover because leads have changed too often.
+    fn patience(&self) -> Duration {
+        match self.changes.saturating_sub(TOLERATED_CHANGES) {
+            0 => Duration::ZERO,
+            more => self.takeover_after.saturating_mul(1 << more.min(20)).min(MOST_PATIENCE),
+        }
+    }
+
+    fn count_change(&mut self, now: Time) {
+        self.changes = if now.since(self.changed_at) > CALM { 1 } else { self.changes.saturating_add(1) };
+        self.changed_at = now;
+    }
+
+    fn lead(&mut self, now: Time, number: u64) {
+        let epoch = Epoch { number, rank: self.rank };
+        if epoch <= self.heard {
+            // This is the last possible number, so no lead can follow it.
+            self.leader_heard = now;
+            return;
+        }
+        self.heard = epoch;
+        self.leader_is_up = false;
+        self.count_change(now);
+        self.state = State::Leads(epoch);
+        self.events.push_back(ElectionEvent::Leads(epoch));
+    }
+
+    fn leader_was_heard(&mut self, now: Time) {
+        self.leader_heard = now;
+        self.listens_again = false;
+        if let State::Asking { .. } = self.state {
+            self.state = State::Spare;
+        }
+    }
+}
+
+/// A bound on the number of schedulers, above any real cluster.
+pub(super) const MOST_SCHEDULERS: u32 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAKEOVER: Duration = Duration::from_millis(3);
+    const FIRST_WAIT: Duration = Duration::from_millis(50);
+
+    fn ms(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
+    fn epoch(number: u64, rank: u32) -> Epoch {
+        Epoch { number, rank }
+    }
+
+    /// A spare of this rank among three. At 100 ms it hears the leader of `1/0` and all others.
+    fn spare(rank: u32, epochs_are_allotted: bool) -> Election {
+        let mut election = Election::new((rank, 3), TAKEOVER, epochs_are_allotted, FIRST_WAIT, Time::ZERO);
+        for other in (0..3).filter(|other| *other != rank) {
+            election.handle_up(ms(100), other);
+        }
+        election.handle_standing(ms(100), epoch(1, 0), Some((0, true)));
+        assert_eq!(election.poll_event(), Some(ElectionEvent::StandsBy(epoch(1, 0))));
+        election
+    }
+
+    /// Lets time pass in steps of a millisecond, in which these ranks are heard, until the election
+    /// has a result.
+    fn pass(election: &mut Election, from: u64, heard: &[u32]) -> (u64, Option<ElectionEvent>) {
+        for at in from + 1..from + 200 {
+            heard.iter().for_each(|rank| election.handle_heard(ms(at), *rank));
+            election.handle_timeout(ms(at));
+            if let Some(event) = election.poll_event() {
+                return (at, Some(event));
+            }
+        }
+        (from + 200, None)
+    }
+
+    #[test]
+    fn at_the_start_a_leader_is_waited_for_in_the_order_of_ranks() {
+        for rank in 0..3 {
+            let mut election = Election::new((rank, 3), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
+            let due = 50 + 3 + 3 * u64::from(rank);
+            assert_eq!(pass(&mut election, 0, &[]), (due, Some(ElectionEvent::Leads(epoch(1, rank)))));
+        }
+        let mut alone = Election::new((0, 1), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
+        assert_eq!(pass(&mut alone, 0, &[]).0, 3);
+    }
+
+    #[test]
+    fn a_leader_that_is_heard_is_left_alone() {
+        assert_eq!(pass(&mut spare(1, false), 100, &[0, 2]).1, None);
+    }
+
+    #[test]
+    fn the_first_live_spare_follows_a_silent_leader_in_three_heartbeats() {
+        assert_eq!(pass(&mut spare(1, false), 100, &[2]), (103, Some(ElectionEvent::Leads(epoch(2, 1)))));
+        assert_eq!(pass(&mut spare(2, false), 100, &[1]), (106, Some(ElectionEvent::Leads(epoch(2, 2)))));
+        let mut alone = spare(2, false);
+        alone.handle_lost(ms(100), 1);
+        assert_eq!(
+            pass(&mut alone, 100, &[]),
+            (103, Some(ElectionEvent::Leads(epoch(2, 2)))),
+            "the other spare is dead"
+        );
+    }
+
+    #[test]
+    fn the_end_of_the_leaders_connection_is_as_good_as_silence() {
+        let mut first = spare(1, false);
+        first.handle_lost(ms(101), 0);
+        first.handle_timeout(ms(101));
+        assert_eq!(first.poll_event(), Some(ElectionEvent::Leads(epoch(2, 1))));
+    }
+
+    #[test]
+    fn who_was_stopped_itself_listens_once_more() {
+        let mut election = spare(1, false);
+        election.handle_timeout(ms(1_000));
+        assert_eq!(election.poll_event(), None, "what the leader said meanwhile may be still to be read");
+        assert_eq!(pass(&mut election, 1_000, &[]), (1_003, Some(ElectionEvent::Leads(epoch(2, 1)))));
+    }
+
+    /// The leader has given this scheduler up for its silence. The end of the connection says
+    /// nothing about the leader.
+    #[test]
+    fn a_stopped_spare_does_not_take_a_lost_connection_for_silence() {
+        let mut election = spare(1, false);
+        election.handle_awake(ms(100));
+        election.handle_awake(ms(1_000));
+        election.handle_lost(ms(1_000), 0);
+        let (at, event) = pass(&mut election, 1_000, &[]);
+        assert_eq!((at, event), (1_053, Some(ElectionEvent::Leads(epoch(2, 1)))));
+    }
+
+    #[test]
+    fn a_leader_steps_down_for_a_higher_epoch_and_for_a_lower_rank() {
+        let mut leader = spare(1, false);
+        pass(&mut leader, 100, &[]);
+        leader.handle_standing(ms(104), epoch(2, 2), Some((2, true)));
+        assert_eq!(
+            (leader.poll_event(), leader.leads()),
+            (None, Some(epoch(2, 1))),
+            "a higher rank of the same number"
+        );
+        leader.handle_standing(ms(104), epoch(2, 0), Some((0, true)));
+        assert_eq!((leader.poll_event(), leader.leads()), (Some(ElectionEvent::StandsBy(epoch(2, 0))), None));
+    }
+
+    /// Another process, which knows nothing, has the leader's rank.
+    #[test]
+    fn a_leader_that_was_started_anew_leads_no_more() {
+        let mut election = spare(1, false);
+        election.handle_up(ms(101), 0);
+        election.handle_standing(ms(101), Epoch::NONE, Some((0, false)));
+        assert_eq!(pass(&mut election, 101, &[0]), (103, Some(ElectionEvent::Leads(epoch(2, 1)))));
+    }
+
+    #[test]
+    fn a_leader_that_others_have_heard_of_has_time_to_get_here() {
+        let mut election = Election::new((0, 2), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
+        election.handle_standing(ms(10), epoch(7, 1), None);
+        assert_eq!(election.poll_event(), Some(ElectionEvent::StandsBy(epoch(7, 1))));
+        assert_eq!(pass(&mut election, 10, &[]), (63, Some(ElectionEvent::Leads(epoch(8, 0)))));
+    }
+
+    #[test]
+    fn with_a_store_nobody_leads_before_it_has_said_so() {
+        let mut election = spare(1, true);
+        assert_eq!(pass(&mut election, 100, &[]), (103, Some(ElectionEvent::WantEpoch(1))));
+        election.handle_epoch(ms(104), None);
+        assert_eq!(pass(&mut election, 104, &[]), (134, Some(ElectionEvent::WantEpoch(1))), "it is asked again, later");
+        // The leader is heard again, so the store's answer comes too late.
+        election.handle_heard(ms(135), 0);
+        election.handle_epoch(ms(136), Some(2));
+        assert_eq!((election.poll_event(), election.leads()), (None, None));
+        assert_eq!(pass(&mut election, 136, &[]).1, Some(ElectionEvent::WantEpoch(1)));
+        election.handle_epoch(ms(150), Some(5));
+        assert_eq!(election.poll_event(), Some(ElectionEvent::Leads(epoch(5, 1))));
+    }
+
+    /// Two schedulers cannot hear each other, and a third hears both. Without patience the lead
+    /// would change every three milliseconds.
+    #[test]
+    fn leads_that_change_all_the_time_change_more_and_more_slowly() {
+        let (mut election, mut at, mut leads) = (spare(1, false), 100, 0);
+        while at < 2_100 {
+            let (next, event) = pass(&mut election, at, &[]);
+            at = next;
+            if let Some(ElectionEvent::Leads(mine)) = event {
+                leads += 1;
+                election.handle_standing(ms(at), epoch(mine.number + 1, 0), Some((0, true)));
+                assert!(matches!(election.poll_event(), Some(ElectionEvent::StandsBy(_))));
+            }
+        }
+        assert!((3..12).contains(&leads), "{leads}");
+    }
+
+    #[test]
+    fn nobody_leads_above_the_last_number() {
+        let mut election = spare(1, false);
+        election.handle_standing(ms(100), epoch(u64::MAX, 0), None);
+        election.poll_event();
+        assert_eq!(pass(&mut election, 200, &[]).1, None);
+    }
+}

@@ -1,0 +1,19 @@
+//! The scheduler of a cluster: its election, the models of backends, and the waiting requests.
+
+mod assigner;
+mod budgets;
+mod cluster_map;
+mod election;
+mod known_backend;
+mod lead;
+mod load_count;
+mod model_rates;
+mod orphans;
+mod scheduler_node;
+mod served_models;
+mod waiting;
+
+pub use assigner::SubClusterOptions;
+pub use budgets::ModelBudget;
+pub use lead::SubCluster;
+pub use scheduler_node::{SchedulerNode, SchedulerOptions, SchedulerOutput};

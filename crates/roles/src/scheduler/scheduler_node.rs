@@ -1,0 +1,343 @@
+//! A scheduler: leads, with the queues of all models and the slots of all backends, or stands by.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::assigner::{AssignerOutput, SubClusterOptions};
+use super::budgets::ModelBudget;
+use super::election::{Election, ElectionEvent};
+use super::lead::{Lead, SubCluster};
+use crate::assignment::{PlanWanted, SubClusterPlan};
+use crate::epoch::Epoch;
+use crate::link::{Frame, LinkTiming};
+use crate::links::{LinkEvent, Links};
+use crate::message::{Hello, Message, NodeId, Role};
+use downbeat_core::cluster::{AutoscaleSample, Scheduler};
+use downbeat_core::time::{Duration, Time};
+
+/// Options of a scheduler.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SchedulerOptions {
+    /// The scheduler's place in the list of schedulers, from 0.
+    pub rank: u32,
+    /// The number of schedulers in the list.
+    pub schedulers: u32,
+    /// Longest silence of this node to other schedulers.
+    pub heartbeat: Duration,
+    /// Silence of the leader after which the next scheduler takes over.
+    pub takeover_after: Duration,
+    /// Longest silence of this node to frontends and backends.
+    pub peer_heartbeat: Duration,
+    /// Silence after which a peer is lost.
+    pub lost_after: Duration,
+    /// How long before its latest start a deferred batch starts.
+    pub wake_margin: Duration,
+    /// Whether a store that all schedulers ask allots epochs ([`SchedulerNode::handle_epoch`]).
+    /// Otherwise each scheduler takes the next epoch by itself.
+    pub epochs_are_allotted: bool,
+    /// How models are divided among sub-clusters of backends; `None`: backends choose their own
+    /// models.
+    pub sub_clusters: Option<SubClusterOptions>,
+}
+
+/// An action that a scheduler asks for.
+#[derive(Clone, PartialEq, Debug)]
+pub enum SchedulerOutput<P> {
+    /// Send this frame.
+    Send(NodeId, Frame<P>),
+    /// Ask the store for an epoch above this number. [`SchedulerNode::handle_epoch`] takes the
+    /// answer.
+    WantEpoch(u64),
+    /// Divide models among sub-clusters. [`SchedulerNode::handle_planned`] takes the answer.
+    WantPlan(PlanWanted),
+    /// This plan holds from now on. Keep it in the store, if there is one, for the next leader.
+    KeepPlan(SubClusterPlan),
+    /// This scheduler leads from now on.
+    Leads(Epoch),
+    /// This scheduler stands by from now on. The epoch is the leader's.
+    StandsBy(Epoch),
+    /// The link to this peer is given up: close what carried it.
+    Lost(NodeId),
+    /// Show this text to people, once.
+    Note(String),
+}
+
+/// A scheduler: leads, with the queues of all models and the slots of all backends, or stands by.
+#[derive(Debug)]
+pub struct SchedulerNode<P> {
+    options: SchedulerOptions,
+    links: Links<P>,
+    /// The roles of peers whose links are up.
+    roles: BTreeMap<NodeId, Role>,
+    election: Election,
+    /// The scheduler's state while it leads.
+    lead: Option<Lead>,
+    /// The newest plan that the store is known to have.
+    kept_plan: Option<SubClusterPlan>,
+    /// The standing that the other schedulers last heard.
+    standing: (Epoch, bool),
+    outputs: VecDeque<SchedulerOutput<P>>,
+}
+
+impl<P: Clone> SchedulerNode<P> {
+    /// A scheduler without peers.
+    pub fn new(node: NodeId, options: SchedulerOptions, now: Time) -> Self {
+        let place = (options.rank, options.schedulers);
+        let election =
+            Election::new(place, options.takeover_after, options.epochs_are_allotted, options.lost_after, now);
+        SchedulerNode {
+            links: Links::new(node),
+            roles: BTreeMap::new(),
+            standing: election.standing(),
+            election,
+            lead: None,
+            kept_plan: None,
+            outputs: VecDeque::new(),
+            options,
+        }
+    }
+
+    /// The epoch in which the scheduler leads; `None`: it stands by.
+    pub fn leads(&self) -> Option<Epoch> {
+        self.election.leads()
+    }
+
+    /// The highest epoch that the scheduler has heard of.
+    pub fn heard(&self) -> Epoch {
+        self.election.standing().0
+    }
+
+    /// The scheduler that makes the decisions while this node leads.
+    pub fn scheduler(&self) -> Option<&Scheduler> {
+        self.lead.as_ref().map(Lead::scheduler)
+    }
+
+    /// Counts of requests and busy device time since the lead began, for advice on the number of
+    /// devices. `None`: the node stands by, or does not know all backends yet.
+    pub fn sample(&self) -> Option<AutoscaleSample> {
+        self.lead.as_ref().and_then(Lead::sample)
+    }
+
+    /// Requests that the scheduler has, waiting and in batches: none while it stands by.
+    pub fn requests(&self) -> usize {
+        self.lead.as_ref().map_or(0, Lead::requests)
+    }
+
+    /// The network budget of each model, by the backends that have the model, while the scheduler
+    /// leads.
+    pub fn budgets(&self) -> impl Iterator<Item = ModelBudget> {
+        self.lead.iter().flat_map(Lead::budgets)
+    }
+
+    /// The links, whose delays are metrics.
+    pub fn links(&self) -> &Links<P> {
+        &self.links
+    }
+
+    /// A connection to a peer is there.
+    pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        self.election.handle_awake(now);
+        let heartbeat = match peer.role {
+            Role::Scheduler { .. } => self.options.heartbeat,
+            Role::Frontend | Role::Backend => self.options.peer_heartbeat,
+        };
+        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after: self.options.lost_after });
+        self.attend(now);
+    }
+
+    /// The last connection to a peer has ended.
+    pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.election.handle_awake(now);
+        self.links.handle_disconnected(peer);
+        self.attend(now);
+    }
+
+    /// Handles a frame from a peer.
+    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        self.election.handle_awake(now);
+        if let Some(Role::Scheduler { rank }) = self.roles.get(&frame.from) {
+            self.election.handle_heard(now, *rank);
+        }
+        self.links.handle_frame(now, frame);
+        self.attend(now);
+    }
+
+    /// Takes the store's answer to [`SchedulerOutput::WantEpoch`]: the allotted number, or `None`
+    /// if the store has none now.
+    pub fn handle_epoch(&mut self, now: Time, number: Option<u64>) {
+        self.election.handle_epoch(now, number);
+        self.attend(now);
+    }
+
+    /// Takes the plan that the store has. A later lead of this scheduler goes on from this plan.
+    pub fn handle_kept_plan(&mut self, plan: SubClusterPlan) {
+        if self.kept_plan.as_ref().is_none_or(|known| known.stamp < plan.stamp) {
+            self.kept_plan = Some(plan);
+        }
+    }
+
+    /// Takes the answer to the [`SchedulerOutput::WantPlan`] of this number: the sub-cluster of
+    /// each model, or why there is no plan.
+    pub fn handle_planned(&mut self, number: u64, planned: Result<Vec<u32>, String>) {
+        if let Some(assigner) = self.lead.as_mut().and_then(Lead::assigner_mut) {
+            assigner.handle_planned(number, planned);
+        }
+    }
+
+    /// Divides models anew, at once. Returns false if the scheduler does not lead, or does not
+    /// divide models.
+    pub fn handle_plan_wanted(&mut self, now: Time) -> bool {
+        let assigner = self.lead.as_mut().and_then(Lead::assigner_mut);
+        assigner.map(|assigner| assigner.handle_wanted(now)).is_some()
+    }
+
+    /// The sub-clusters in their present state. Empty if the scheduler does not lead, or has no
+    /// sub-clusters.
+    pub fn sub_clusters(&self) -> Vec<SubCluster> {
+        self.lead.as_ref().map(Lead::sub_clusters).unwrap_or_default()
+    }
+
+    /// Does everything that is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.election.handle_awake(now);
+        self.links.handle_timeout(now);
+        self.attend(now);
+        self.election.handle_timeout(now);
+        if let Some(lead) = &mut self.lead {
+            lead.handle_timeout(now, &self.links);
+        }
+        self.attend(now);
+    }
+
+    /// Handles the events of links and of the election.
+    fn attend(&mut self, now: Time) {
+        while let Some(event) = self.links.poll_event() {
+            match event {
+                LinkEvent::Up(hello) => self.handle_up(now, &hello),
+                LinkEvent::Message(from, message) => self.handle_message(now, from, message),
+                LinkEvent::Lost { peer, close } => self.handle_lost(now, peer, close),
+            }
+        }
+        while let Some(event) = self.election.poll_event() {
+            match event {
+                ElectionEvent::Leads(epoch) => self.begin(now, epoch),
+                ElectionEvent::StandsBy(epoch) => {
+                    self.lead = None;
+                    self.outputs.push_back(SchedulerOutput::StandsBy(epoch));
+                }
+                ElectionEvent::WantEpoch(above) => self.outputs.push_back(SchedulerOutput::WantEpoch(above)),
+            }
+        }
+        let standing = self.election.standing();
+        if std::mem::replace(&mut self.standing, standing) != standing {
+            let schedulers: Vec<NodeId> = self.schedulers().collect();
+            for node in schedulers {
+                self.tell_standing(now, node);
+            }
+        }
+    }
+
+    fn schedulers(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.roles.iter().filter(|(_, role)| matches!(role, Role::Scheduler { .. })).map(|(node, _)| *node)
+    }
+
+    fn tell_standing(&mut self, now: Time, node: NodeId) {
+        let (epoch, leads) = self.standing;
+        self.links.say(now, node, Message::Standing { epoch, leads });
+    }
+
+    fn handle_up(&mut self, now: Time, hello: &Hello) {
+        self.roles.insert(hello.node, hello.role);
+        match hello.role {
+            Role::Scheduler { rank } => {
+                self.election.handle_up(now, rank);
+                self.tell_standing(now, hello.node);
+            }
+            Role::Frontend | Role::Backend => {
+                if let Some(lead) = &mut self.lead {
+                    lead.handle_up(now, &mut self.links, hello);
+                }
+            }
+        }
+    }
+
+    fn handle_lost(&mut self, now: Time, peer: NodeId, close: bool) {
+        if close {
+            self.outputs.push_back(SchedulerOutput::Lost(peer));
+        }
+        match self.roles.remove(&peer) {
+            Some(Role::Scheduler { rank }) => {
+                let of_rank = Role::Scheduler { rank };
+                // Another process of that rank may already be connected.
+                if self.roles.values().all(|role| *role != of_rank) {
+                    self.election.handle_lost(now, rank);
+                }
+            }
+            Some(Role::Frontend | Role::Backend) => {
+                if let Some(lead) = &mut self.lead {
+                    lead.handle_lost(now, peer);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn handle_message(&mut self, now: Time, from: NodeId, message: Message<P>) {
+        let Some(role) = self.roles.get(&from).copied() else { return };
+        match message {
+            Message::Standing { epoch, leads } => {
+                let leader = match role {
+                    Role::Scheduler { rank } => Some((rank, leads)),
+                    Role::Frontend | Role::Backend => None,
+                };
+                self.election.handle_standing(now, epoch, leader);
+            }
+            message => {
+                if let Some(lead) = &mut self.lead {
+                    lead.handle_message(now, role, from, message);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, now: Time, epoch: Epoch) {
+        let SchedulerOptions { wake_margin, lost_after, sub_clusters, .. } = self.options;
+        let sub_clusters = sub_clusters.map(|options| (options, self.kept_plan.clone()));
+        let mut lead = Lead::new(epoch, wake_margin, lost_after, sub_clusters, now);
+        let peers: Vec<Hello> = self.links.peers().cloned().collect();
+        for hello in &peers {
+            lead.handle_up(now, &mut self.links, hello);
+        }
+        self.lead = Some(lead);
+        self.outputs.push_back(SchedulerOutput::Leads(epoch));
+    }
+
+    /// The next action that the scheduler asks for.
+    pub fn poll_output(&mut self, now: Time) -> Option<SchedulerOutput<P>> {
+        if let Some(lead) = &mut self.lead {
+            lead.flush(now, &mut self.links);
+            while let Some(note) = lead.poll_note() {
+                self.outputs.push_back(SchedulerOutput::Note(note));
+            }
+            while let Some(output) = lead.poll_plan() {
+                self.outputs.push_back(match output {
+                    AssignerOutput::Want(wanted) => SchedulerOutput::WantPlan(wanted),
+                    AssignerOutput::Keep(plan) => SchedulerOutput::KeepPlan(plan),
+                    AssignerOutput::Note(note) => SchedulerOutput::Note(note),
+                });
+            }
+        }
+        // A send may have lost a peer that was too slow for its messages.
+        self.attend(now);
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        self.links.poll_frame(now).map(|(to, frame)| SchedulerOutput::Send(to, frame))
+    }
+
+    /// When to call [`SchedulerNode::handle_timeout`], and why.
+    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        let election = self.election.poll_timeout().map(|at| (at, "a silent leader"));
+        let lead = self.lead.as_ref().map(Lead::poll_timeout).filter(|(at, _)| *at < Time::MAX);
+        [self.links.poll_timeout(), election, lead].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,15 @@
+//! Tests of the roles from outside, in one binary.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+mod model_budgets;
+mod orphans;
+mod role_links;
+mod role_nonsense;
+mod role_planner;
+mod role_random;
+mod role_scenario;
+mod role_texts;
+#[path = "../../../core/tests/it/scenario_file.rs"]
+mod scenario_file;
+mod scheduler_node;
+mod sub_clusters;

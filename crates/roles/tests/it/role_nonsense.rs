@@ -1,0 +1,232 @@
+//! No message of a peer, of any size and at any time, makes a node panic. No node keeps a request
+//! or tensor that it was not given.
+
+use downbeat_core::cluster::{DropReason, Reject};
+use downbeat_core::{BatchId, Duration, Time};
+use downbeat_roles::*;
+use proptest::prelude::*;
+
+type P = ();
+
+const ME: NodeId = NodeId(1);
+const PEERS: [(NodeId, Role); 4] = [
+    (NodeId(2), Role::Scheduler { rank: 0 }),
+    (NodeId(3), Role::Scheduler { rank: u32::MAX }),
+    (NodeId(4), Role::Frontend),
+    (NodeId(5), Role::Backend),
+];
+
+fn hello(node: NodeId, role: Role) -> Hello {
+    Hello { protocol: PROTOCOL, node, role, name: String::new(), address: String::new() }
+}
+
+/// An action on a node: its kind, its peer, and numbers.
+#[derive(Clone, Debug)]
+struct Step {
+    what: u8,
+    peer: usize,
+    numbers: [u64; 3],
+    wait: u64,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let number = || prop::sample::select(vec![0, 1, 2, 3, 1_000, u64::from(u32::MAX), u64::MAX - 1, u64::MAX]);
+    let wait = prop::sample::select(vec![0, 1, 100_000, 1_000_000, 30_000_000]);
+    let step = (0u8..28, 0usize..4, [number(), number(), number()], wait);
+    let step = step.prop_map(|(what, peer, numbers, wait)| Step { what, peer, numbers, wait });
+    prop::collection::vec(step, 0..80)
+}
+
+fn message(step: &Step) -> Message<P> {
+    let [a, b, c] = step.numbers;
+    let epoch = Epoch { number: a.min(3), rank: b as u32 };
+    let batch = BatchKey { epoch, batch: BatchId(c) };
+    let members = vec![RequestKey { frontend: NodeId(4), number: c }, RequestKey { frontend: NodeId(b), number: a }];
+    let alias = QueueAlias(b as u32);
+    let key = QueueKey { model: "m".to_owned(), version: a, shape: vec![b as i64] };
+    let (long, short) = (Duration::from_nanos(a), Duration::from_nanos(b));
+    match step.what {
+        0 => Message::Queue { alias, key },
+        1 => {
+            let (number, level, size, tried) = (a, b as u32, c as u32, b as u8);
+            let request = HandedIn { number, queue: alias, left: long, queue_left: short, level, size, tried };
+            Message::Requests(vec![request; 2])
+        }
+        2 => Message::Cancel(vec![a, b, c, a]),
+        3 => Message::Refused(vec![(a, Refusal::Lost), (b, Refusal::Rejected(Reject::UnknownModel))]),
+        4 => Message::Refused(vec![(c, Refusal::Dropped(DropReason::Hopeless)); 3]),
+        5 => {
+            let (model, version, may_repeat) = ("m".to_owned(), a, b == 0);
+            Message::Models(vec![ServedModel { model, version, definition: vec![0; 3], may_repeat }])
+        }
+        6 | 7 => Message::Leads(Epoch { number: a.min(3), rank: 0 }),
+        8 => Message::Standing { epoch, leads: c == 0 },
+        9 => Message::Meet { frontend: NodeId(b), address: "f:1".to_owned() },
+        10..=12 => {
+            let (queue, slot, size) = (alias, c as u32, a as u32);
+            Message::Plan(Plan { batch, slot, queue, members, size, starts_in: long, expected: short })
+        }
+        13 => Message::Offer(Offer { slots: vec![Slot { hardware: String::new(), device: 0 }], ..Offer::default() }),
+        14 => Message::Delays(Delays { control: long, fetch: short, fetch_per_kib: c }),
+        15 => Message::UnderWay(vec![Running { batch, slot: c as u32, ends_in: long }; 2]),
+        16 => Message::Completed { batch, ran: Some((a as u32, long)), missed: members },
+        17 if c % 3 == 0 => Message::LetGo,
+        17 if c % 3 == 1 => {
+            let stamp = Stamp { epoch, number: b };
+            let (planned, kept) = (vec!["m".to_owned()], vec!["m".to_owned(), "n".to_owned()]);
+            Message::Assign(Assignment { stamp, plan: stamp, sub_cluster: b as u32, planned, kept })
+        }
+        17 => Message::Leave,
+        18 => Message::Claim { batch, numbers: vec![a, b, c, c] },
+        19 | 20 => {
+            Message::Inputs { batch, granted: vec![(a, long, ()), (c, short, ()), (c, short, ())], gone: vec![b] }
+        }
+        21 => Message::Release { batch, numbers: vec![a, b, c] },
+        _ => Message::Answers(vec![(a, Outcome::Outputs(())), (b, Outcome::Outputs(())), (c, Outcome::Outputs(()))]),
+    }
+}
+
+enum Node {
+    Frontend(FrontendNode<P>),
+    Backend(BackendNode<P>),
+}
+
+/// A node among peers that send any messages.
+struct World {
+    node: Node,
+    now: Time,
+    peers: Vec<Links<P>>,
+    ran: Vec<(BatchKey, Vec<RequestKey>)>,
+}
+
+impl World {
+    fn connect(&mut self, place: usize) {
+        let (peer, role) = PEERS[place];
+        let mine = if matches!(self.node, Node::Frontend(_)) { Role::Frontend } else { Role::Backend };
+        let timing = LinkTiming { heartbeat: Duration::from_millis(1), lost_after: Duration::from_millis(20) };
+        self.peers[place].handle_connected(self.now, &hello(ME, mine), timing);
+        match &mut self.node {
+            Node::Frontend(node) => node.handle_connected(self.now, &hello(peer, role)),
+            Node::Backend(node) => node.handle_connected(self.now, &hello(peer, role)),
+        }
+        self.exchange();
+    }
+
+    fn exchange(&mut self) {
+        for _ in 0..6 {
+            loop {
+                let sent = match &mut self.node {
+                    Node::Frontend(node) => match node.poll_output(self.now) {
+                        None => break,
+                        Some(FrontendOutput::Send(to, frame)) => Some((to, frame)),
+                        Some(_) => None,
+                    },
+                    Node::Backend(node) => match node.poll_output(self.now) {
+                        None => break,
+                        Some(BackendOutput::Send(to, frame)) => Some((to, frame)),
+                        Some(BackendOutput::Run { batch, members, .. }) => {
+                            self.ran.push((batch, members.into_iter().map(|member| member.request).collect()));
+                            None
+                        }
+                        Some(_) => None,
+                    },
+                };
+                let place = |to| PEERS.iter().position(|(peer, _)| *peer == to);
+                if let Some((place, frame)) = sent.and_then(|(to, frame)| Some((place(to)?, frame))) {
+                    self.peers[place].handle_frame(self.now, frame);
+                }
+            }
+            for links in &mut self.peers {
+                while links.poll_event().is_some() {}
+                while let Some((_, frame)) = links.poll_frame(self.now) {
+                    match &mut self.node {
+                        Node::Frontend(node) => node.handle_frame(self.now, frame),
+                        Node::Backend(node) => node.handle_frame(self.now, frame),
+                    }
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let [a, b, c] = step.numbers;
+        let now = self.now;
+        match (step.what, &mut self.node) {
+            (23, _) => self.connect(step.peer),
+            (24, Node::Frontend(node)) => node.handle_disconnected(now, PEERS[step.peer].0),
+            (24, Node::Backend(node)) => node.handle_disconnected(now, PEERS[step.peer].0),
+            (25, Node::Frontend(node)) => {
+                let queue = QueueKey { model: "m".to_owned(), version: a, shape: vec![b as i64] };
+                let (deadline, queue_expiry) = (Time::from_nanos(c), Time::from_nanos(a));
+                let (level, size, payload) = (b as u32, c as u32, ());
+                node.handle_request(now, NewRequest { queue, payload, deadline, queue_expiry, level, size });
+            }
+            (25, Node::Backend(node)) => {
+                let slots = (0..=a.min(3)).map(|_| Slot { hardware: String::new(), device: 0 }).collect();
+                node.handle_offer(now, Offer { slots, ..Offer::default() });
+            }
+            (26, Node::Frontend(node)) => node.handle_cancel(now, a.min(b)),
+            (26, Node::Backend(node)) => {
+                let (batch, members) = self.ran.pop().unwrap_or_else(|| {
+                    (BatchKey { epoch: Epoch::NONE, batch: BatchId(a) }, vec![RequestKey { frontend: ME, number: b }])
+                });
+                let outcomes = members.iter().map(|member| (*member, Outcome::Outputs(()))).collect();
+                node.handle_ran(now, batch, Some((u32::MAX, Duration::MAX)), outcomes);
+            }
+            (27, Node::Backend(node)) if a == 0 => node.handle_drain(now),
+            _ => self.peers[step.peer].say(now, ME, message(step)),
+        }
+        self.now += Duration::from_nanos(step.wait);
+        self.exchange();
+        for links in &mut self.peers {
+            links.handle_timeout(self.now);
+        }
+        match &mut self.node {
+            Node::Frontend(node) => node.handle_timeout(self.now),
+            Node::Backend(node) => node.handle_timeout(self.now),
+        }
+        self.exchange();
+    }
+}
+
+fn play(node: Node, start: Time, steps: &[Step]) -> World {
+    let peers = PEERS.map(|(peer, _)| Links::new(peer)).into();
+    let mut world = World { node, now: start, peers, ran: Vec::new() };
+    for place in 0..PEERS.len() {
+        world.connect(place);
+    }
+    for step in steps {
+        world.step(step);
+    }
+    world
+}
+
+/// Instants at which time may begin. At the last one, the counter of time is about to end.
+fn starts() -> impl Strategy<Value = Time> {
+    prop::sample::select(vec![0, 1_000_000_000, u64::MAX - 100_000_000]).prop_map(Time::from_nanos)
+}
+
+const HEARTBEAT: Duration = Duration::from_millis(1);
+const LOST_AFTER: Duration = Duration::from_millis(20);
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_too_strange_for_a_frontend(start in starts(), steps in steps()) {
+        let options = FrontendOptions { heartbeat: HEARTBEAT, lost_after: LOST_AFTER, tries: 1 };
+        let world = play(Node::Frontend(FrontendNode::new(ME, options, start)), start, &steps);
+        let requests = steps.iter().filter(|step| step.what == 25).count();
+        let Node::Frontend(node) = &world.node else { panic!("it is one") };
+        prop_assert!(node.open() <= requests);
+    }
+
+    #[test]
+    fn nothing_is_too_strange_for_a_backend(start in starts(), steps in steps()) {
+        let options = BackendOptions { heartbeat: HEARTBEAT, lost_after: LOST_AFTER, fetch_within: HEARTBEAT };
+        let world = play(Node::Backend(BackendNode::new(ME, options, start)), start, &steps);
+        let plans = steps.iter().filter(|step| (10..=12).contains(&step.what)).count();
+        let Node::Backend(node) = &world.node else { panic!("it is one") };
+        prop_assert!(node.batches() <= plans);
+    }
+}

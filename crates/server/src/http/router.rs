@@ -1,0 +1,101 @@
+//! The paths of the HTTP frontend.
+
+use axum::Router;
+use axum::http::{Method, StatusCode, Uri};
+use axum::routing::{get, post, put};
+
+use super::answer::HttpError;
+use super::slashes::with_slashes;
+use super::state::HttpState;
+use super::{
+    autoscale, cluster, health, infer, metadata, openapi, repository, scheduler, settings, shared_memory, timeline,
+};
+use crate::service::Service;
+
+/// The protocol as an axum router. Every path may end in a slash. [`serve`](super::serve) checks the `Host` and
+/// the `Origin` of each request. A server that embeds the router must do the same.
+pub fn router<S: Service>(state: HttpState<S>) -> Router {
+    let routes = Router::new()
+        .route("/v2", get(metadata::server::<S>))
+        .route("/v2/openapi.yaml", get(openapi::text))
+        .merge(health_routes())
+        .route("/v2/models/stats", get(metadata::statistics::<S>))
+        .merge(model_routes("/v2/models/{model}"))
+        .merge(model_routes("/v2/models/{model}/versions/{version}"))
+        .route(
+            "/v2/models/{model}/trace/setting",
+            get(settings::model_trace::<S>).post(settings::change_model_trace::<S>),
+        )
+        .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
+        .route("/v2/scheduler", get(scheduler::status::<S>))
+        .route("/v2/devices", get(scheduler::devices::<S>))
+        .route("/v2/timeline", get(timeline::past::<S>))
+        .route("/v2/logging", get(settings::logging).post(settings::change_logging))
+        .route("/v2/repository/index", post(repository::index::<S>))
+        .route("/v2/repository/models/{model}/load", post(repository::load::<S>))
+        .route("/v2/repository/models/{model}/unload", post(repository::unload::<S>))
+        .route(
+            "/v2/repository/models/{model}/share",
+            put(repository::set_share::<S>).delete(repository::free_share::<S>),
+        )
+        .nest("/v2/systemsharedmemory", system_memory_routes())
+        .nest("/v2/cudasharedmemory", cuda_memory_routes())
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(state);
+    with_slashes(routes)
+}
+
+/// Routes for probes: liveness and readiness, the processes of the cluster, and the advised number
+/// of devices.
+pub(crate) fn health_routes<S: Service>() -> Router<HttpState<S>> {
+    Router::new()
+        .route("/v2/health/live", get(health::live::<S>))
+        .route("/v2/health/ready", get(health::ready::<S>))
+        .route("/v2/cluster", get(cluster::status::<S>))
+        .route("/v2/cluster/plan", post(cluster::plan::<S>))
+        .route("/v2/autoscale", get(autoscale::advice::<S>))
+}
+
+/// A model's routes under its path, and under the path of one of its versions.
+fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
+    Router::new()
+        .route(base, get(metadata::model::<S>))
+        .route(&format!("{base}/ready"), get(health::model_ready::<S>))
+        .route(&format!("{base}/config"), get(metadata::config::<S>))
+        .route(&format!("{base}/policy"), get(metadata::policy::<S>))
+        .route(&format!("{base}/stats"), get(metadata::statistics::<S>))
+        .route(&format!("{base}/infer"), post(infer::handler::<S>))
+}
+
+fn system_memory_routes<S: Service>() -> Router<HttpState<S>> {
+    Router::new()
+        .route("/status", get(shared_memory::status::<S>))
+        .route("/unregister", post(shared_memory::unregister::<S>))
+        .route("/region/{region}/status", get(shared_memory::status::<S>))
+        .route("/region/{region}/register", post(shared_memory::register::<S>))
+        .route("/region/{region}/unregister", post(shared_memory::unregister::<S>))
+}
+
+fn cuda_memory_routes<S: Service>() -> Router<HttpState<S>> {
+    Router::new()
+        .route("/status", get(shared_memory::cuda_status::<S>))
+        .route("/unregister", post(shared_memory::cuda_unregister::<S>))
+        .route("/region/{region}/status", get(shared_memory::cuda_status::<S>))
+        .route("/region/{region}/register", post(shared_memory::cuda_register::<S>))
+        .route("/region/{region}/unregister", post(shared_memory::cuda_unregister::<S>))
+}
+
+async fn no_such_path(method: Method, uri: Uri) -> HttpError {
+    HttpError::new(
+        StatusCode::NOT_FOUND,
+        format!("{method} {}: no such path; GET /v2/openapi.yaml lists the paths", uri.path()),
+    )
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> HttpError {
+    HttpError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        format!("{method} {}: the path does not take this method; the header Allow lists those it takes", uri.path()),
+    )
+}

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use downbeat_engine::cuda::{self, OLDEST_DRIVER, Survey};
+use downbeat_engine::cuda::OLDEST_DRIVER;
 use downbeat_engine::install::{GpuInstall, Install, NvidiaLibraries};
+use downbeat_engine::preflight::{Survey, survey};
 use downbeat_engine::{CudaOptions, Emulated, Engine, Preference, Search};
 use downbeat_report::{note, say};
 use downbeat_repository::ModelFormat;
@@ -86,7 +87,7 @@ pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
     match command {
         EngineCommand::List => {
             let search = Search::from_env();
-            print_gpus(&cuda::survey(&search, &CudaOptions::default()))?;
+            print_gpus(&survey(&search, &CudaOptions::default()))?;
             for info in downbeat_engine::available(&search) {
                 let library = info.library.map_or_else(|| "built in".to_owned(), |path| path.display().to_string());
                 say(format_args!("{:<12} {:<10} {:<6} {library}", info.name, info.version, info.device))?;

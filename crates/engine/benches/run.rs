@@ -23,7 +23,7 @@ const ROUND: Duration = Duration::from_millis(8);
 
 fn main() {
     if std::env::args().nth(1).is_some_and(|first| first == EXECUTOR) {
-        return downbeat_engine::isolation::serve().unwrap_or_else(|e| println!("{e}"));
+        return downbeat_engine::isolation::serve(&downbeat_engine::of_executor).unwrap_or_else(|e| println!("{e}"));
     }
     let path = std::env::args().skip(1).find(|a| !a.starts_with('-')).map_or_else(mlp, PathBuf::from);
     let mut rows = Vec::new();

@@ -3,11 +3,15 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::cuda::{self, CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider};
+use crate::cuda::{CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider};
 use crate::emulated::{self, Emulated};
-use crate::normal_priority::begin_normal_priority;
-use crate::onnxruntime::{self, FindError, Onnxruntime, Search};
+use crate::isolation::Wanted;
+use crate::library::{self, FindError};
+use crate::onnxruntime::{self, Onnxruntime};
+use crate::preflight::{gpus, preflight};
+use crate::process::normal_priority::begin_normal_priority;
 use crate::rten::{self, Rten};
+use crate::search::Search;
 use crate::traits::{Engine, EngineInfo, LoadError};
 
 /// The engine that the user wants.
@@ -34,7 +38,7 @@ const TENSORRT: &str = Provider::Tensorrt.name();
 
 impl Preference {
     /// The names of engines that a user may write.
-    pub const NAMES: [&str; 6] = ["auto", CUDA, TENSORRT, onnxruntime::NAME, rten::NAME, emulated::NAME];
+    pub const NAMES: [&str; 6] = ["auto", CUDA, TENSORRT, library::NAME, rten::NAME, emulated::NAME];
 }
 
 impl FromStr for Preference {
@@ -45,7 +49,7 @@ impl FromStr for Preference {
             "auto" => Ok(Preference::Auto),
             CUDA => Ok(Preference::Cuda),
             TENSORRT => Ok(Preference::Tensorrt),
-            onnxruntime::NAME => Ok(Preference::Onnxruntime),
+            library::NAME => Ok(Preference::Onnxruntime),
             rten::NAME => Ok(Preference::Rten),
             emulated::NAME => Ok(Preference::Emulated),
             other => Err(format!(
@@ -132,15 +136,26 @@ fn wanted_gpus(provider: Provider, search: &Search, options: &CudaOptions) -> Re
 
 fn on_gpus(provider: Provider, search: &Search, options: &CudaOptions) -> Result<Choice, CudaUnavailable> {
     let options = CudaOptions { provider, ..options.clone() };
-    let ready = cuda::preflight(search, &options)?;
-    let gpus = ready.gpus.clone();
-    let engine = onnxruntime::cuda::start(ready, &options, search.threads)?;
-    Ok(Choice { engine, gpus, hint: None, warning: None })
+    let ready = preflight(search, &options)?;
+    let engine = ready.start(&options, search.threads)?;
+    Ok(Choice { engine, gpus: ready.gpus, hint: None, warning: None })
+}
+
+/// The engine of an executor process: for [`crate::isolation::serve`].
+///
+/// # Errors
+/// In words, if there is no engine of this name, or its library cannot be used.
+pub fn of_executor(wanted: Wanted) -> Result<Arc<dyn Engine>, String> {
+    let Wanted { engine, library, threads } = wanted;
+    let asked = library.map(|library| ("the server".to_owned(), library));
+    let search = Search { asked, threads, ..Search::default() };
+    let choice = choose(engine.parse()?, &search, &CudaOptions::default());
+    choice.map(|choice| choice.engine).map_err(|error| error.to_string())
 }
 
 /// The fastest engine that works. Without a GPU the choice has no hint about GPUs.
 fn auto(search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
-    let Some(gpu) = cuda::gpus().into_iter().next() else {
+    let Some(gpu) = gpus().into_iter().next() else {
         return on_cpu(search);
     };
     on_gpus(Provider::Cuda, search, options).or_else(|reason| {
@@ -168,7 +183,7 @@ fn on_cpu(search: &Search) -> Result<Choice, ChooseError> {
 pub fn other_than(engine: &str) -> Option<Preference> {
     match engine {
         rten::NAME => Some(Preference::Onnxruntime),
-        onnxruntime::NAME => Some(Preference::Rten),
+        library::NAME => Some(Preference::Rten),
         _ => None,
     }
 }
@@ -184,7 +199,7 @@ pub fn may_load_elsewhere(error: &LoadError) -> bool {
     }
 }
 
-/// The engines on the CPU that can be used here, the fastest first. [`cuda::survey`] describes the
+/// The engines on the CPU that can be used here, the fastest first. [`crate::preflight::survey`] describes the
 /// GPUs.
 pub fn available(search: &Search) -> Vec<EngineInfo> {
     let onnxruntime = Onnxruntime::find(search).ok().flatten().map(|e| e.info());

@@ -156,7 +156,6 @@ fn files_import_each_other_in_small_circles_only() {
         let most = match &*name {
             // The table of device policies.
             "core" => 7,
-            "engine" => 60,
             "server" => 28,
             _ => 3,
         };

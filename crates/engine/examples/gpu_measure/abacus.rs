@@ -9,8 +9,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use downbeat_engine::cuda::Span;
-use downbeat_engine::{Cut, Engine, Lane, Share, State};
+use downbeat_engine::{Cut, Engine, Lane, Share, Span, State};
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;

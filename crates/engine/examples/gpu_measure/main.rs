@@ -50,7 +50,7 @@ const STEPS: &str = "graphs, sessions, grids, census, cuts, launches, throughput
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 fn main() -> ExitCode {
-    downbeat_engine::process::begin();
+    downbeat_engine::process::begin(downbeat_engine::VARIABLES);
     match measure() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -6,7 +6,7 @@ use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use downbeat_core::tensor::{DataType, Signature};
-use downbeat_engine::cuda::preflight;
+use downbeat_engine::preflight::preflight;
 use downbeat_engine::{CudaOptions, Search, inspect};
 use ort::environment::Environment;
 use ort::session::Session;

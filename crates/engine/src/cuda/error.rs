@@ -5,6 +5,10 @@ use std::ffi::CStr;
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
+use crate::memory::ring_memory::RingMemoryError;
+use crate::tensor::DeviceError;
+use crate::tensor::state::StateError;
+
 /// The reason why a step on a GPU failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
@@ -62,6 +66,24 @@ impl CudaError {
 impl From<CudaError> for String {
     fn from(error: CudaError) -> String {
         error.to_string()
+    }
+}
+
+impl From<CudaError> for DeviceError {
+    fn from(error: CudaError) -> DeviceError {
+        DeviceError::new(error)
+    }
+}
+
+impl From<CudaError> for StateError {
+    fn from(error: CudaError) -> StateError {
+        DeviceError::from(error).into()
+    }
+}
+
+impl From<CudaError> for RingMemoryError {
+    fn from(error: CudaError) -> RingMemoryError {
+        DeviceError::from(error).into()
     }
 }
 

@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use super::graph_node::check_repeatable;
 use super::{CudaError, Device, Stream};
-use crate::graph_report::GraphNodes;
+use crate::traits::graph_report::GraphNodes;
 
 /// Recorded work, which can be enqueued any number of times, with the addresses of the recording.
 pub(crate) struct Graph {

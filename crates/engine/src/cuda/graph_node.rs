@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
 use cudarc::driver::sys::{CUgraphNodeType as Kind, CUpointer_attribute};
 
 use super::Device;
-use crate::graph_report::GraphNodes;
+use crate::traits::graph_report::GraphNodes;
 
 /// Checks that a graph, recorded from a library's calls, may be launched again and again, and
 /// returns its nodes. All of its work must be on the device, in memory that stays. A library may
@@ -185,8 +185,8 @@ mod tests {
     use cudarc::driver::{DriverError, result};
 
     use super::*;
-    use crate::buffer::Lent;
     use crate::cuda::{DeviceAllocation, DeviceSlice, PinnedPool, Stream};
+    use crate::tensor::buffer::Lent;
 
     fn start() -> (StandIn, Arc<Device>, Arc<Stream>) {
         let stand_in = StandIn::lock();

@@ -8,7 +8,7 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUipcMem_flags_enum, CUipcMemHandle};
 
 use super::{CudaError, Device, Event, PinnedPool, Stream};
-use crate::buffer::{Buffer, Lent};
+use crate::tensor::buffer::{Buffer, Lent};
 
 /// The handle that another process has made of its memory (`cuIpcGetMemHandle`).
 pub type IpcHandle = [u8; 64];

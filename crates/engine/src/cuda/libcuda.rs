@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
 use super::unavailable::CudaUnavailable;
-use crate::onnxruntime::loader_words;
+use crate::loader::loader_words;
 
 /// The driver library's file name, common to all its users.
 const NAME: &str = "libcuda.so.1";
@@ -25,7 +25,7 @@ const DRIVER: u32 = 580;
 const CONTAINER: &str = "a container must be started with the GPUs (docker run --gpus all)";
 const STUBS: &str = "Take the folder of stubs out of LD_LIBRARY_PATH";
 /// The oldest GPUs that the libraries of CUDA 13 have kernels for (Turing).
-pub(super) const OLDEST_CAPABILITY: (u32, u32) = (7, 5);
+pub(crate) const OLDEST_CAPABILITY: (u32, u32) = (7, 5);
 
 /// The functions of the driver that the engine calls through the bindings, which panic if one is
 /// missing. A recent driver has them all, and many more. Another library under the driver's name
@@ -140,7 +140,7 @@ pub struct DriverInfo {
 }
 
 /// Loads the driver's library for good, initialises it and asks for its GPUs; makes no context.
-pub(super) fn driver() -> Result<DriverInfo, CudaUnavailable> {
+pub(crate) fn driver() -> Result<DriverInfo, CudaUnavailable> {
     let library = open()?;
     let driver = look(&library);
     // The library may have threads from now on, and the bindings will open it again.

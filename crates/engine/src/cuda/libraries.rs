@@ -12,7 +12,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 
 use super::options::Provider;
 use super::unavailable::CudaUnavailable;
-use crate::onnxruntime::loader_words;
+use crate::loader::loader_words;
 use crate::{elf, python};
 
 /// Files that belong together, and are used only if all of them are found.
@@ -187,7 +187,7 @@ impl FoundLibrary {
     }
 
     /// Loads the library for good, so that a later open by name gets this one.
-    pub(super) fn load(&self) -> Result<(), CudaUnavailable> {
+    pub(crate) fn load(&self) -> Result<(), CudaUnavailable> {
         // SAFETY: runs the initialisers of a library that the user of this process installed.
         let library = unsafe { Library::open(Some(&self.path), RTLD_LAZY | RTLD_GLOBAL) };
         std::mem::forget(library.map_err(|e| self.broken(&loader_words(&e)))?);

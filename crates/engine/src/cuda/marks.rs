@@ -1,5 +1,6 @@
 //! The marks of a launch in its stream, the times between them, and the wait for the end.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -10,6 +11,7 @@ use std::time::{Duration as StdDuration, Instant};
 use downbeat_core::Duration;
 
 use super::{CudaError, Device, Event, Stream};
+use crate::traits::Timed;
 
 /// A waiting thread wakes this long before the expected end of its launch: a sleep ends up to some
 /// 60 us late.
@@ -157,36 +159,16 @@ impl Drop for Waiting {
     }
 }
 
-/// The times of a launch, by the device's own clock, which counts in steps of half a microsecond.
-#[derive(Clone)]
-pub struct Span(Arc<Marks>);
-
-impl Span {
-    /// The span of an enqueued launch.
-    pub(crate) fn new(marks: Arc<Marks>) -> Span {
-        Span(marks)
+/// The device's clock counts in steps of half a microsecond. The driver returns the time between
+/// two events as a float. The error is at most 60 ns if both ran within a second.
+impl Timed for Marks {
+    fn took(&self) -> Option<Duration> {
+        self.took().ok()
     }
 
-    /// The time from its begin to its end; `None` if it is not over, or the device is lost.
-    pub fn took(&self) -> Option<Duration> {
-        self.0.took().ok()
-    }
-
-    /// Its begin and its end, in nanoseconds from the begin of `other` on any lane of the same
-    /// device; negative if earlier. `None` if one of the launches is not over, or the device is
-    /// lost.
-    ///
-    /// The driver returns the time between two events as a float. The error is at most 60 ns if
-    /// both ran within a second.
-    pub fn from_begin_of(&self, other: &Span) -> Option<(i64, i64)> {
-        let zero = &other.0.begin;
-        Some((self.0.begin.nanos_since(zero).ok()?, self.0.end.nanos_since(zero).ok()?))
-    }
-}
-
-impl std::fmt::Debug for Span {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Span({:?})", self.took())
+    fn from_begin_of(&self, other: &dyn Timed) -> Option<(i64, i64)> {
+        let zero = &(other as &dyn Any).downcast_ref::<Marks>()?.begin;
+        Some((self.begin.nanos_since(zero).ok()?, self.end.nanos_since(zero).ok()?))
     }
 }
 

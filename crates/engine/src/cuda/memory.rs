@@ -6,8 +6,10 @@ use std::sync::Arc;
 use cudarc::driver::result;
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::pinned::PinnedBytes;
 use super::ring::SlotReady;
 use super::{CudaError, Device, Stream};
+use crate::tensor::{Buffer, DeviceBytes, DeviceError};
 
 /// Tensors start at multiples of this many bytes: kernels load as much at once, 128 bits.
 const TENSOR_ALIGNMENT: u64 = 16;
@@ -199,5 +201,46 @@ impl DeviceSlice {
 impl std::fmt::Debug for DeviceSlice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} bytes on {:?}", self.len, self.device)
+    }
+}
+
+impl DeviceBytes for DeviceSlice {
+    fn byte_size(&self) -> usize {
+        self.len
+    }
+
+    fn part(&self, start: usize, end: usize) -> Box<dyn DeviceBytes> {
+        Box::new(self.part(start, end))
+    }
+
+    fn fetch(&self) -> Result<Vec<u8>, DeviceError> {
+        Ok(self.fetch()?)
+    }
+}
+
+/// The buffers of tensors on a GPU.
+pub(crate) trait CudaBuffer {
+    /// Takes memory of a device.
+    fn from_device(slice: DeviceSlice) -> Self;
+
+    /// An empty buffer in pinned memory. Its capacity is that of the memory.
+    fn pinned(memory: PinnedBytes) -> Self;
+
+    /// The bytes' place on a device; `None`: they are on the host.
+    fn device(&self) -> Option<&DeviceSlice>;
+}
+
+impl CudaBuffer for Buffer {
+    fn from_device(slice: DeviceSlice) -> Buffer {
+        Buffer::from_device_bytes(Box::new(slice))
+    }
+
+    fn pinned(mut memory: PinnedBytes) -> Buffer {
+        memory.set_len(0);
+        Buffer::from_lent(Box::new(memory))
+    }
+
+    fn device(&self) -> Option<&DeviceSlice> {
+        (self.device_bytes()? as &dyn Any).downcast_ref()
     }
 }

@@ -58,6 +58,14 @@ impl Provider {
             Provider::Tensorrt => "tensorrt",
         }
     }
+
+    /// The provider's file beside the library.
+    pub(crate) const fn library_file(self) -> &'static str {
+        match self {
+            Provider::Cuda => "libonnxruntime_providers_cuda.so",
+            Provider::Tensorrt => "libonnxruntime_providers_tensorrt.so",
+        }
+    }
 }
 
 impl fmt::Display for Provider {

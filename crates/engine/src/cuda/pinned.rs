@@ -9,7 +9,7 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{self, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE};
 
 use super::{CudaError, Device};
-use crate::buffer::Lent;
+use crate::tensor::buffer::Lent;
 
 /// Smallest block, bytes.
 const SMALLEST: usize = 1 << 12;
@@ -140,6 +140,17 @@ impl Lent for PinnedBytes {
         // SAFETY: as above, and `self` is borrowed mutably.
         let slice = |block: &mut PinnedBlock| unsafe { std::slice::from_raw_parts_mut(block.start.as_ptr(), self.len) };
         self.block.as_mut().map_or(&mut [], slice)
+    }
+
+    fn grow(&mut self, more: usize) -> Option<&mut [u8]> {
+        let len = self.len;
+        let longer = len.checked_add(more).filter(|longer| *longer <= self.capacity())?;
+        self.set_len(longer);
+        self.bytes_mut().get_mut(len..)
+    }
+
+    fn is_pinned(&self) -> bool {
+        true
     }
 }
 

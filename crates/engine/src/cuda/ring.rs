@@ -12,10 +12,11 @@
 //! device   | 0 | 1 | 2 | 3 | 0 | 1 |     runs of up to three slots
 //! ```
 //!
-//! The device could map its pages twice as the host does ([`crate::ring_memory`]), but a page of
+//! The device could map its pages twice as the host does ([`crate::memory::ring_memory`]), but a page of
 //! the device has 2 MiB. Slots would have to fill such pages together, which for most sizes needs
 //! rings of gigabytes.
 
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +26,8 @@ use downbeat_core::device::RingRun;
 use super::memory::{DeviceAllocation, DeviceSlice};
 use super::pinned::Registration;
 use super::{CudaError, Device, Event, Stream};
+use crate::memory::ring_memory::{RingCopies, RingMemory, RingMemoryError};
+use crate::tensor::{DeviceBytes, DeviceError};
 
 /// The slots of an input ring on a device, copies of the host's slots.
 pub(crate) struct DeviceRing {
@@ -127,11 +130,7 @@ impl DeviceRing {
 
     /// A run of slots as one piece; `None` if it is longer than the ring allows. `owner` protects
     /// them from being written.
-    pub(crate) fn read(
-        self: &Arc<Self>,
-        run: RingRun,
-        owner: Arc<dyn std::any::Any + Send + Sync>,
-    ) -> Option<DeviceSlice> {
+    pub(crate) fn read(self: &Arc<Self>, run: RingRun, owner: Arc<dyn Any + Send + Sync>) -> Option<DeviceSlice> {
         if run.first + run.count > self.slots + self.overhang {
             return None;
         }
@@ -156,4 +155,33 @@ impl Drop for DeviceRing {
         // Copies from the host's slots may be under way, and the slots are unmapped next.
         let _ = self.stream.finish();
     }
+}
+
+impl RingCopies for Arc<DeviceRing> {
+    unsafe fn upload(&self, run: RingRun, host: [&[u8]; 2]) -> Result<(), DeviceError> {
+        // SAFETY: the caller promises it.
+        Ok(unsafe { DeviceRing::upload(self, run, host) }?)
+    }
+
+    fn read(&self, run: RingRun, owner: Arc<dyn Any + Send + Sync>) -> Option<Box<dyn DeviceBytes>> {
+        Some(Box::new(DeviceRing::read(self, run, owner)?))
+    }
+}
+
+/// An input ring whose slots are copied to a device when they are written. Launches read up to
+/// `longest` copies at once.
+///
+/// # Errors
+/// As [`RingMemory::new`], or if the device is lost or out of memory.
+pub fn ring_on_device(
+    slots: u32,
+    slot_bytes: usize,
+    device: &Arc<Device>,
+    longest: u32,
+) -> Result<Arc<RingMemory>, RingMemoryError> {
+    RingMemory::with_copies(slots, slot_bytes, |host| {
+        // SAFETY: the slots stay mapped until the ring is dropped, which drops the copies first.
+        let copies = unsafe { DeviceRing::new(device, host, slots, slot_bytes, longest) }?;
+        Ok(Box::new(Arc::new(copies)))
+    })
 }

@@ -1,6 +1,6 @@
 //! The reasons why no GPU can be used: one line for each reason, with its remedy.
 
-use crate::onnxruntime::FindError;
+use crate::library::FindError;
 
 /// The reason why no GPU can be used: the fault or the missing part, and the remedy.
 #[derive(Debug, Clone, thiserror::Error)]

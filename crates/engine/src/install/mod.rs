@@ -2,24 +2,23 @@
 //! with its configuration, and unpacks only the libraries. For GPUs it fetches NVIDIA's libraries,
 //! too.
 
+pub(crate) mod cache;
 mod pin;
 mod pip;
 mod wheel;
 
-use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::cuda::Provider;
-use crate::onnxruntime::{self, Search};
+pub use crate::library::version_of;
+use crate::library::version_text;
+use crate::search::Search;
+use cache::{GPU_FOLDER, NVIDIA_FOLDER};
+pub use cache::{cache_folder, installed, installed_gpu};
 
 /// The default version to install.
 pub const VERSION: &str = "1.31.1";
-/// The folder in the cache for GPU libraries.
-const GPU_FOLDER: &str = "cuda";
-/// The folder with NVIDIA's libraries, beside the versions of onnxruntime for GPUs. All versions
-/// share it.
-const NVIDIA_FOLDER: &str = "nvidia";
 
 /// The parts to install, and the place.
 #[derive(Clone, Debug)]
@@ -247,61 +246,4 @@ impl Temporary {
         std::fs::rename(place, self.outer.path().join("replaced")).map_err(error)?;
         std::fs::rename(folder, place).map_err(error)
     }
-}
-
-/// The folder in which `downbeat engine install` puts libraries:
-/// `$XDG_CACHE_HOME/downbeat/engines/onnxruntime`, with `~/.cache` if the variable is not set.
-pub fn cache_folder() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    // A program must ignore a relative path in the variable (XDG Base Directory Specification).
-    let base = set("XDG_CACHE_HOME").filter(|p| p.is_absolute()).or_else(|| Some(set("HOME")?.join(".cache")))?;
-    Some(base.join("downbeat").join("engines").join(onnxruntime::NAME))
-}
-
-/// The newest library for the CPU that is installed in `cache`.
-pub fn installed(cache: &Path) -> Option<PathBuf> {
-    newest(cache)
-}
-
-/// The newest library for GPUs that is installed in `cache`, with its providers beside it.
-pub fn installed_gpu(cache: &Path) -> Option<PathBuf> {
-    newest(&cache.join(GPU_FOLDER))
-}
-
-/// The folder of NVIDIA's libraries that were installed in `cache`.
-pub(crate) fn nvidia_folder(cache: &Path) -> PathBuf {
-    cache.join(GPU_FOLDER).join(NVIDIA_FOLDER)
-}
-
-fn newest(cache: &Path) -> Option<PathBuf> {
-    let folders = std::fs::read_dir(cache).ok()?.filter_map(Result::ok).map(|e| e.path());
-    let versions = folders.filter(|p| p.file_name().and_then(OsStr::to_str).is_some_and(|n| !n.starts_with('.')));
-    let libraries = versions.filter_map(|folder| onnxruntime::newest_in(&folder));
-    libraries.max_by_key(|path| path.file_name().and_then(OsStr::to_str).and_then(library_version))
-}
-
-/// The version in the file name of an onnxruntime library, as numbers (none for a bare name);
-/// `None` for other files.
-pub(crate) fn library_version(name: &str) -> Option<Vec<u32>> {
-    let version = version_part(name)?;
-    version.split('.').filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect()
-}
-
-/// The version in the file name of a library.
-pub fn version_of(library: &Path) -> Option<String> {
-    version_text(library.file_name()?.to_str()?)
-}
-
-fn version_text(name: &str) -> Option<String> {
-    version_part(name).map(|v| v.trim_matches('.').to_owned()).filter(|v| !v.is_empty())
-}
-
-#[cfg(target_os = "macos")]
-fn version_part(name: &str) -> Option<&str> {
-    name.strip_prefix("libonnxruntime")?.strip_suffix(".dylib").filter(|v| v.is_empty() || v.starts_with('.'))
-}
-
-#[cfg(not(target_os = "macos"))]
-fn version_part(name: &str) -> Option<&str> {
-    name.strip_prefix("libonnxruntime.so").filter(|v| v.is_empty() || v.starts_with('.'))
 }

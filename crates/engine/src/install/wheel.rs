@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use zip::ZipArchive;
 
-use super::{InstallError, library_version};
+use super::InstallError;
 use crate::cuda::Provider;
-use crate::onnxruntime::provider_file;
+use crate::library::library_version;
 
 /// The largest library that is unpacked, bytes; the CUDA provider of version 1.31.1 has 284
 /// million, cuBLAS 552 million.
@@ -80,7 +80,7 @@ impl Wheel {
 
     /// Checks that the wheel is for GPUs (`gpu`), or for the CPU.
     pub(super) fn check_provider(&self, gpu: bool) -> Result<(), InstallError> {
-        let provider = provider_file(Provider::Cuda);
+        let provider = Provider::Cuda.library_file();
         match (self.capi_libraries().iter().any(|entry| entry.name == provider), gpu) {
             (true, true) | (false, false) => Ok(()),
             (false, true) => Err(self.error(format!("it is for the CPU: it holds no {provider}"))),

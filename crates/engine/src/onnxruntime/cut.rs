@@ -22,16 +22,17 @@ use ort::session::builder::SessionBuilder;
 use prost::Message;
 
 use super::measure::measure;
+use super::runtime::{Runtime, commit};
 use super::session::{SessionModel, SessionPart, Source, Wiring};
-use super::{LoadOptions, Runtime, commit};
-use crate::activations::Activations;
-use crate::boundary::{self, Boundaries, Boundary};
+use crate::cut::SegmentInfo;
+use crate::cut::activations::Activations;
+use crate::cut::boundary::{self, Boundaries, Boundary};
+use crate::cut::operator_profile::OperatorProfile;
+use crate::cut::probe;
 use crate::onnx;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::{GraphProto, ModelProto, ValueInfoProto, value_info};
-use crate::operator_profile::OperatorProfile;
-use crate::probe;
-use crate::segment::SegmentInfo;
+use crate::traits::LoadOptions;
 
 pub(super) const MODEL: &str = "optimised.onnx";
 pub(super) const WEIGHTS: &str = "optimised.weights";

@@ -9,16 +9,16 @@ use ort::session::Session;
 use prost::Message;
 use serde::Deserialize;
 
-use super::commit;
 use super::cuda::{Marked, OperatorMarks};
 use super::cut::{self, PartBuilder};
+use super::runtime::commit;
 use super::session::{SessionModel, SessionPart, Wiring};
-use crate::boundary::MeasuredValue;
+use crate::cut::boundary::MeasuredValue;
+use crate::cut::operator_profile::OperatorProfile;
+use crate::cut::probe::{self, Probe};
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
-use crate::operator_profile::OperatorProfile;
-use crate::probe::{self, Probe};
-use crate::state::State;
+use crate::tensor::state::State;
 use crate::traits::Model;
 
 /// Runs at batch 1. The first [`WARM_UP`] of them are not counted.

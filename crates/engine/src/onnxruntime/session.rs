@@ -18,17 +18,18 @@ use ort::value::Outlet;
 use ort::{AsPointer, api};
 use smallvec::SmallVec;
 
-use super::NAME;
 use super::value::{MemoryInfo, Value, check};
-use crate::activations::Activations;
-use crate::operator_profile::OperatorProfile;
-use crate::run_memory::RunMemory;
-use crate::segment::SegmentInfo;
-use crate::state::State;
+use crate::cut::SegmentInfo;
+use crate::cut::activations::Activations;
+use crate::cut::operator_profile::OperatorProfile;
+use crate::library::NAME;
+use crate::memory::run_memory::RunMemory;
+use crate::onnx;
 use crate::stop;
 use crate::tensor::Tensor;
+use crate::tensor::batch;
+use crate::tensor::state::State;
 use crate::traits::{Lane, LoadError, LoadOptions, Model, Place, RunError, Share};
-use crate::{batch, onnx};
 
 /// The sessions of a model, and the names for their runs.
 pub(super) struct SessionModel {

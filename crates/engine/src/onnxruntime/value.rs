@@ -10,9 +10,10 @@ use ort::session::SharedSessionInner;
 use ort::{AsPointer, api, sys};
 use smallvec::SmallVec;
 
-use crate::buffer::{Buffer, Lent};
+use crate::onnx;
+use crate::tensor::buffer::{Buffer, Lent};
+use crate::tensor::strings;
 use crate::tensor::{Tensor, elements};
-use crate::{onnx, strings};
 
 /// The C API's description of memory.
 pub(super) struct MemoryInfo(NonNull<sys::OrtMemoryInfo>);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libloading::os::unix::{Library as Loaded, RTLD_LAZY};
 
-use crate::onnxruntime::loader_words;
+use crate::loader::loader_words;
 
 /// The library's file name, common to all its users.
 const NAME: &str = "libucp.so.0";

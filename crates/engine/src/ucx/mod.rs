@@ -25,7 +25,7 @@ mod worker;
 pub use library::UcxError;
 use thread::{Command, UcxThread};
 
-use crate::region::OwnRegion;
+use crate::memory::region::OwnRegion;
 
 /// The data with which another process reads this process's region.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use rustix::fd::OwnedFd;
 use super::library::{self, Library, MemoryParams, UcxError};
 use super::worker::{Rest, Worker};
 use super::{Done, Handle, Offer};
-use crate::region::Mapping;
+use crate::memory::region::Mapping;
 
 /// Longest sleep. Work without a wake-up is found after at most this time.
 const SLEEPS: Duration = Duration::from_secs(1);

@@ -16,7 +16,7 @@ use crate::support::{Random, copy, engines, example, lane, load, run, try_load};
 #[test]
 #[ignore = "it is for processes that other tests start"]
 fn executor_process() {
-    downbeat_engine::isolation::serve().unwrap();
+    downbeat_engine::isolation::serve(&downbeat_engine::of_executor).unwrap();
 }
 
 fn isolated(engine: Arc<dyn Engine>) -> Isolated {

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use downbeat_engine::preflight::preflight;
 use downbeat_engine::{CudaOptions, Missing, Preference, Search, choose, cuda};
 
 use crate::model::folder;
@@ -18,7 +19,7 @@ fn child() {
     let asked = std::env::var("DOWNBEAT_TEST_ASKED").ok().map(|p| ("DOWNBEAT_TEST_ASKED".to_owned(), PathBuf::from(p)));
     let search = Search { cache: Some(cache.into()), asked, ..Search::default() };
     let options = CudaOptions { devices, ..CudaOptions::default() };
-    match cuda::preflight(&search, &options) {
+    match preflight(&search, &options) {
         Ok(ready) => {
             let gpus: Vec<_> = ready.gpus.iter().map(ToString::to_string).collect();
             println!("ready: CUDA {}, {gpus:?}, {}", ready.driver, ready.library.display());

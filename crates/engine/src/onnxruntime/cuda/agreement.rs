@@ -4,8 +4,8 @@
 use downbeat_core::tensor::DataType;
 use half::{bf16, f16};
 
-use crate::fill::{Random, element};
 use crate::tensor::Buffer;
+use crate::tensor::fill::{Random, element};
 
 /// The quantile of a tensor's magnitudes that stands for the size of its elements. It is not the
 /// largest, as masks have a few huge ones.

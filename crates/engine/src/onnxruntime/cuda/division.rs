@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::gpu::Gpu;
 use crate::cuda::Splitter;
-use crate::division::{Division, DivisionError, Part, percent};
 use crate::traits::Share;
+use crate::traits::division::{Division, DivisionError, Part, percent};
 
 /// The size of a partition.
 #[derive(Clone, Copy)]

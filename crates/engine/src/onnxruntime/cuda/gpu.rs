@@ -8,7 +8,7 @@ use ort::sys;
 
 use super::super::value::MemoryInfo;
 use crate::cuda::{CudaError, Device, ForgetsLastError, Partition, PartitionError, PinnedPool, Splitter, Stream};
-use crate::division::DivisionError;
+use crate::traits::division::DivisionError;
 use crate::traits::{Share, StreamPriority};
 
 /// The parts of a GPU that all its models share.
@@ -89,7 +89,7 @@ impl Gpu {
         &self,
         units: impl FnOnce(&Splitter) -> Result<Vec<u32>, DivisionError>,
     ) -> Result<Vec<u32>, DivisionError> {
-        let refused = |error: PartitionError| DivisionError(error.to_string());
+        let refused = |error: PartitionError| DivisionError::new(error.to_string());
         let mut partitions = self.partitions();
         let splitter = partitions.splitter(&self.device).map_err(refused)?;
         let units = units(splitter)?;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::graph_table::Shapes;
-use crate::graph_report::{GraphOutcome, GraphReport};
 use crate::tensor::Tensor;
+use crate::traits::graph_report::{GraphOutcome, GraphReport};
 
 /// The most outcomes in the log of a lane.
 const MOST_REPORTS: usize = 4096;

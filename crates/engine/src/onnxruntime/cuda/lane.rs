@@ -14,12 +14,12 @@ use super::model::CudaShared;
 use super::pending::{Enqueued, Held, Left};
 use super::segment_session::{Ground, SegmentSession};
 use super::weights::Weights;
-use crate::batch;
-use crate::buffer::Lent;
-use crate::cuda::{CudaError, DeviceAllocation, Expected, Marks, Span, Stream};
-use crate::state::{State, StateError};
+use crate::cuda::{CudaBuffer, CudaError, DeviceAllocation, Expected, Marks, Stream};
+use crate::tensor::batch;
+use crate::tensor::buffer::Lent;
+use crate::tensor::state::{State, StateError};
 use crate::tensor::{Buffer, Tensor};
-use crate::traits::{Lane, Pending, RunError};
+use crate::traits::{Lane, Pending, RunError, Span};
 
 /// The most sessions of a segment.
 const MOST_SESSIONS: usize = 32;
@@ -415,7 +415,7 @@ impl Lane for CudaLane {
     }
 
     fn last_run(&self) -> Option<Span> {
-        self.last.clone().map(Span::new)
+        Some(Span::new(self.last.clone()?))
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod agreement;
 mod binding;
+mod blueprint;
 mod division;
 mod gpu;
 mod graph_log;
@@ -19,26 +20,27 @@ mod model;
 mod operator_marks;
 mod pending;
 mod placement;
+mod providers;
 mod recorded_run;
 mod segment_session;
 mod session_maker;
 mod tensorrt;
 mod weights;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use downbeat_core::tensor::DataType;
-use ort::ep::{self, ArbitrarilyConfigurableExecutionProvider as _};
 
-use super::{Onnxruntime, Runtime, cut, provider_file, reason, session};
-use crate::cuda::{self, CudaError, CudaOptions, CudaUnavailable, Provider, Ready, Stream};
-use crate::division::{Division, DivisionError};
+use super::runtime::{Runtime, reason};
+use super::{cut, session};
+use crate::cuda::{self, CudaError, CudaOptions, Provider};
+use crate::cut::Cut;
 use crate::onnx;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
-use crate::segment::Cut;
+use crate::traits::division::{Division, DivisionError};
 use crate::traits::{DeviceMemory, Engine, EngineInfo, LoadError, LoadOptions, Model};
 use gpu::Gpu;
 pub(super) use operator_marks::{Marked, OperatorMarks};
@@ -51,24 +53,11 @@ pub struct OnnxruntimeCuda {
     options: CudaOptions,
 }
 
-/// Starts the engine on the GPUs of `ready`. `threads` is the size of the pool for models that run
-/// on the CPU, the calling thread included; 0: one a core.
-///
-/// # Errors
-/// If the library does not start, or a GPU is lost or out of memory.
-pub fn start(ready: Ready, options: &CudaOptions, threads: usize) -> Result<Arc<dyn Engine>, CudaUnavailable> {
-    let library = Onnxruntime::with_gpu_library(&ready.library, threads)?;
-    let ordinals: Vec<u32> = ready.gpus.iter().map(|gpu| gpu.ordinal).collect();
-    let failed = |error: CudaError| CudaUnavailable::new("the engine on the GPU does not start", error);
-    let engine = library.on_gpus(&ordinals, options).map_err(failed)?;
-    Ok(Arc::new(engine))
-}
-
 impl OnnxruntimeCuda {
     /// The engine on these GPUs, whose driver and libraries are loaded.
     pub(super) fn new(runtime: Arc<Runtime>, devices: &[u32], options: &CudaOptions) -> Result<Self, CudaError> {
         let has_host_kernels =
-            cuda::stands_in() && !runtime.library.with_file_name(provider_file(options.provider)).exists();
+            cuda::stands_in() && !runtime.library.with_file_name(options.provider.library_file()).exists();
         if has_host_kernels {
             tracing::warn!("the NVIDIA driver is the stand-in of the tests: kernels run on the CPU");
         }
@@ -109,7 +98,8 @@ impl OnnxruntimeCuda {
         let file = onnx::check(&options.path)?;
         let inputs = file.signature(|_| Some((DataType::Fp32, Vec::new())))?.inputs;
         let error = |reason: String| LoadError::Model { path: options.path.clone(), engine: self.name(), reason };
-        let folder = crate::scratch::folder().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
+        let folder =
+            crate::process::scratch::folder().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
         let library_error = |e: ort::Error| error(gpu.explain(reason(e.message())).0);
         let maker = Arc::new(session_maker::SessionMaker {
             runtime: self.runtime.clone(),
@@ -198,51 +188,4 @@ impl Engine for OnnxruntimeCuda {
         let device = &self.gpus.get(device)?.device;
         Some(DeviceMemory { ordinal: device.ordinal(), total: device.memory(), free: device.free_memory().ok()? })
     }
-}
-
-/// The providers of a session's operators; the first that can run an operator does. `is_optimised`:
-/// the providers have already optimised the graph. `tensorrt`: the options of TensorRT, if the
-/// session uses it.
-fn providers(
-    options: &CudaOptions,
-    gpu: &Gpu,
-    stream: Option<&Stream>,
-    is_optimised: bool,
-    tensorrt: Option<&BTreeMap<String, String>>,
-) -> Vec<ep::ExecutionProviderDispatch> {
-    let device = i32::try_from(gpu.device.ordinal()).unwrap_or(i32::MAX);
-    let raw = stream.map(|stream| stream.raw().cast::<()>());
-    let mut cuda = ep::CUDA::default()
-        .with_device_id(device)
-        .with_tf32(options.tf32)
-        .with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
-        // Trying every algorithm takes seconds for each size of batch.
-        .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic)
-        // Once: a graph with turned layouts would be turned to and fro again, and its values have
-        // other shapes.
-        .with_prefer_nhwc(options.nhwc && !is_optimised)
-        // With channels first cuDNN also adds a tensor. The library clears that tensor in the
-        // process's default stream, which has no order with ours.
-        .with_fuse_conv_bias(options.nhwc);
-    if let Some(limit) = options.memory_limit {
-        cuda = cuda.with_memory_limit(usize::try_from(limit).unwrap_or(usize::MAX));
-    }
-    if let Some(raw) = raw {
-        // SAFETY: the stream outlives the session: lanes drop their sessions first.
-        cuda = unsafe { cuda.with_compute_stream(raw) };
-    }
-    let mut providers = Vec::new();
-    if let Some(options) = tensorrt {
-        let mut tensorrt = ep::TensorRT::default().with_device_id(device);
-        for (key, value) in options {
-            tensorrt = tensorrt.with_arbitrary_config(key, value);
-        }
-        if let Some(raw) = raw {
-            // SAFETY: as above.
-            tensorrt = unsafe { tensorrt.with_compute_stream(raw) };
-        }
-        providers.push(tensorrt.build().error_on_failure());
-    }
-    providers.push(cuda.build().error_on_failure());
-    providers
 }

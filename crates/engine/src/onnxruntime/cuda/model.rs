@@ -7,68 +7,29 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use prost::Message;
 
-use super::super::session::{Names, Source, Wiring};
+use super::super::session::Wiring;
 use super::super::{cut, measure};
+use super::blueprint::Blueprint;
 use super::gpu::Gpu;
 use super::graph_log::GraphLog;
 use super::lane::CudaLane;
 use super::operator_marks::OperatorMarks;
 use super::session_maker::{SessionMaker, share};
 use super::weights::Weights;
-use crate::activations::Activations;
-use crate::cuda::Provider;
-use crate::graph_report::GraphReport;
+use crate::cuda::{CudaBuffer, Provider, ring_on_device};
+use crate::cut::SegmentInfo;
+use crate::cut::activations::Activations;
+use crate::cut::operator_profile::OperatorProfile;
+use crate::memory::ring_memory::{RingMemory, RingMemoryError};
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
-use crate::operator_profile::OperatorProfile;
-use crate::ring_memory::{RingMemory, RingMemoryError};
-use crate::segment::SegmentInfo;
 use crate::tensor::{Buffer, OutOfMemory};
+use crate::traits::graph_report::GraphReport;
 use crate::traits::{DeviceShare, Lane, LoadError, LoadOptions, Model, Place, ShapeRange, Share, StreamPriority};
 
 /// Batches up to this size are all warmed up: small ones are the most frequent, and gain most by
 /// graphs.
 const ALL_WARM: usize = 8;
-
-/// A segment, from which each lane makes sessions.
-pub(super) struct Blueprint {
-    /// The model, encoded; `None`: the whole model, as in its file.
-    pub model: Option<Vec<u8>>,
-    /// The names of its weights, sorted.
-    pub weights: Vec<String>,
-    pub names: Arc<Names>,
-    pub wiring: Wiring,
-    /// Whether each output is left on the host, as strings are.
-    pub on_host: Vec<bool>,
-    /// Whether the kernels are prepared anew when the size of the batch changes: the library keeps
-    /// cuDNN's plans for one size only.
-    pub has_plans: bool,
-}
-
-impl Blueprint {
-    fn new(segment: cut::Segment) -> Result<Blueprint, String> {
-        let cut::Segment { model, inputs, outputs, wiring } = segment;
-        let names = Arc::new(Names::new(&inputs, &outputs)?);
-        let spec = |index: usize| wiring.gives.iter().find(|(_, source)| *source == Source::Made(index));
-        let on_host = (0..outputs.len()).map(|index| spec(index).is_some_and(|(s, _)| s.datatype == DataType::Bytes));
-        let on_host = on_host.collect();
-        let mut blueprint = Blueprint { model: None, weights: Vec::new(), names, wiring, on_host, has_plans: false };
-        if model.is_empty() {
-            return Ok(blueprint);
-        }
-        let proto = ModelProto::decode(model.as_slice()).map_err(|e| format!("the segment cannot be read: {e}"))?;
-        let graph = proto.graph.ok_or("the segment has no graph")?;
-        blueprint.has_plans = graph.node.iter().any(|node| matches!(node.op_type.as_str(), "Conv" | "ConvTranspose"));
-        let names = graph.initializer.iter().map(|bytes| {
-            let weight = crate::onnx::proto::WeightProto::decode(bytes.clone());
-            weight.map(|weight| weight.name).map_err(|e| format!("a weight cannot be read: {e}"))
-        });
-        blueprint.weights = names.collect::<Result<_, _>>()?;
-        blueprint.weights.sort_unstable();
-        blueprint.model = Some(model);
-        Ok(blueprint)
-    }
-}
 
 /// A model on GPUs.
 pub(super) struct CudaModel {
@@ -255,7 +216,7 @@ impl Model for CudaModel {
         longest: u32,
     ) -> Result<Arc<RingMemory>, RingMemoryError> {
         match self.shared.gpus.get(device) {
-            Some(on) => RingMemory::on_device(slots, slot_bytes, &on.gpu.device, longest),
+            Some(on) => ring_on_device(slots, slot_bytes, &on.gpu.device, longest),
             None => RingMemory::new(slots, slot_bytes),
         }
     }

@@ -9,7 +9,7 @@ use downbeat_core::tensor::DataType;
 use super::gpu::Gpu;
 use super::host_kernels::Call;
 use crate::cuda::{DeviceSlice, Expected, Marks, PinnedBytes};
-use crate::state::State;
+use crate::tensor::state::State;
 use crate::tensor::{Buffer, Tensor};
 use crate::traits::{Pending, RunError};
 

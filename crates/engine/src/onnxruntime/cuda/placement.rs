@@ -10,7 +10,7 @@ use ort::value::Outlet;
 use ort::{AsPointer, api, sys};
 
 use super::super::value::check;
-use super::model::Blueprint;
+use super::blueprint::Blueprint;
 
 /// For each input and output of a segment, in the order of its names: whether it is on the host.
 ///

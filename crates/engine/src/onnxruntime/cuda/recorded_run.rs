@@ -9,10 +9,10 @@ use downbeat_core::{Duration, median};
 use super::agreement::{agree, noise};
 use super::host_kernels::Call;
 use super::segment_session::{Ground, Made, SegmentSession};
-use crate::buffer::Lent;
-use crate::cuda::{DeviceAllocation, Graph, PinnedBytes};
-use crate::graph_report::{GraphNodes, GraphOutcome};
+use crate::cuda::{CudaBuffer, DeviceAllocation, Graph, PinnedBytes};
+use crate::tensor::buffer::Lent;
 use crate::tensor::{Buffer, Tensor};
+use crate::traits::graph_report::{GraphNodes, GraphOutcome};
 
 /// The largest ratio of times with and without a graph at which the graph is kept: more is not
 /// chance. If both take the same time, the graph leaves the host more time.

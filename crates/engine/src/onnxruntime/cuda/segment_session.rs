@@ -31,18 +31,18 @@ use ort::session::{Session, SharedSessionInner};
 use super::super::session::Names;
 use super::super::value::{MemoryInfo, Value, element_type};
 use super::binding::Binding;
+use super::blueprint::Blueprint;
 use super::gpu::Gpu;
 use super::graph_log::{GraphLog, shapes};
 use super::graph_table::{GraphTable, How, Shapes};
 use super::host_kernels::{self, At, Call};
-use super::model::Blueprint;
 use super::placement;
 use super::recorded_run::RecordedRun;
 use super::weights::Weights;
-use crate::buffer::Lent;
-use crate::cuda::{DeviceAllocation, DeviceSlice, Event, ForgetsLastError, PinnedBytes, Stream};
-use crate::graph_report::GraphOutcome;
+use crate::cuda::{CudaBuffer, DeviceAllocation, DeviceSlice, Event, ForgetsLastError, PinnedBytes, Stream};
+use crate::tensor::buffer::Lent;
 use crate::tensor::{Buffer, Tensor};
+use crate::traits::graph_report::GraphOutcome;
 
 /// The GPU, stream and memory with which a lane's sessions run.
 pub(super) struct Ground {

@@ -10,12 +10,14 @@ use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::{AsPointer, api};
 
+use super::super::cut;
+use super::super::runtime::{Runtime, commit, keep_floats8};
 use super::super::value::{Value, check};
-use super::super::{Runtime, commit, cut, keep_floats8};
+use super::blueprint::Blueprint;
 use super::gpu::Gpu;
-use super::model::Blueprint;
+use super::providers::providers;
+use super::tensorrt;
 use super::weights::Weights;
-use super::{providers, tensorrt};
 use crate::cuda::{CudaOptions, Provider, Stream};
 use crate::traits::{ShapeRange, Share};
 

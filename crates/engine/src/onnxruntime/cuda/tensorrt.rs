@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::scratch;
+use crate::process::scratch;
 use crate::traits::ShapeRange;
 
 /// The library's words if a part of the model needs shapes that were not given.

@@ -88,7 +88,7 @@ fn copy(
     file: &mut File,
     place: &WeightPlace,
 ) -> Result<(), String> {
-    use crate::buffer::Lent;
+    use crate::tensor::buffer::Lent;
     file.seek(SeekFrom::Start(place.file_offset)).map_err(|e| format!("the weights cannot be read: {e}"))?;
     let mut done = 0;
     while done < place.len {

@@ -2,10 +2,9 @@
 
 use downbeat_core::tensor::DataType;
 
-use crate::buffer::{Buffer, OutOfMemory};
-use crate::cuda::CudaError;
-use crate::strings;
 use crate::tensor::Tensor;
+use crate::tensor::buffer::{Buffer, DeviceError, OutOfMemory};
+use crate::tensor::strings;
 
 /// The tensors of a batch on its way through a model.
 ///
@@ -28,9 +27,9 @@ impl From<OutOfMemory> for StateError {
     }
 }
 
-impl From<CudaError> for StateError {
-    fn from(error: CudaError) -> Self {
-        StateError(error.into())
+impl From<DeviceError> for StateError {
+    fn from(error: DeviceError) -> Self {
+        StateError(error.to_string())
     }
 }
 
@@ -121,7 +120,10 @@ impl State {
     }
 
     /// Datatypes and shapes of the joined tensors of batches at the same place of one model.
-    pub(crate) fn joined(states: &[State]) -> Result<Vec<(DataType, Vec<usize>)>, StateError> {
+    ///
+    /// # Errors
+    /// If there is no batch, or the tensors differ in more than their rows.
+    pub fn joined(states: &[State]) -> Result<Vec<(DataType, Vec<usize>)>, StateError> {
         let Some((first, others)) = states.split_first() else { return Err(StateError::empty()) };
         for other in others {
             let (expected, got) = (first.tensors.len(), other.tensors.len());

@@ -1,6 +1,6 @@
 //! A device divided into partitions.
 
-use crate::traits::Share;
+use super::share::Share;
 
 /// A device divided into partitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,26 +29,31 @@ pub struct Part {
 /// The reason why a device cannot be divided as requested: the fault and its remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct DivisionError(pub(crate) String);
+pub struct DivisionError(String);
 
 impl DivisionError {
+    /// The error with this text.
+    pub fn new(text: impl Into<String>) -> DivisionError {
+        DivisionError(text.into())
+    }
+
     /// The partition `index`, from 0, with the requested `text`, is impossible.
-    pub(crate) fn part(index: usize, text: &str, reason: &str) -> DivisionError {
+    pub fn part(index: usize, text: &str, reason: &str) -> DivisionError {
         DivisionError(format!("partition {index}, \"{text}\": {reason}"))
     }
 
     /// The request names no partition.
-    pub(crate) fn none_named() -> DivisionError {
+    pub fn none_named() -> DivisionError {
         DivisionError("none is named; on GPUs name those between which models are to move, such as \"25%\"".to_owned())
     }
 
     /// The request has more partitions than the device has units.
-    pub(crate) fn too_many(asked: usize, most: usize, of: &str) -> DivisionError {
+    pub fn too_many(asked: usize, most: usize, of: &str) -> DivisionError {
         DivisionError(format!("{asked} partitions are too many for {most} {of}"))
     }
 }
 
 /// The hundredths of a device in a text such as `25%`; `None`: the text is no share.
-pub(crate) fn percent(text: &str) -> Option<u32> {
+pub fn percent(text: &str) -> Option<u32> {
     text.trim().strip_suffix('%')?.trim().parse().ok().filter(|percent| (1..=100).contains(percent))
 }

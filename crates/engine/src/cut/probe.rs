@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use downbeat_core::tensor::{Signature, TensorSpec};
 
-use crate::boundary::MeasuredValue;
-use crate::buffer::Buffer;
-use crate::fill::Fill;
+use crate::cut::boundary::MeasuredValue;
+use crate::tensor::buffer::Buffer;
+use crate::tensor::fill::Fill;
 use crate::tensor::{Tensor, elements, shape};
 
 /// Lengths of dimensions that vary, beside the batch. A model is tried with each pair until one
@@ -15,7 +15,7 @@ const LENGTHS: [(usize, usize); 3] = [(64, 96), (16, 24), (224, 256)];
 
 /// The batches of a probe: the sizes of dimensions that vary, and the contents.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Probe {
+pub struct Probe {
     /// Size of every dimension that varies, but for the batch.
     pub length: usize,
     /// A second length for one run, which shows the dimensions that vary with the length.
@@ -24,7 +24,7 @@ pub(crate) struct Probe {
 }
 
 /// Whether every input has a batch as its axis 0.
-pub(crate) fn has_batch(signature: &Signature) -> Result<(), String> {
+pub fn has_batch(signature: &Signature) -> Result<(), String> {
     let without = signature.inputs.iter().find(|i| i.dims.first().is_none_or(|d| *d >= 0));
     match without {
         Some(input) => Err(format!(
@@ -37,7 +37,7 @@ pub(crate) fn has_batch(signature: &Signature) -> Result<(), String> {
 }
 
 /// The first probe that the model runs with, and the result of `run`.
-pub(crate) fn first<T>(signature: &Signature, run: impl Fn(Probe) -> Result<T, String>) -> Result<(Probe, T), String> {
+pub fn first<T>(signature: &Signature, run: impl Fn(Probe) -> Result<T, String>) -> Result<(Probe, T), String> {
     let mut last = String::new();
     for probe in probes(signature) {
         match run(probe) {

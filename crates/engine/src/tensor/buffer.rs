@@ -1,11 +1,10 @@
 //! Memory for tensors.
 
+use std::any::Any;
 use std::fmt;
 use std::mem::MaybeUninit;
 
 use bytes::Bytes;
-
-use crate::cuda::{CudaError, DeviceSlice, PinnedBytes};
 
 /// Every buffer that is written here starts on a multiple of this many bytes. That is a cache line,
 /// and as wide as the widest vector load, so that every engine can use the memory in place.
@@ -26,10 +25,8 @@ enum Memory {
     Shared(Bytes),
     /// An engine's memory, lent to this buffer alone.
     Lent(Box<dyn Lent>),
-    /// Host memory that a device copies from, owned by this buffer alone.
-    Pinned(PinnedBytes),
     /// Memory of a device, shared.
-    Device(DeviceSlice),
+    Device(Box<dyn DeviceBytes>),
 }
 
 /// The allocation of a tensor's memory failed.
@@ -43,13 +40,52 @@ pub struct OutOfMemory {
 /// The panic message of a buffer on a device whose bytes are read on the host.
 const ON_DEVICE: &str = "the bytes are on a device, and were not fetched: this is a defect";
 
+/// A device failed to move a tensor's bytes, in words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DeviceError(String);
+
+impl DeviceError {
+    /// The error with this text.
+    pub fn new(text: impl Into<String>) -> DeviceError {
+        DeviceError(text.into())
+    }
+}
+
 /// Memory of an engine that one buffer alone may use. Dropping it gives the memory back.
-pub(crate) trait Lent: Send + Sync + 'static {
+pub trait Lent: Send + Sync + 'static {
     /// The bytes of the memory.
     fn bytes(&self) -> &[u8];
 
     /// The bytes, for change in place.
     fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// Makes the memory longer by `more` bytes, and returns the new bytes. `None`: the memory
+    /// cannot grow, or has no room.
+    fn grow(&mut self, _more: usize) -> Option<&mut [u8]> {
+        None
+    }
+
+    /// Whether the memory is pinned, so that a device copies from it by itself.
+    fn is_pinned(&self) -> bool {
+        false
+    }
+}
+
+/// Bytes in a device's memory, shared with other owners of the same memory. The engine that made
+/// them knows their type.
+pub trait DeviceBytes: Any + Send + Sync {
+    /// The number of bytes.
+    fn byte_size(&self) -> usize;
+
+    /// The bytes from `start` to `end`, which share the memory.
+    fn part(&self, start: usize, end: usize) -> Box<dyn DeviceBytes>;
+
+    /// A copy in host memory. Blocks the caller until the device has written the bytes.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn fetch(&self) -> Result<Vec<u8>, DeviceError>;
 }
 
 /// Makes [`Bytes::from_owner`] accept lent memory.
@@ -110,30 +146,24 @@ impl Buffer {
     }
 
     /// Takes an engine's memory as it is; see [`Buffer::exclusive`].
-    pub(crate) fn from_lent(lent: Box<dyn Lent>) -> Self {
+    pub fn from_lent(lent: Box<dyn Lent>) -> Self {
         Buffer { memory: Memory::Lent(lent) }
     }
 
-    /// An empty buffer in pinned memory. Its capacity is that of the memory.
-    pub(crate) fn pinned(mut memory: PinnedBytes) -> Self {
-        memory.set_len(0);
-        Buffer { memory: Memory::Pinned(memory) }
-    }
-
     /// Whether the memory is pinned, so that a device copies from it by itself.
-    pub(crate) fn is_pinned(&self) -> bool {
-        matches!(self.memory, Memory::Pinned(_))
+    pub fn is_pinned(&self) -> bool {
+        matches!(&self.memory, Memory::Lent(lent) if lent.is_pinned())
     }
 
     /// Takes memory of a device.
-    pub(crate) fn from_device(slice: DeviceSlice) -> Self {
-        Buffer { memory: Memory::Device(slice) }
+    pub fn from_device_bytes(bytes: Box<dyn DeviceBytes>) -> Self {
+        Buffer { memory: Memory::Device(bytes) }
     }
 
     /// The bytes' place on a device; `None`: they are on the host.
-    pub(crate) fn device(&self) -> Option<&DeviceSlice> {
+    pub fn device_bytes(&self) -> Option<&dyn DeviceBytes> {
         match &self.memory {
-            Memory::Device(slice) => Some(slice),
+            Memory::Device(bytes) => Some(&**bytes),
             _ => None,
         }
     }
@@ -143,20 +173,22 @@ impl Buffer {
     ///
     /// # Errors
     /// If the device is lost.
-    pub fn fetch(&mut self) -> Result<(), CudaError> {
-        if let Memory::Device(slice) = &self.memory {
-            self.memory = Memory::Shared(slice.fetch()?.into());
+    pub fn fetch(&mut self) -> Result<(), DeviceError> {
+        if let Memory::Device(bytes) = &self.memory {
+            self.memory = Memory::Shared(bytes.fetch()?.into());
         }
         Ok(())
     }
 
     /// Divides the bytes at these ends, in order. The last end is the number of bytes. The parts
     /// share the memory.
-    pub(crate) fn split(self, ends: &[usize]) -> Vec<Buffer> {
+    pub fn split(self, ends: &[usize]) -> Vec<Buffer> {
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let ranges = starts.zip(ends.iter().copied());
         match self.memory {
-            Memory::Device(slice) => ranges.map(|(start, end)| Buffer::from_device(slice.part(start, end))).collect(),
+            Memory::Device(whole) => {
+                ranges.map(|(start, end)| Buffer::from_device_bytes(whole.part(start, end))).collect()
+            }
             memory => {
                 let bytes = Buffer { memory }.into_bytes();
                 ranges.map(|(start, end)| Buffer::from_bytes(bytes.slice(start..end))).collect()
@@ -165,11 +197,10 @@ impl Buffer {
     }
 
     /// The bytes, if no other owner can see them, so that they may be written without a copy.
-    pub(crate) fn exclusive(&mut self) -> Option<&mut [u8]> {
+    pub fn exclusive(&mut self) -> Option<&mut [u8]> {
         match &mut self.memory {
             Memory::Owned(aligned) => Some(aligned.as_mut_slice()),
             Memory::Lent(lent) => Some(lent.bytes_mut()),
-            Memory::Pinned(pinned) => Some(pinned.bytes_mut()),
             Memory::Shared(_) | Memory::Device(_) => None,
         }
     }
@@ -181,8 +212,7 @@ impl Buffer {
             Memory::Owned(aligned) => aligned.len,
             Memory::Shared(bytes) => bytes.len(),
             Memory::Lent(lent) => lent.bytes().len(),
-            Memory::Pinned(pinned) => pinned.bytes().len(),
-            Memory::Device(slice) => slice.len(),
+            Memory::Device(bytes) => bytes.byte_size(),
         }
     }
 
@@ -195,7 +225,7 @@ impl Buffer {
     /// Appends the bytes of one request.
     #[inline]
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
-        match self.room_in_pinned(bytes.len()) {
+        match self.room_in_lent(bytes.len()) {
             Some(room) => room.copy_from_slice(bytes),
             None => self.owned(bytes.len()).extend(bytes),
         }
@@ -204,21 +234,18 @@ impl Buffer {
     /// Makes the buffer `len` bytes long, new bytes being `value`.
     pub fn resize(&mut self, len: usize, value: u8) {
         let more = len.saturating_sub(self.len());
-        match self.room_in_pinned(more) {
+        match self.room_in_lent(more) {
             Some(room) if more > 0 => room.fill(value),
             _ => self.owned(more).resize(len, value),
         }
     }
 
-    /// Makes pinned memory longer, and returns the new bytes; `None`: the memory is not pinned, or
-    /// has no room.
+    /// Makes an engine's memory longer, and returns the new bytes; `None`: the memory is no
+    /// engine's, or has no room.
     #[inline]
-    fn room_in_pinned(&mut self, more: usize) -> Option<&mut [u8]> {
-        let Memory::Pinned(pinned) = &mut self.memory else { return None };
-        let len = pinned.bytes().len();
-        let longer = len.checked_add(more).filter(|longer| *longer <= pinned.capacity())?;
-        pinned.set_len(longer);
-        pinned.bytes_mut().get_mut(len..)
+    fn room_in_lent(&mut self, more: usize) -> Option<&mut [u8]> {
+        let Memory::Lent(lent) = &mut self.memory else { return None };
+        lent.grow(more)
     }
 
     /// The bytes written so far.
@@ -228,7 +255,6 @@ impl Buffer {
             Memory::Owned(aligned) => aligned.as_slice(),
             Memory::Shared(bytes) => bytes,
             Memory::Lent(lent) => lent.bytes(),
-            Memory::Pinned(pinned) => pinned.bytes(),
             Memory::Device(_) => panic!("{ON_DEVICE}"),
         }
     }
@@ -257,7 +283,6 @@ impl Buffer {
             Memory::Owned(aligned) => Bytes::from_owner(aligned),
             Memory::Shared(bytes) => bytes,
             Memory::Lent(lent) => Bytes::from_owner(LentBytes(lent)),
-            Memory::Pinned(pinned) => Bytes::from_owner(LentBytes(Box::new(pinned))),
             Memory::Device(_) => panic!("{ON_DEVICE}"),
         }
     }

@@ -11,8 +11,9 @@
 //! ```
 //!
 //! For an engine on a GPU the slots have copies there, and launches read the copies
-//! ([`RingMemory::on_device`]).
+//! ([`RingMemory::with_copies`]).
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -24,8 +25,7 @@ use bytes::Bytes;
 use downbeat_core::device::RingRun;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use crate::buffer::Buffer;
-use crate::cuda::{CudaError, Device, DeviceRing};
+use crate::tensor::buffer::{Buffer, DeviceBytes, DeviceError};
 
 /// Largest ring, bytes: its pages stay in memory once they were used.
 pub const LARGEST_RING: usize = 1 << 30;
@@ -43,10 +43,29 @@ const WRITTEN: u32 = u32::MAX;
 #[error("{0}")]
 pub struct RingMemoryError(String);
 
-impl From<CudaError> for RingMemoryError {
-    fn from(error: CudaError) -> Self {
-        RingMemoryError(error.into())
+impl From<DeviceError> for RingMemoryError {
+    fn from(error: DeviceError) -> Self {
+        RingMemoryError(error.to_string())
     }
+}
+
+/// Copies of a ring's slots in the memory of a device, which launches read.
+pub trait RingCopies: Send + Sync {
+    /// Enqueues the copies of a run of slots, whose bytes are in `host`: the slots up to the last,
+    /// and the slots from the first on. Does not wait for the copies.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    ///
+    /// # Safety
+    /// The slots must be those of the ring that these copies were made for. They must not be
+    /// written before every launch that reads them on the device is over, or new copies of them are
+    /// enqueued.
+    unsafe fn upload(&self, run: RingRun, host: [&[u8]; 2]) -> Result<(), DeviceError>;
+
+    /// A run of slots as one piece; `None` if the run is longer than the device allows. The bytes
+    /// keep `owner`, which protects the slots from being written.
+    fn read(&self, run: RingRun, owner: Arc<dyn Any + Send + Sync>) -> Option<Box<dyn DeviceBytes>>;
 }
 
 /// The smallest number of slots, at least `least`, with which rings of all these slot sizes fill
@@ -89,7 +108,7 @@ pub struct RingMemory {
     /// [`FREE`], [`WRITTEN`] or the number of readers, for each slot.
     users: Box<[AtomicU32]>,
     /// Copies of the slots on a device.
-    copies: Option<Arc<DeviceRing>>,
+    copies: Option<Box<dyn RingCopies>>,
 }
 
 // SAFETY: bytes may be used from any thread; claims in `users` decide which thread uses which slot.
@@ -108,21 +127,19 @@ impl RingMemory {
         RingMemory::map(slots, slot_bytes).map(Arc::new)
     }
 
-    /// The same, with slots that are copied to a device when they are written. Launches read up to
-    /// `longest` copies at once.
+    /// The same, with slots that are copied to a device when they are written. `make` makes the
+    /// copies of the slots, which begin at the given address. The slots stay mapped there until the
+    /// copies are dropped.
     ///
     /// # Errors
-    /// As [`RingMemory::new`], or if the device is lost or out of memory.
-    pub fn on_device(
+    /// As [`RingMemory::new`], or as `make`.
+    pub fn with_copies(
         slots: u32,
         slot_bytes: usize,
-        device: &Arc<Device>,
-        longest: u32,
+        make: impl FnOnce(NonNull<u8>) -> Result<Box<dyn RingCopies>, DeviceError>,
     ) -> Result<Arc<Self>, RingMemoryError> {
         let mut ring = RingMemory::map(slots, slot_bytes)?;
-        // SAFETY: the slots stay mapped until the ring is dropped, which drops the copies first.
-        let copies = unsafe { DeviceRing::new(device, ring.start, slots, slot_bytes, longest)? };
-        ring.copies = Some(Arc::new(copies));
+        ring.copies = Some(make(ring.start)?);
         Ok(Arc::new(ring))
     }
 
@@ -222,7 +239,7 @@ impl RingMemory {
         });
         let reader = read.then(|| RingReader { ring: self.clone(), run })?;
         match &self.copies {
-            Some(copies) => copies.read(run, Arc::new(reader)).map(Buffer::from_device),
+            Some(copies) => copies.read(run, Arc::new(reader)).map(Buffer::from_device_bytes),
             None => Some(Buffer::from_bytes(Bytes::from_owner(reader))),
         }
     }
@@ -266,7 +283,7 @@ impl RingWriter {
     ///
     /// # Errors
     /// If the device is lost.
-    pub fn finish(self) -> Result<(), CudaError> {
+    pub fn finish(self) -> Result<(), DeviceError> {
         let Some(copies) = &self.ring.copies else { return Ok(()) };
         // The second mapping is not pinned: the bytes there are copied from the first mapping.
         let start = self.run.first as usize * self.ring.slot_bytes;

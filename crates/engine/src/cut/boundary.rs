@@ -6,9 +6,9 @@ use downbeat_core::Duration;
 use downbeat_core::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::activations::{Activations, Lifetime};
+use crate::cut::activations::{Activations, Lifetime};
+use crate::cut::{Cut, SegmentInfo};
 use crate::onnx::graph::OperatorGraph;
-use crate::segment::{Cut, SegmentInfo};
 
 /// A boundary with fewer live bytes is preferred up to this distance from the ideal point, in parts
 /// of a stage's time.
@@ -16,7 +16,7 @@ const WINDOW: f64 = 0.25;
 
 /// The measurements of a value at batch sizes 1, 2 and 3, and, where sizes vary, at two lengths.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct MeasuredValue {
+pub struct MeasuredValue {
     /// The value's datatype and sizes, -1 for sizes that varied.
     pub spec: TensorSpec,
     /// Whether axis 0 was the batch.
@@ -44,7 +44,7 @@ impl MeasuredValue {
 
 /// A place between two operators where the state of a batch can be kept, divided and joined.
 #[derive(Clone, Debug)]
-pub(crate) struct Boundary {
+pub struct Boundary {
     /// The number of operators before it.
     pub at: usize,
     /// The tensors that are alive at the boundary.
@@ -57,7 +57,8 @@ pub(crate) struct Boundary {
 
 /// The possible boundaries, and the reasons against the others.
 #[derive(Debug, Default)]
-pub(crate) struct Boundaries {
+pub struct Boundaries {
+    /// The boundaries at which the model can be cut, in order.
     pub possible: Vec<Boundary>,
     /// The reasons, by the number of operators before the boundary.
     pub refused: BTreeMap<usize, String>,
@@ -179,7 +180,7 @@ impl Boundaries {
 }
 
 /// The number of operators before the boundary behind a value or an operator.
-pub(crate) fn find(graph: &OperatorGraph, name: &str, same: impl Fn(&str, &str) -> bool) -> Result<usize, String> {
+pub fn find(graph: &OperatorGraph, name: &str, same: impl Fn(&str, &str) -> bool) -> Result<usize, String> {
     let place = graph.operators.iter().position(|o| o.outputs.iter().any(|v| v == name));
     let place = place.or_else(|| graph.operators.iter().position(|o| same(&o.name, name)));
     place.map(|index| index + 1).ok_or_else(|| {
@@ -191,7 +192,7 @@ pub(crate) fn find(graph: &OperatorGraph, name: &str, same: impl Fn(&str, &str) 
 }
 
 /// The memory of activations: each with memory of its own, and with a plan.
-pub(crate) fn activations(graph: &OperatorGraph, values: &BTreeMap<String, MeasuredValue>) -> Activations {
+pub fn activations(graph: &OperatorGraph, values: &BTreeMap<String, MeasuredValue>) -> Activations {
     let last = graph.last_uses();
     let made = graph.operators.iter().enumerate().flat_map(|(from, o)| o.outputs.iter().map(move |v| (from, v)));
     let lifetimes = made.filter_map(|(from, name)| {
@@ -203,7 +204,7 @@ pub(crate) fn activations(graph: &OperatorGraph, values: &BTreeMap<String, Measu
 
 /// Describes the segments between boundaries, and the segment behind the last of them, which leaves
 /// `outputs`.
-pub(crate) fn describe(
+pub fn describe(
     graph: &OperatorGraph,
     chosen: &[Boundary],
     outputs: &[TensorSpec],

@@ -81,7 +81,7 @@ fn parent(temporary: &Path) -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// If the folder cannot be made, or the existing one belongs to another user or is open to others.
-pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
+pub fn private_folder(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}

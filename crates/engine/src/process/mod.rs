@@ -1,30 +1,18 @@
 //! Sets environment variables for foreign libraries when the process starts. Ends the process
 //! without the destructors of these libraries, whose threads may still work.
 
+pub mod normal_priority;
+pub mod scratch;
+
 use std::ffi::c_int;
 use std::io::Write;
 
-/// Variables that libraries read once from the environment.
-const VARIABLES: &[(&str, &str)] = &[
-    // onnxruntime's, before it collects anything. The API `DisableTelemetryEvents` comes too late:
-    // making an environment begins the collection.
-    ("ORT_DISABLE_TELEMETRY", "1"),
-    // The NVIDIA driver's, in `cuInit`: its number of queues to a GPU; 8 by default, at most 32.
-    // Streams that share a queue may wait for each other, even in partitions without a common unit
-    // (cuda.h, Green Contexts).
-    ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-    // UCX's, before it is loaded: UCX would take over the signals of a crash.
-    #[cfg(feature = "ucx")]
-    ("UCX_HANDLE_ERRORS", "none"),
-    // Bytes of each thread's stack. The standard library reads the variable when the first thread
-    // starts. A thread that loads or runs a model in rten recurses once for each operator of a
-    // chain. The pools of rten have no option for their stacks. Only pages that a thread touches
-    // take memory.
-    (STACK, "16777216"),
-];
-
 /// The variable of the standard library for the stack of each thread.
 const STACK: &str = "RUST_MIN_STACK";
+/// Bytes of each thread's stack. The standard library reads the variable when the first thread
+/// starts. A thread that loads or runs a model in rten recurses once for each operator of a chain.
+/// The pools of rten have no option for their stacks. Only pages that a thread touches take memory.
+const STACK_OF_THREADS: (&str, &str) = (STACK, "16777216");
 /// The standard library's size without [`STACK`], bytes.
 const STACK_OF_STD: u64 = 2 << 20;
 
@@ -39,14 +27,13 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Sets the variables that the environment does not have. The variables keep libraries from sending
-/// data. They give the NVIDIA driver many queues, and threads large stacks. `main` calls this
-/// first: with a second thread it does nothing.
-pub fn begin() {
+/// Sets the variables that the environment does not have: those of the libraries, and large stacks
+/// for threads. `main` calls this first: with a second thread it does nothing.
+pub fn begin(of_libraries: &[(&str, &str)]) {
     if !std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1) {
         return;
     }
-    for (name, value) in VARIABLES {
+    for (name, value) in of_libraries.iter().chain([&STACK_OF_THREADS]) {
         if std::env::var_os(name).is_none() {
             // SAFETY: there is no other thread that could read the environment meanwhile.
             unsafe { std::env::set_var(name, value) };

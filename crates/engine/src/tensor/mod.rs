@@ -1,11 +1,17 @@
 //! Tensors, the inputs and outputs of engines.
 
+pub mod batch;
+pub(crate) mod buffer;
+pub mod fill;
+pub mod state;
+pub mod strings;
+
 use downbeat_core::tensor::{DataType, TensorSpec};
 
-pub use crate::buffer::{ALIGNMENT, Buffer, OutOfMemory};
+pub use buffer::{ALIGNMENT, Buffer, DeviceBytes, DeviceError, Lent, OutOfMemory};
 
 /// A tensor: little-endian, row-major elements. `BYTES` elements are each preceded by their
-/// length as a little-endian `u32`, as in the protocol's binary form (see [`crate::strings`]).
+/// length as a little-endian `u32`, as in the protocol's binary form (see [`strings`]).
 #[derive(Debug)]
 pub struct Tensor {
     /// Element type.

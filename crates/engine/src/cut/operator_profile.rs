@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use downbeat_core::Duration;
 use serde::{Deserialize, Serialize};
 
-use crate::boundary::MeasuredValue;
+use crate::cut::boundary::MeasuredValue;
 use crate::onnx::graph::OperatorGraph;
 
 /// The measured time and values of each operator, as the engine runs it. With the profile the
@@ -16,15 +16,16 @@ pub struct OperatorProfile {
     /// A checksum of the operators: another version of an engine may merge others.
     graph: u32,
     /// The values by their names.
-    pub(crate) values: BTreeMap<String, MeasuredValue>,
+    pub values: BTreeMap<String, MeasuredValue>,
     /// The median time of each operator, at batch 1.
-    pub(crate) times: Vec<Duration>,
+    pub times: Vec<Duration>,
     /// Bytes that the arena held in the end; only newer libraries report it.
-    pub(crate) arena: Option<u64>,
+    pub arena: Option<u64>,
 }
 
 impl OperatorProfile {
-    pub(crate) fn new(
+    /// The profile of a graph with these measurements.
+    pub fn new(
         graph: &OperatorGraph,
         values: BTreeMap<String, MeasuredValue>,
         times: Vec<Duration>,
@@ -34,7 +35,7 @@ impl OperatorProfile {
     }
 
     /// Whether the profile is of this graph.
-    pub(crate) fn is_of(&self, graph: &OperatorGraph) -> bool {
+    pub fn is_of(&self, graph: &OperatorGraph) -> bool {
         self.graph == checksum(graph) && self.times.len() == graph.operators.len()
     }
 

@@ -80,7 +80,7 @@ impl Fill {
 }
 
 /// Writes an element in the datatype's form: the integer, or the number with a fraction.
-pub(crate) fn element(datatype: DataType, integer: u8, fraction: f64, to: &mut Buffer) {
+pub fn element(datatype: DataType, integer: u8, fraction: f64, to: &mut Buffer) {
     match datatype {
         DataType::Bool => to.extend_from_slice(&[1]),
         DataType::Uint8 | DataType::Int8 => to.extend_from_slice(&[integer]),
@@ -96,7 +96,7 @@ pub(crate) fn element(datatype: DataType, integer: u8, fraction: f64, to: &mut B
 }
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 /// A number from -1 to below 1.
 fn fraction(bits: u64) -> f64 {
@@ -104,12 +104,13 @@ fn fraction(bits: u64) -> f64 {
 }
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The numbers that follow from `seed`.
+    pub fn new(seed: u64) -> Self {
         Random(seed)
     }
 
     /// A number from -1 to below 1.
-    pub(crate) fn fraction(&mut self) -> f64 {
+    pub fn fraction(&mut self) -> f64 {
         fraction(self.next())
     }
 

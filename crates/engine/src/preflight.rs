@@ -2,13 +2,16 @@
 //! come later.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::architectures::Architectures;
-use super::libcuda::{self, DriverInfo, DriverVersion, GpuInfo, OLDEST_CAPABILITY};
-use super::libraries::FoundLibrary;
-use super::options::{CudaOptions, Provider};
-use super::unavailable::CudaUnavailable;
-use crate::onnxruntime::{Onnxruntime, Search, provider_file};
+use crate::cuda::libcuda::{self, OLDEST_CAPABILITY};
+use crate::cuda::{
+    self, Architectures, CudaError, CudaOptions, CudaUnavailable, DriverInfo, DriverVersion, FoundLibrary, GpuInfo,
+    Provider,
+};
+use crate::onnxruntime::Onnxruntime;
+use crate::search::Search;
+use crate::traits::Engine;
 
 /// The state from which an engine on GPUs starts: the driver is initialised, and all libraries but
 /// onnxruntime are loaded.
@@ -32,7 +35,7 @@ pub struct Ready {
 pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUnavailable> {
     let driver = libcuda::driver()?;
     let gpus = choose(&driver, &options.devices)?;
-    if super::stands_in() && search.gpu_library(options.provider).is_err() {
+    if cuda::stands_in() && search.gpu_library(options.provider).is_err() {
         // The stand-in runs the kernels of any library for the host.
         let none = || CudaUnavailable::new("the engine on the GPU does not start", "No onnxruntime library was found");
         let library = Onnxruntime::find(search)?.ok_or_else(none)?;
@@ -47,6 +50,21 @@ pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUn
         found.load()?;
     }
     Ok(Ready { driver: driver.version, gpus, library, libraries })
+}
+
+impl Ready {
+    /// Starts the engine on the GPUs. `threads` is the size of the pool for models that run on the
+    /// CPU, the calling thread included; 0: one a core.
+    ///
+    /// # Errors
+    /// If the library does not start, or a GPU is lost or out of memory.
+    pub fn start(&self, options: &CudaOptions, threads: usize) -> Result<Arc<dyn Engine>, CudaUnavailable> {
+        let library = Onnxruntime::with_gpu_library(&self.library, threads)?;
+        let ordinals: Vec<u32> = self.gpus.iter().map(|gpu| gpu.ordinal).collect();
+        let failed = |error: CudaError| CudaUnavailable::new("the engine on the GPU does not start", error);
+        let engine = library.on_gpus(&ordinals, options).map_err(failed)?;
+        Ok(Arc::new(engine))
+    }
 }
 
 /// The GPUs to use among the driver's: the requested ones, or else all that are new enough.
@@ -92,7 +110,7 @@ fn too_old(gpu: &GpuInfo) -> CudaUnavailable {
 /// The GPUs that the CUDA provider beside `library` has code for; all if that is unknown. It is an
 /// error if the provider has no code for a requested GPU, or for any GPU.
 fn with_code(gpus: Vec<GpuInfo>, asked: bool, library: &Path) -> Result<Vec<GpuInfo>, CudaUnavailable> {
-    let library = library.with_file_name(provider_file(Provider::Cuda));
+    let library = library.with_file_name(Provider::Cuda.library_file());
     let all = |found: &Architectures| gpus.iter().all(|gpu| found.includes(gpu.capability));
     let architectures = match Architectures::read(&library, all) {
         Ok(architectures) => architectures,

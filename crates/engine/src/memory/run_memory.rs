@@ -47,7 +47,7 @@ impl MemoryBudget {
 
 /// Memory that a run may take; a drop gives it back.
 #[derive(Debug)]
-pub(crate) struct Reserved {
+pub struct Reserved {
     budget: Arc<MemoryBudget>,
     bytes: u64,
 }
@@ -77,7 +77,7 @@ impl RunMemory {
     /// # Errors
     /// In words, if the file cannot be read, or the values that it computes from its weights alone
     /// take too much memory.
-    pub(crate) fn of(path: &Path, budget: Option<&Arc<MemoryBudget>>) -> Result<Option<RunMemory>, String> {
+    pub fn of(path: &Path, budget: Option<&Arc<MemoryBudget>>) -> Result<Option<RunMemory>, String> {
         let Some(budget) = budget else { return Ok(None) };
         let bytes = std::fs::read(path).map_err(|e| format!("it cannot be read: {e}"))?;
         let graph = ModelProto::decode(Bytes::from(bytes)).ok().and_then(|model| model.graph);
@@ -112,7 +112,7 @@ impl RunMemory {
     ///
     /// # Errors
     /// If the run may not have it, or other runs hold it for too long.
-    pub(crate) fn reserve(&self, tensors: &[Tensor]) -> Result<Reserved, TooMuchMemory> {
+    pub fn reserve(&self, tensors: &[Tensor]) -> Result<Reserved, TooMuchMemory> {
         let inputs = tensors.iter().map(|tensor| (&tensor.shape[..], tensor.data.as_slice()));
         let needed = self.with_need(inputs, |need, _| self.judge(need).map(|()| need.bytes))?;
         let budget = &self.budget;

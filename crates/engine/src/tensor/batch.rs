@@ -2,14 +2,14 @@
 
 use downbeat_core::tensor::{DataType, TensorSpec};
 
-use crate::strings;
 use crate::tensor::Tensor;
+use crate::tensor::strings;
 
 /// Checks a batch against the inputs of the model or the tensors between two segments. It checks
 /// the count, datatypes, ranks, fixed sizes and the number of bytes. The last check makes it sound
 /// to give an engine a pointer to the bytes.
 #[inline]
-pub(crate) fn check(specs: &[TensorSpec], tensors: &[Tensor]) -> Result<(), String> {
+pub fn check(specs: &[TensorSpec], tensors: &[Tensor]) -> Result<(), String> {
     if tensors.len() != specs.len() {
         return Err(format!("expected {} inputs, got {}", specs.len(), tensors.len()));
     }
@@ -54,7 +54,7 @@ fn check_strings(name: &str, elements: usize, bytes: &[u8]) -> Result<(), String
 
 /// Makes every byte of a `BOOL` tensor 0 or 1: engines read them as C++ `bool`, where any other
 /// value is undefined.
-pub(crate) fn normalise_booleans(tensor: &mut Tensor) {
+pub fn normalise_booleans(tensor: &mut Tensor) {
     if tensor.datatype == DataType::Bool && tensor.data.as_slice().iter().any(|b| *b > 1) {
         tensor.data.as_mut_slice().iter_mut().for_each(|b| *b = u8::from(*b != 0));
     }

@@ -19,21 +19,23 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use prost::Message;
 use rten::{ModelOptions, NodeId, RunOptions};
 
-use crate::activations::Activations;
 use crate::cores::CoreSet;
+use crate::cut::activations::Activations;
+use crate::cut::{Cut, SegmentInfo};
+use crate::memory::run_memory::RunMemory;
 use crate::onnx::Checked;
 use crate::onnx::proto::{ModelProto, ModelValues};
 use crate::onnx::rewrite::{self, Rewritten};
-use crate::run_memory::RunMemory;
-use crate::segment::{Cut, SegmentInfo};
-use crate::state::State;
 use crate::tensor::Tensor;
+use crate::tensor::batch;
+use crate::tensor::state::State;
 use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError, Share};
-use crate::{batch, onnx, stop};
+use crate::{onnx, stop};
 use pools::{PoolKind, Pools};
 use value::{tensor_of, value_of};
 
-pub(crate) const NAME: &str = "rten";
+/// The name of the engine.
+pub const NAME: &str = "rten";
 /// Version of the crate in use; its manifest and this line change together.
 const VERSION: &str = "0.27";
 /// Newest version of the ONNX format and of its standard operators that was tested with RTen. RTen

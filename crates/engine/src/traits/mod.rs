@@ -1,6 +1,13 @@
 //! The traits of an engine, of its models and of their lanes.
 
-use std::collections::BTreeMap;
+pub mod division;
+mod error;
+mod executor;
+pub mod graph_report;
+mod options;
+mod share;
+mod span;
+
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,18 +15,21 @@ use std::sync::Arc;
 use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, LatencyProfile};
 
-use crate::activations::Activations;
-use crate::cores::{self, CoreSet, Pinned, Topology};
-use crate::cuda::Span;
-use crate::division::{Division, DivisionError};
-use crate::graph_report::GraphReport;
-use crate::isolation::Executor;
-use crate::operator_profile::OperatorProfile;
-use crate::ring_memory::{RingMemory, RingMemoryError};
-use crate::run_memory::{MemoryBudget, RunMemory};
-use crate::segment::{Cut, SegmentInfo};
-use crate::state::{State, StateError};
+use crate::cores::{self, Topology};
+use crate::cut::SegmentInfo;
+use crate::cut::activations::Activations;
+use crate::cut::operator_profile::OperatorProfile;
+use crate::memory::ring_memory::{RingMemory, RingMemoryError};
+use crate::memory::run_memory::RunMemory;
+use crate::tensor::state::{State, StateError};
 use crate::tensor::{Buffer, OutOfMemory};
+pub use division::{Division, DivisionError, Part};
+pub use error::{LoadError, RunError};
+pub use executor::Executor;
+pub use graph_report::{GraphNodes, GraphOutcome, GraphReport};
+pub use options::{LoadOptions, StreamPriority};
+pub use share::{Place, Share};
+pub use span::{Span, Timed};
 
 /// An engine, which runs models of one file format on one kind of device.
 pub trait Engine: Send + Sync {
@@ -107,69 +117,6 @@ pub struct EngineInfo {
     pub device: String,
     /// The path of the library, if it is not built in.
     pub library: Option<PathBuf>,
-}
-
-/// The model file to load, and the options of the load.
-#[derive(Clone, Debug)]
-pub struct LoadOptions {
-    /// The model file.
-    pub path: PathBuf,
-    /// Threads inside one run; 0: one for each CPU that the run may use.
-    pub threads: usize,
-    /// The share of a device that the model's lanes have if their place names none. On the CPU the
-    /// model's own threads are bound to these cores.
-    pub share: Share,
-    /// The places where the model is cut into segments.
-    pub cut: Cut,
-    /// The memory that the model's runs may take, on the CPU; `None`: no limit.
-    pub memory: Option<Arc<MemoryBudget>>,
-    /// Options of onnxruntime's TensorRT provider from the model's configuration, by the provider's
-    /// own names.
-    pub tensorrt: BTreeMap<String, String>,
-    /// Folder for files that are kept between starts, such as the engines that TensorRT compiles;
-    /// `None`: each start makes them.
-    pub cache: Option<PathBuf>,
-    /// The profile of the operators from the last time that the model was cut, which saves a
-    /// measurement. A profile of another file or engine is ignored.
-    pub operators: Option<Arc<OperatorProfile>>,
-    /// The priority of the lanes' work on a device that models share.
-    pub priority: StreamPriority,
-}
-
-/// The priority of kernels that wait for a GPU's compute units. Running kernels go on, and copies
-/// ignore the priority. The CPU has no such priority.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StreamPriority {
-    /// The driver's default; most devices have no lower one.
-    #[default]
-    Default,
-    /// The highest priority of the device.
-    Max,
-    /// The lowest priority of the device.
-    Min,
-}
-
-impl LoadOptions {
-    /// The whole model at `path`, with `threads` threads inside one run (0: one a core).
-    pub fn new(path: impl Into<PathBuf>, threads: usize) -> Self {
-        LoadOptions {
-            path: path.into(),
-            threads,
-            share: Share::Whole,
-            cut: Cut::Whole,
-            memory: None,
-            tensorrt: BTreeMap::new(),
-            cache: None,
-            operators: None,
-            priority: StreamPriority::Default,
-        }
-    }
-
-    /// The same options, with the model cut into segments.
-    #[must_use]
-    pub fn with_cut(self, cut: Cut) -> Self {
-        LoadOptions { cut, ..self }
-    }
 }
 
 /// A loaded model. Its weights are in memory once, for any number of lanes.
@@ -274,7 +221,7 @@ pub trait Model: Send + Sync {
     }
 
     /// The model's executor process, if it has one.
-    fn executor(&self) -> Option<&Executor> {
+    fn executor(&self) -> Option<&dyn Executor> {
         None
     }
 
@@ -330,57 +277,6 @@ impl ShapeRange {
     /// Whether the range is a single shape.
     pub fn is_fixed(&self) -> bool {
         self.least.iter().zip(&self.most).all(|(least, most)| *most == Some(*least))
-    }
-}
-
-/// The place of a lane on the machine. Engines on the CPU ignore the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    /// Number of the device among those that the engine uses, from 0.
-    pub device: usize,
-    /// The share of the device.
-    pub share: Share,
-}
-
-/// The share of a device that a lane has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Share {
-    /// The share that the model was loaded for ([`LoadOptions::share`]): the whole device, unless
-    /// the options say otherwise.
-    #[default]
-    Whole,
-    /// This number of compute units, rounded up to a number that the device can give. Lanes with
-    /// the same number share the same units.
-    Units(u32),
-    /// The compute units that a share of this many units leaves over.
-    AllBut(u32),
-    /// The partition of this number, from 0, among the partitions of the devices
-    /// ([`Engine::divide`]).
-    Part(u32),
-    /// Cores of the CPU: the work runs on no others.
-    Cores(CoreSet),
-}
-
-impl Share {
-    /// This share; `loaded` if this is [`Share::Whole`].
-    pub(crate) fn or(self, loaded: Share) -> Share {
-        if self == Share::Whole { loaded } else { self }
-    }
-
-    /// The cores; `None`: the share is no set of cores.
-    pub fn cores(&self) -> Option<&CoreSet> {
-        match self {
-            Share::Cores(cores) => Some(cores),
-            Share::Whole | Share::Units(_) | Share::AllBut(_) | Share::Part(_) => None,
-        }
-    }
-
-    /// Binds the calling thread to the cores, if the share is a set of cores.
-    ///
-    /// # Errors
-    /// As [`Pinned::to`].
-    pub fn pin(&self) -> Result<Option<Pinned>, String> {
-        self.cores().map(Pinned::to).transpose()
     }
 }
 
@@ -459,70 +355,5 @@ impl Pending for State {
 
     fn wait(self: Box<Self>) -> Result<State, RunError> {
         Ok(*self)
-    }
-}
-
-/// The reason why a model was not loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The file cannot be read.
-    #[error("{path}: {reason}", path = path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The fault and its remedy.
-        reason: String,
-    },
-    /// The file is read, but it is not a model that this engine can run.
-    #[error("{path}: {engine} cannot run this model: {reason}", path = path.display())]
-    Model {
-        /// The file.
-        path: PathBuf,
-        /// The engine.
-        engine: &'static str,
-        /// The fault and its remedy.
-        reason: String,
-    },
-    /// The process that loaded the model has ended.
-    #[error("{path}: {engine} cannot run this model: {reason}", path = path.display())]
-    Died {
-        /// The file.
-        path: PathBuf,
-        /// The engine.
-        engine: &'static str,
-        /// The end of the process, in words.
-        reason: String,
-        /// The number of the signal that ended it.
-        signal: Option<i32>,
-    },
-}
-
-impl LoadError {
-    /// The fault and its remedy, without the names of the file and of the engine.
-    pub fn into_reason(self) -> String {
-        match self {
-            LoadError::File { reason, .. } | LoadError::Model { reason, .. } | LoadError::Died { reason, .. } => reason,
-        }
-    }
-}
-
-/// The reason why a run failed.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{engine}: {reason}")]
-pub struct RunError {
-    /// The engine.
-    pub engine: &'static str,
-    /// The engine's own words.
-    pub reason: String,
-    /// Whether the device has failed, for any batch: it is lost, or out of memory.
-    pub of_device: bool,
-    /// Whether the executor process has ended, or is not yet up again.
-    pub of_executor: bool,
-}
-
-impl RunError {
-    /// A failure of this batch.
-    pub fn new(engine: &'static str, reason: impl Into<String>) -> RunError {
-        RunError { engine, reason: reason.into(), of_device: false, of_executor: false }
     }
 }

@@ -1,6 +1,6 @@
 //! `BYTES` elements: byte strings, each preceded by its length as a little-endian `u32`.
 
-use crate::buffer::Buffer;
+use crate::tensor::buffer::Buffer;
 
 /// Bytes that are not a sequence of length-prefixed strings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -93,12 +93,13 @@ impl Drop for FlushAtEnd {
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
 /// The crates of the program, as the log names them.
-const CRATES: [&str; 13] = [
+const CRATES: [&str; 14] = [
     "downbeat",
     "downbeat_bench",
     "downbeat_core",
     "downbeat_driver",
     "downbeat_engine",
+    "downbeat_engine_ort",
     "downbeat_plan",
     "downbeat_preprocess",
     "downbeat_protocol",

@@ -25,9 +25,9 @@ pub(crate) struct Region {
 
 /// A region's mapping at some address. The mapping stays as long as it has a reader, even once the
 /// region has grown and has a mapping elsewhere.
-pub(crate) struct Mapping {
-    pub(crate) start: NonNull<u8>,
-    pub(crate) len: usize,
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
 }
 
 // SAFETY: any thread may read and write the bytes; the messages of the two processes say which side
@@ -42,6 +42,16 @@ impl Mapping {
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Arc::new(Mapping { start, len }))
+    }
+
+    /// The address of the first byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// The number of bytes.
+    pub fn byte_size(&self) -> usize {
+        self.len
     }
 
     /// Whether the `len` bytes from `begin` on are within the mapping.
@@ -185,8 +195,7 @@ impl OwnRegion {
     }
 
     /// The whole region, for UCX, through which peers read it.
-    #[cfg(feature = "ucx")]
-    pub(crate) fn mapping(&self) -> Arc<Mapping> {
+    pub fn mapping(&self) -> Arc<Mapping> {
         self.0.mapping.clone()
     }
 

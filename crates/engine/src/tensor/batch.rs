@@ -16,6 +16,7 @@ pub fn check(specs: &[TensorSpec], tensors: &[Tensor]) -> Result<(), String> {
     specs.iter().zip(tensors).try_for_each(|(spec, tensor)| check_one(spec, tensor))
 }
 
+#[inline]
 fn check_one(spec: &TensorSpec, tensor: &Tensor) -> Result<(), String> {
     let name = &spec.name;
     if tensor.datatype != spec.datatype {
@@ -54,6 +55,7 @@ fn check_strings(name: &str, elements: usize, bytes: &[u8]) -> Result<(), String
 
 /// Makes every byte of a `BOOL` tensor 0 or 1: engines read them as C++ `bool`, where any other
 /// value is undefined.
+#[inline]
 pub fn normalise_booleans(tensor: &mut Tensor) {
     if tensor.datatype == DataType::Bool && tensor.data.as_slice().iter().any(|b| *b > 1) {
         tensor.data.as_mut_slice().iter_mut().for_each(|b| *b = u8::from(*b != 0));

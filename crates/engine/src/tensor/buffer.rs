@@ -141,16 +141,19 @@ impl Buffer {
 
     /// Takes `bytes` as they are, without a copy; they may be unaligned, see
     /// [`Buffer::make_aligned`].
+    #[inline]
     pub fn from_bytes(bytes: Bytes) -> Self {
         Buffer { memory: Memory::Shared(bytes) }
     }
 
     /// Takes an engine's memory as it is; see [`Buffer::exclusive`].
+    #[inline]
     pub fn from_lent(lent: Box<dyn Lent>) -> Self {
         Buffer { memory: Memory::Lent(lent) }
     }
 
     /// Whether the memory is pinned, so that a device copies from it by itself.
+    #[inline]
     pub fn is_pinned(&self) -> bool {
         matches!(&self.memory, Memory::Lent(lent) if lent.is_pinned())
     }
@@ -161,6 +164,7 @@ impl Buffer {
     }
 
     /// The bytes' place on a device; `None`: they are on the host.
+    #[inline]
     pub fn device_bytes(&self) -> Option<&dyn DeviceBytes> {
         match &self.memory {
             Memory::Device(bytes) => Some(&**bytes),
@@ -197,6 +201,7 @@ impl Buffer {
     }
 
     /// The bytes, if no other owner can see them, so that they may be written without a copy.
+    #[inline]
     pub fn exclusive(&mut self) -> Option<&mut [u8]> {
         match &mut self.memory {
             Memory::Owned(aligned) => Some(aligned.as_mut_slice()),

@@ -24,6 +24,7 @@ pub struct Tensor {
 
 impl Tensor {
     /// The number of elements of the shape; `None` if it is more than a machine can address.
+    #[inline]
     pub fn elements(&self) -> Option<usize> {
         elements(&self.shape)
     }
@@ -42,6 +43,7 @@ pub fn shape(spec: &TensorSpec, batch: usize, length: usize) -> Vec<usize> {
 
 /// The number of elements of a tensor of this shape; `None` if it is more than a machine can
 /// address.
+#[inline]
 pub fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))
 }

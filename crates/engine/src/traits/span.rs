@@ -14,7 +14,7 @@ pub trait Timed: Any + Send + Sync {
 
     /// The launch's begin and end, in nanoseconds from the begin of `other`; see
     /// [`Span::from_begin_of`].
-    fn from_begin_of(&self, other: &dyn Timed) -> Option<(i64, i64)>;
+    fn times_after(&self, other: &dyn Timed) -> Option<(i64, i64)>;
 }
 
 /// The times of a launch, by the device's own clock.
@@ -36,7 +36,7 @@ impl Span {
     /// device; negative if earlier. `None` if one of the launches is not over, or the device is
     /// lost.
     pub fn from_begin_of(&self, other: &Span) -> Option<(i64, i64)> {
-        self.0.from_begin_of(&*other.0)
+        self.0.times_after(&*other.0)
     }
 }
 

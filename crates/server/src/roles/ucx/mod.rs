@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use downbeat_core::roles::NodeId;
-use downbeat_engine::ucx;
-pub use downbeat_engine::ucx::{Offer, UcxError, UcxMeeting, UcxPeer};
+use downbeat_engine_ort::ucx;
+pub use downbeat_engine_ort::ucx::{Offer, UcxError, UcxMeeting, UcxPeer};
 use futures_util::future::try_join_all;
 use tokio::sync::oneshot;
 

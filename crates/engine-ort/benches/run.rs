@@ -1,5 +1,5 @@
 //! The cost of a run through the trait, from the requests' bytes to the replies' bytes: `cargo
-//! bench -p downbeat-engine`.
+//! bench -p downbeat-engine-ort`.
 //!
 //! Prints microseconds a run of the `mlp` example (784-128-10), or of the model at the given path,
 //! in this process and in an executor process. A figure is the least of many short rounds that

@@ -1,6 +1,8 @@
 //! The engines of foreign libraries: ONNX Runtime on the CPU, and on NVIDIA GPUs by its CUDA and
-//! TensorRT providers. It has the search for these libraries, their installation, and the choice
-//! among all engines. UCX, which reads the memory of other machines, is here too.
+//! TensorRT providers.
+//!
+//! The crate also finds and installs these libraries, and chooses among all engines. The feature
+//! `ucx` adds UCX, which reads the memory of other machines.
 
 pub mod choice;
 pub mod cuda;

@@ -1,7 +1,8 @@
-//! Inference engines behind one small trait: the traits, tensors, the built-in engine (rten), the
-//! emulated device, and isolation, which runs any engine in a process of its own.
+//! Inference engines behind one small trait.
 //!
-//! The crate loads no library and names none. `downbeat-engine-ort` has the engines that do.
+//! The crate has the traits, tensors, the built-in engine (rten) and the emulated device. Isolation
+//! runs any engine in a process of its own. The crate loads no library. `downbeat-engine-ort` has
+//! the engines of libraries.
 
 mod cores;
 pub mod cut;

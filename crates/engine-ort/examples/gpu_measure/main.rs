@@ -1,7 +1,7 @@
 //! Measurements of models on a GPU, as rows of JSON: for `tools/gpu_run.py`, or by hand.
 //!
 //! ```text
-//! cargo run --release -p downbeat-engine --example gpu_measure -- STEP [MODEL ...] [--zoo FOLDER] [--batches 1,8,64] [--segments 8] [--seconds 20] [--beside COMMAND]
+//! cargo run --release -p downbeat-engine-ort --example gpu_measure -- STEP [MODEL ...] [--zoo FOLDER] [--batches 1,8,64] [--segments 8] [--seconds 20] [--beside COMMAND]
 //! ```
 //!
 //! STEP:

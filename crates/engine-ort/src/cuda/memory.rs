@@ -223,7 +223,7 @@ pub(crate) trait CudaBuffer {
     /// Takes memory of a device.
     fn from_device(slice: DeviceSlice) -> Self;
 
-    /// An empty buffer in pinned memory. Its capacity is that of the memory.
+    /// An empty buffer in pinned memory, with the capacity of the memory.
     fn pinned(memory: PinnedBytes) -> Self;
 
     /// The bytes' place on a device; `None`: they are on the host.

@@ -51,16 +51,15 @@ impl From<DeviceError> for RingMemoryError {
 
 /// Copies of a ring's slots in the memory of a device, which launches read.
 pub trait RingCopies: Send + Sync {
-    /// Enqueues the copies of a run of slots, whose bytes are in `host`: the slots up to the last,
-    /// and the slots from the first on. Does not wait for the copies.
+    /// Enqueues the copies of a run of slots, and does not wait for them. `host` has the bytes of
+    /// the slots up to the last, and of the slots from the first on.
     ///
     /// # Errors
     /// If the device is lost.
     ///
     /// # Safety
-    /// The slots must be those of the ring that these copies were made for. They must not be
-    /// written before every launch that reads them on the device is over, or new copies of them are
-    /// enqueued.
+    /// The slots must be those of the ring that these copies were made for. No thread may write a
+    /// slot before every launch that reads it is over, or new copies of the slot are enqueued.
     unsafe fn upload(&self, run: RingRun, host: [&[u8]; 2]) -> Result<(), DeviceError>;
 
     /// A run of slots as one piece; `None` if the run is longer than the device allows. The bytes

@@ -29,7 +29,7 @@ lab *arguments:
 
 # The engine's tests for GPUs with onnxruntime's own provider for them, without a GPU: on stand-ins of NVIDIA's libraries. Fetches 255 MB once.
 gpu-stand-ins *arguments:
-    lab/nvidia-stand-ins/run.sh cargo test -p downbeat-engine --test it gpu:: {{arguments}}
+    lab/nvidia-stand-ins/run.sh cargo test -p downbeat-engine-ort --test it gpu:: {{arguments}}
 
 # The driver's shared places under loom, which tries every order of their steps.
 loom:

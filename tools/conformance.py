@@ -1,12 +1,12 @@
 """Which of the `onnx` package's node cases an engine answers right.
 
-    cargo build -p downbeat-engine --example conformance
+    cargo build -p downbeat-engine-ort --example conformance
     python tools/conformance.py                       # all cases, rten and onnxruntime
     python tools/conformance.py --sample rten         # what CI runs
     python tools/conformance.py --save after.json --before before.json --write docs/conformance.md
 
 A case is a model of one operator, or of the operators that define it, with inputs and the outputs that the standard asks for. Each goes through Downbeat's engine
-(crates/engine/examples/conformance.rs) and is *passed* within the case's own tolerance, *wrong*, or *refused* by the engine with a reason. ORT_DYLIB_PATH names the
+(crates/engine-ort/examples/conformance.rs) and is *passed* within the case's own tolerance, *wrong*, or *refused* by the engine with a reason. ORT_DYLIB_PATH names the
 library of onnxruntime.
 """
 

@@ -21,8 +21,8 @@ stage=$pack/stage
 
 if [ -z "${BUILT:-}" ]; then
   cargo build --release -p downbeat
-  cargo build --release -p downbeat-engine --example gpu_measure
-  tests=$(cargo test --release --no-run -p downbeat-engine --test it --message-format=json 2>/dev/null |
+  cargo build --release -p downbeat-engine-ort --example gpu_measure
+  tests=$(cargo test --release --no-run -p downbeat-engine-ort --test it --message-format=json 2>/dev/null |
     python3 -c 'import json, sys; print([m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")][-1])')
 else
   tests=$(find "$target/release/deps" -name 'it-*' -type f -executable -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)

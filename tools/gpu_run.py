@@ -48,7 +48,7 @@ def environment(work):
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
     library = work / "libonnxruntime.so.1.31.1"
     found = {"ORT_DYLIB_PATH": str(library)} if library.exists() else {}
-    return dict(os.environ, RUST_BACKTRACE="0", CARGO_MANIFEST_DIR=str(ROOT / "crates/engine"), PYTHONUNBUFFERED="1", PATH=path, **found)
+    return dict(os.environ, RUST_BACKTRACE="0", CARGO_MANIFEST_DIR=str(ROOT / "crates/engine-ort"), PYTHONUNBUFFERED="1", PATH=path, **found)
 
 
 # -- before it

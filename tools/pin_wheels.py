@@ -1,4 +1,4 @@
-"""Writes crates/engine/src/install/wheels.txt: the wheels that `downbeat engine install` fetches, with
+"""Writes crates/engine-ort/src/install/wheels.txt: the wheels that `downbeat engine install` fetches, with
 the hashes that it requires.
 
     python tools/pin_wheels.py 1.31.1
@@ -17,7 +17,7 @@ import tempfile
 PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 MACHINES = ["x86_64", "aarch64"]
 GLIBCS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_26", "manylinux_2_17", "manylinux2014"]
-TARGET = pathlib.Path(__file__).parent.parent / "crates/engine/src/install/wheels.txt"
+TARGET = pathlib.Path(__file__).parent.parent / "crates/engine-ort/src/install/wheels.txt"
 
 
 def resolved(requirement, python, machine, *options):

@@ -5,7 +5,7 @@
 libfuzzer_sys::fuzz_target!(
     init: {
         if std::env::args().nth(1).is_some_and(|argument| argument == "executor") {
-            let served = downbeat_engine::isolation::serve();
+            let served = downbeat_engine::isolation::serve(&downbeat_engine_ort::of_executor);
             std::process::exit(i32::from(served.is_err()));
         }
     },

@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use downbeat_engine::cuda::{self, OLDEST_DRIVER, Survey};
-use downbeat_engine::install::{GpuInstall, Install, NvidiaLibraries};
-use downbeat_engine::{CudaOptions, Emulated, Engine, Preference, Search};
+use downbeat_engine::{Emulated, Engine};
+use downbeat_engine_ort::cuda::OLDEST_DRIVER;
+use downbeat_engine_ort::install::{GpuInstall, Install, NvidiaLibraries};
+use downbeat_engine_ort::preflight::{Survey, survey};
+use downbeat_engine_ort::{CudaOptions, Preference, Search};
 use downbeat_report::{note, say};
 use downbeat_repository::ModelFormat;
 use downbeat_server::options::EngineChoice;
@@ -69,7 +71,7 @@ pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) ->
         ModelFormat::Emulated => Arc::new(Emulated::new()),
         ModelFormat::Onnx => {
             let preference: Preference = wanted.name().parse().map_err(anyhow::Error::msg)?;
-            let choice = downbeat_engine::choose(preference, search, &CudaOptions::default())?;
+            let choice = downbeat_engine_ort::choose(preference, search, &CudaOptions::default())?;
             for line in choice.hint.iter().chain(&choice.warning) {
                 note(line);
             }
@@ -86,8 +88,8 @@ pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
     match command {
         EngineCommand::List => {
             let search = Search::from_env();
-            print_gpus(&cuda::survey(&search, &CudaOptions::default()))?;
-            for info in downbeat_engine::available(&search) {
+            print_gpus(&survey(&search, &CudaOptions::default()))?;
+            for info in downbeat_engine_ort::available(&search) {
                 let library = info.library.map_or_else(|| "built in".to_owned(), |path| path.display().to_string());
                 say(format_args!("{:<12} {:<10} {:<6} {library}", info.name, info.version, info.device))?;
             }
@@ -122,7 +124,7 @@ fn print_gpus(survey: &Survey) -> std::io::Result<()> {
     let missing = [driver.as_ref().err(), library.as_ref().err(), libraries.as_ref().err()];
     match (driver, library) {
         (Ok(_), Ok(library)) if missing.iter().all(Option::is_none) => {
-            let version = downbeat_engine::install::version_of(library).unwrap_or_default();
+            let version = downbeat_engine_ort::install::version_of(library).unwrap_or_default();
             say(format_args!("{:<12} {version:<10} {:<6} {}", "cuda", "gpu", library.display()))?;
         }
         // A machine without GPUs is not a fault, so one line is enough.

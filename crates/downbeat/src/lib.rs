@@ -108,7 +108,7 @@ const USAGE: u8 = 2;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    downbeat_engine::process::begin();
+    downbeat_engine::process::begin(downbeat_engine_ort::VARIABLES);
     let cli = Cli::try_parse().unwrap_or_else(|error| with_tip(error, std::env::args().collect()).exit());
     match run(cli.command) {
         Ok(code) => code,
@@ -180,7 +180,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::WhatIf(args) => Ok(what_if_command::what_if(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Advise(args) => Ok(what_if_command::advice(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Executor => {
-            downbeat_engine::isolation::serve().context("an executor process is started by a server")?;
+            downbeat_engine::isolation::serve(&downbeat_engine_ort::of_executor)
+                .context("an executor process is started by a server")?;
             downbeat_engine::process::end(0)
         }
         Command::Config(command) => {

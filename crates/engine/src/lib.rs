@@ -1,60 +1,39 @@
-//! Inference engines behind one small trait. All foreign or `unsafe` code is in this crate.
+//! Inference engines behind one small trait.
+//!
+//! The crate has the traits, tensors, the built-in engine (rten) and the emulated device. Isolation
+//! runs any engine in a process of its own. The crate loads no library. `downbeat-engine-ort` has
+//! the engines of libraries.
 
-pub mod activations;
-mod batch;
-mod boundary;
-mod buffer;
-pub mod choice;
 mod cores;
-pub mod cuda;
-mod division;
-mod elf;
+pub mod cut;
 pub mod emulated;
-mod fill;
-pub mod graph_report;
-pub mod install;
 pub mod isolation;
-mod normal_priority;
+mod memory;
 pub mod onnx;
-pub mod onnxruntime;
-mod operator_profile;
-mod probe;
 pub mod process;
-mod python;
-pub mod region;
-pub mod ring_memory;
 pub mod rten;
-pub mod run_memory;
-pub mod scratch;
-mod segment;
-mod state;
-mod stop;
-pub mod strings;
+pub mod stop;
 pub mod tensor;
 mod traits;
-#[cfg(feature = "ucx")]
-pub mod ucx;
 
-pub use activations::Activations;
-pub use choice::{Choice, ChooseError, Preference, available, choose, may_load_elsewhere, other_than};
 pub use cores::{CoreSet, NotACoreSet, Pinned, Topology, ask_for_short_slices};
-pub use cuda::{CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider, Span};
-pub use division::{Division, DivisionError, Part};
+pub use cut::activations::{self, Activations};
+pub use cut::operator_profile::OperatorProfile;
+pub use cut::{Cut, SegmentInfo};
 pub use emulated::Emulated;
-pub use fill::Fill;
-pub use graph_report::{GraphNodes, GraphOutcome, GraphReport};
-pub use isolation::{Executor, ExecutorProgram, Isolated, TrialLimits};
-pub use normal_priority::{at_normal_priority, begin_normal_priority};
+pub use isolation::{ExecutorProgram, Isolated, TrialLimits};
+pub use memory::run_memory::{self, MemoryBudget, RunMemory, TooMuchMemory};
+pub use memory::{region, ring_memory};
 pub use onnx::{Cause, Declared, DefaultValue, RowReport, Rows, file_bytes, hazard, inspect, row_report};
-pub use onnxruntime::{Onnxruntime, OnnxruntimeCuda, Search};
-pub use operator_profile::OperatorProfile;
+pub use process::normal_priority::{at_normal_priority, begin_normal_priority};
+pub use process::scratch;
 pub use rten::Rten;
-pub use run_memory::{MemoryBudget, RunMemory, TooMuchMemory};
-pub use segment::{Cut, SegmentInfo};
-pub use state::{State, StateError};
 pub use stop::{STOPPED, Stop};
-pub use tensor::{Buffer, OutOfMemory, Tensor};
+pub use tensor::fill::Fill;
+pub use tensor::state::{State, StateError};
+pub use tensor::{Buffer, OutOfMemory, Tensor, strings};
 pub use traits::{
-    DeviceMemory, DeviceShare, Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Pending, Place, RunError,
-    ShapeRange, Share, StreamPriority,
+    DeviceMemory, DeviceShare, Division, DivisionError, Engine, EngineInfo, Executor, GraphNodes, GraphOutcome,
+    GraphReport, Lane, LoadError, LoadOptions, Model, Part, Pending, Place, RunError, ShapeRange, Share, Span,
+    StreamPriority, Timed, division, graph_report,
 };

@@ -35,7 +35,7 @@ struct RunningCall {
 }
 
 /// A way to make an engine end a call.
-pub(crate) trait Interrupt: Send + Sync {
+pub trait Interrupt: Send + Sync {
     /// Ends the call as soon as the engine can; returns at once.
     fn interrupt(&self);
 
@@ -94,17 +94,17 @@ impl Stop {
 ///
 /// # Errors
 /// [`STOPPED`] if the thread is stopped.
-pub(crate) fn run(interrupt: Option<Arc<dyn Interrupt>>) -> Result<InCall, String> {
+pub fn run(interrupt: Option<Arc<dyn Interrupt>>) -> Result<InCall, String> {
     InCall::begin(interrupt, true)
 }
 
 /// The same for any other long call, such as a load.
-pub(crate) fn load(interrupt: Option<Arc<dyn Interrupt>>) -> Result<InCall, String> {
+pub fn load(interrupt: Option<Arc<dyn Interrupt>>) -> Result<InCall, String> {
     InCall::begin(interrupt, false)
 }
 
 /// Marks the thread as in a call until it is dropped.
-pub(crate) struct InCall(Stop);
+pub struct InCall(Stop);
 
 impl InCall {
     fn begin(interrupt: Option<Arc<dyn Interrupt>>, is_run: bool) -> Result<InCall, String> {

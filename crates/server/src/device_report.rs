@@ -118,7 +118,7 @@ pub struct ExecutorReport {
 
 impl ExecutorReport {
     /// The report on a model's executor process.
-    pub fn of(executor: &Executor) -> Self {
+    pub fn of(executor: &dyn Executor) -> Self {
         ExecutorReport { pid: executor.pid(), restarts: executor.restarts() }
     }
 }

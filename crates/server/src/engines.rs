@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{anyhow, bail, ensure};
 use downbeat_core::Duration;
-use downbeat_engine::{Engine, GpuInfo, Preference, Search, TrialLimits};
+use downbeat_engine::{Engine, TrialLimits};
+use downbeat_engine_ort::{GpuInfo, Preference, Search};
 
 use crate::memory;
 use crate::options::{EngineChoice, Isolation, ServerOptions};
@@ -29,7 +30,7 @@ impl Engines {
     pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
         let preference: Preference = options.engine.name().parse().map_err(anyhow::Error::msg)?;
         let search = Search { threads: most_threads(options), ..Search::from_env() };
-        let choice = downbeat_engine::choose(preference, &search, &options.cuda)?;
+        let choice = downbeat_engine_ort::choose(preference, &search, &options.cuda)?;
         let info = choice.engine.info();
         let library = info.library.as_ref().map(|path| path.display().to_string());
         tracing::info!(engine = info.name, version = %info.version, device = %info.device, library, "engine");
@@ -113,7 +114,7 @@ impl Engines {
         if options.engine_of(name).is_some() || !self.gpus.is_empty() {
             return None;
         }
-        let other = downbeat_engine::other_than(engine.info().name)?;
+        let other = downbeat_engine_ort::other_than(engine.info().name)?;
         let made = self.others.get(other);
         let made = made.inspect_err(|reason| tracing::debug!(model = %name, %reason, "there is no other engine"));
         Self::placed(made.ok()?, isolation).ok()
@@ -265,7 +266,8 @@ mod tests {
         let instead = |options: &ServerOptions| {
             engines.instead("m", options, &*rten, Isolation::None).map(|other| other.info().name)
         };
-        let is_there = downbeat_engine::available(&Search::from_env()).iter().any(|info| info.name == "onnxruntime");
+        let is_there =
+            downbeat_engine_ort::available(&Search::from_env()).iter().any(|info| info.name == "onnxruntime");
         assert_eq!(instead(&named("m", None)), is_there.then_some("onnxruntime"));
         assert_eq!(instead(&named("m", Some(ModelEngine::Rten))), None, "it was said which");
         let emulated = downbeat_engine::Emulated::new();

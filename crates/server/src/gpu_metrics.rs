@@ -1,6 +1,6 @@
 //! NVML's measurements of GPUs, in metrics by Triton's names.
 
-use downbeat_engine::cuda::nvml::NvmlSample;
+use downbeat_engine_ort::cuda::nvml::NvmlSample;
 
 use crate::metric_table::metric_table;
 

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 
 use downbeat_core::Duration;
-use downbeat_engine::GpuInfo;
-use downbeat_engine::cuda::condemn;
-use downbeat_engine::cuda::nvml::{Nvml, NvmlEvent, NvmlEvents, NvmlGpu};
+use downbeat_engine_ort::GpuInfo;
+use downbeat_engine_ort::cuda::condemn;
+use downbeat_engine_ort::cuda::nvml::{Nvml, NvmlEvent, NvmlEvents, NvmlGpu};
 
 use crate::gpu_metrics::GpuMetrics;
 

@@ -99,6 +99,7 @@ const CRATES: [&str; 14] = [
     "downbeat_core",
     "downbeat_driver",
     "downbeat_engine",
+    "downbeat_engine_ort",
     "downbeat_plan",
     "downbeat_preprocess",
     "downbeat_protocol",

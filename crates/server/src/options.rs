@@ -13,7 +13,8 @@ pub use downbeat_core::cluster::OrderPolicy;
 pub use downbeat_core::device::WrittenSettings;
 use downbeat_core::device::overlap::GroupOrder;
 pub use downbeat_driver::MAX_SHARDS;
-pub use downbeat_engine::{CudaOptions, ExecutorProgram, Missing as CudaMissing};
+pub use downbeat_engine::ExecutorProgram;
+pub use downbeat_engine_ort::{CudaOptions, Missing as CudaMissing};
 pub use downbeat_preprocess::Step;
 use downbeat_repository::{Batching, named};
 

@@ -4,9 +4,9 @@
 use std::sync::{Arc, OnceLock};
 
 use downbeat_engine::{
-    CudaOptions, Engine, EngineInfo, ExecutorProgram, Isolated, LoadError, LoadOptions, Model, Preference, Search,
-    TrialLimits, at_normal_priority, choose,
+    Engine, EngineInfo, ExecutorProgram, Isolated, LoadError, LoadOptions, Model, TrialLimits, at_normal_priority,
 };
+use downbeat_engine_ort::{CudaOptions, Preference, Search, choose};
 
 /// How models of a server have processes of their own.
 #[derive(Clone)]

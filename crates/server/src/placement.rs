@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{bail, ensure};
 use downbeat_core::device::PartitionId;
 use downbeat_core::{DeviceKind, DeviceProfiles, LatencyProfile};
-use downbeat_engine::GpuInfo;
+use downbeat_engine_ort::GpuInfo;
 use downbeat_repository::{ModelDefinition, ModelFormat};
 
 use crate::options::{MOST_DEVICES, PlacementPlan, PlannedSubCluster, ServerOptions};

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use downbeat_core::Duration;
 use downbeat_core::cluster::AutoscaleSample;
 use downbeat_core::device::Candidate;
-use downbeat_engine::GpuInfo;
+use downbeat_engine_ort::GpuInfo;
 use downbeat_repository::{Fingerprint, ModelDefinition, ModelRepositories, ModelRepository, RepositoryError};
 use parking_lot::Mutex;
 

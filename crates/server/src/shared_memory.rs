@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use downbeat_engine::cuda::CudaError;
-use downbeat_engine::cuda::ipc::{IpcGpu, IpcHandle, IpcMemory};
+use downbeat_engine_ort::cuda::CudaError;
+use downbeat_engine_ort::cuda::ipc::{IpcGpu, IpcHandle, IpcMemory};
 use parking_lot::RwLock;
 
 use crate::client::Client;

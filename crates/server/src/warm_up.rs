@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use downbeat_core::Duration;
 use downbeat_core::device::LaneSpec;
-use downbeat_engine::{Engine, Executor, Fill, Lane, Model, RunError, STOPPED, State, Stop};
+use downbeat_engine::{Engine, Fill, Lane, Model, RunError, STOPPED, State, Stop};
 use downbeat_repository::{ModelDefinition, Warmup};
 
 use crate::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL, PROFILED_LENGTH};
@@ -250,7 +250,7 @@ pub enum Trial {
 
 /// Whether the process of a model that has ended is soon there again.
 pub fn comes_back(model: &dyn Model) -> bool {
-    model.executor().is_some_and(Executor::comes_back)
+    model.executor().is_some_and(|executor| executor.comes_back())
 }
 
 /// Looks for a made-up request that the model answers. Some models answer none, as no model takes

@@ -126,7 +126,7 @@ tests!(
 #[test]
 #[ignore = "it is for processes that model_trial starts"]
 fn model_process() {
-    downbeat_engine::isolation::serve().unwrap();
+    downbeat_engine::isolation::serve(&downbeat_engine_ort::of_executor).unwrap();
 }
 
 /// If no frame were read, the fuzzer would not try the protocol. `tools/record_roles.py` records

@@ -1,8 +1,8 @@
 //! The CPU divided into partitions: sets of cores.
 
 use super::{CoreSet, Topology};
-use crate::division::{Division, DivisionError, Part};
 use crate::traits::Share;
+use crate::traits::division::{Division, DivisionError, Part};
 
 /// The most sets that [`divide_freely`] makes by itself: a server can distinguish this many.
 const MOST_SETS: usize = 64;

@@ -9,7 +9,7 @@ use downbeat_core::{Duration, LatencyProfile};
 
 use super::contention::{Contention, Launch};
 use crate::cores::Topology;
-use crate::division::{Division, DivisionError, Part, percent};
+use crate::traits::division::{Division, DivisionError, Part, percent};
 use crate::traits::{Place, Share};
 
 /// The units of a device whose partitions are shares of it.

@@ -38,18 +38,19 @@ use downbeat_core::{Duration, LatencyProfile, file_content};
 use serde::Deserialize;
 
 use self::device::{Devices, Sharing, Spot};
-use crate::batch;
-use crate::buffer::Buffer;
 use crate::cores::{self, Topology};
-use crate::division::{Division, DivisionError, percent};
+use crate::cut::probe;
+use crate::cut::{Cut, SegmentInfo};
 use crate::onnx;
-use crate::probe;
-use crate::segment::{Cut, SegmentInfo};
-use crate::state::State;
+use crate::tensor::batch;
+use crate::tensor::buffer::Buffer;
+use crate::tensor::state::State;
 use crate::tensor::{Tensor, elements};
+use crate::traits::division::{Division, DivisionError, percent};
 use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError, Share};
 
-pub(crate) const NAME: &str = "emulated";
+/// The name of the engine.
+pub const NAME: &str = "emulated";
 /// Largest configuration that is read, bytes.
 const CONFIG_LIMIT: u64 = 1 << 20;
 /// Largest profile, batch sizes.

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use downbeat_core::tensor::TensorSpec;
@@ -16,25 +17,35 @@ use rustix::process::{kill_process, set_dumpable_behavior, setrlimit};
 
 use super::message::{Answer, Batch, Call, LaneCall, LoadCall, Loaded, RunAnswer, RunCall, TrialLimits, WarmRun, Wire};
 use super::message::{receive_with, send};
-use crate::choice::{self, Preference};
-use crate::cuda::CudaOptions;
-use crate::fill::Fill;
-use crate::onnxruntime::Search;
-use crate::region::Region;
-use crate::state::State;
+use crate::memory::region::Region;
 use crate::stop::Stop;
+use crate::tensor::fill::Fill;
+use crate::tensor::state::State;
 use crate::tensor::{Buffer, Tensor, elements};
 use crate::traits::{Engine, Lane, LoadError, LoadOptions, Model, Place, Share};
 
 /// The niceness of a load, as in the server.
 const NICE_OF_LOADS: i32 = 10;
 
+/// The engine that an executor process has to make.
+pub struct Wanted {
+    /// The name of the engine.
+    pub engine: String,
+    /// The engine's library, if it has one.
+    pub library: Option<PathBuf>,
+    /// Threads of the pool that runs share; 0: one a core.
+    pub threads: usize,
+}
+
+/// Makes the engine of an executor process.
+type MakeEngine<'a> = &'a dyn Fn(Wanted) -> Result<Arc<dyn Engine>, String>;
+
 /// Runs an executor process, whose standard input is a socket of the server that started it.
-/// Returns once that server is gone.
+/// `make` makes its engine. Returns once that server is gone.
 ///
 /// # Errors
 /// If standard input is no such socket.
-pub fn serve() -> io::Result<()> {
+pub fn serve(make: MakeEngine<'_>) -> io::Result<()> {
     // If the server was gone before this call, the socket tells.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -46,7 +57,7 @@ pub fn serve() -> io::Result<()> {
             received => received?,
         };
         let answer = match call {
-            Call::Load(call) => process.load(&call),
+            Call::Load(call) => process.load(&call, make),
             Call::Lane(call) => process.open(&call, files),
             Call::Stop { lane, run } => {
                 process.stop(lane, run);
@@ -120,13 +131,11 @@ impl AtWork {
 }
 
 impl Process {
-    fn load(&mut self, call: &LoadCall) -> Result<Answer, Refused> {
+    fn load(&mut self, call: &LoadCall, make: MakeEngine<'_>) -> Result<Answer, Refused> {
         call.limits.map(keep_to).transpose()?;
-        let preference: Preference = call.engine.parse()?;
-        let asked = call.library.clone().map(|library| ("the server".to_owned(), library));
-        let search = Search { asked, threads: call.pool, ..Search::default() };
-        // Chosen with its threads, which must not be as nice as the load.
-        let engine = choice::choose(preference, &search, &CudaOptions::default())?.engine;
+        let wanted = Wanted { engine: call.engine.clone(), library: call.library.clone(), threads: call.pool };
+        // Made with its threads, which must not be as nice as the load.
+        let engine = make(wanted)?;
         let options = LoadOptions {
             share: share(call.cores.as_deref())?,
             cut: call.cut.clone(),

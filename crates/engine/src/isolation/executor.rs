@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 use super::lane::LaneLink;
 use super::message::{Answer, Call, LoadCall, Loaded, Wire, send};
 use crate::stop::Interrupt;
-use crate::traits::LoadError;
+use crate::traits::{Executor, LoadError};
 
 /// The pause before an ended process is started again. It doubles each time that a process ends
 /// soon.
@@ -49,8 +49,9 @@ impl Default for ExecutorProgram {
     }
 }
 
-/// A model's executor process. When the process ends, its successor takes its place here.
-pub struct Executor {
+/// Starts and watches a model's executor process. When the process ends, its successor takes its
+/// place here.
+pub(super) struct Supervisor {
     program: ExecutorProgram,
     call: LoadCall,
     engine: &'static str,
@@ -171,7 +172,7 @@ impl Process {
 type Likeness = (Vec<TensorSpec>, Vec<TensorSpec>, usize);
 
 /// Ends the load of a model by ending its process.
-struct EndLoad(Weak<Executor>);
+struct EndLoad(Weak<Supervisor>);
 
 impl Interrupt for EndLoad {
     fn interrupt(&self) {
@@ -181,9 +182,9 @@ impl Interrupt for EndLoad {
     }
 }
 
-impl Executor {
+impl Supervisor {
     pub(super) fn new(program: ExecutorProgram, call: LoadCall, engine: &'static str) -> Arc<Self> {
-        Arc::new(Executor {
+        Arc::new(Supervisor {
             program,
             call,
             engine,
@@ -193,41 +194,6 @@ impl Executor {
             changed: Condvar::new(),
             lanes: Mutex::default(),
         })
-    }
-
-    /// The process id of the serving process.
-    pub fn pid(&self) -> Option<u32> {
-        lock(&self.life).process.as_ref().filter(|_| self.is_up.load(Ordering::Acquire)).map(|process| process.pid)
-    }
-
-    /// The number of the signal that ended the last process.
-    pub fn signal(&self) -> Option<i32> {
-        lock(&self.life).signal
-    }
-
-    /// Waits some seconds until an ended process is up again. Returns true if it is. A trial's
-    /// process is never started again.
-    pub fn comes_back(&self) -> bool {
-        let is_down = |life: &mut Life| !life.closed && !self.is_up.load(Ordering::Acquire);
-        if self.call.limits.is_none() {
-            // The flag below decides, however the wait ended.
-            drop(self.changed.wait_timeout_while(lock(&self.life), PATIENCE, is_down));
-        }
-        self.is_up.load(Ordering::Acquire)
-    }
-
-    /// The number of restarts.
-    pub fn restarts(&self) -> u64 {
-        self.restarts.load(Ordering::Relaxed)
-    }
-
-    /// The reason why the model does not run just now: its process has ended, and is being started
-    /// again. `None`: it runs. Cheap to ask.
-    pub fn down(&self) -> Option<String> {
-        if self.is_up.load(Ordering::Acquire) {
-            return None;
-        }
-        Some(lock(&self.life).why_down.clone())
     }
 
     /// Starts the process, and supervises it until it is closed, on a thread that `spawner` starts.
@@ -410,6 +376,36 @@ impl Executor {
             true => LoadError::File { path, reason },
             false => LoadError::Model { path, engine: self.engine, reason },
         }
+    }
+}
+
+impl Executor for Supervisor {
+    fn pid(&self) -> Option<u32> {
+        lock(&self.life).process.as_ref().filter(|_| self.is_up.load(Ordering::Acquire)).map(|process| process.pid)
+    }
+
+    fn signal(&self) -> Option<i32> {
+        lock(&self.life).signal
+    }
+
+    fn comes_back(&self) -> bool {
+        let is_down = |life: &mut Life| !life.closed && !self.is_up.load(Ordering::Acquire);
+        if self.call.limits.is_none() {
+            // The flag below decides, however the wait ended.
+            drop(self.changed.wait_timeout_while(lock(&self.life), PATIENCE, is_down));
+        }
+        self.is_up.load(Ordering::Acquire)
+    }
+
+    fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::Relaxed)
+    }
+
+    fn down(&self) -> Option<String> {
+        if self.is_up.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(lock(&self.life).why_down.clone())
     }
 }
 

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::executor::Process;
 use super::message::{Answer, Batch, Call, LaneCall, RunAnswer, RunCall, WarmRun, Wire};
 use super::model::Handle;
-use crate::region::Region;
-use crate::run_memory::RunMemory;
-use crate::state::State;
+use crate::memory::region::Region;
+use crate::memory::run_memory::RunMemory;
 use crate::stop::{self, Interrupt};
 use crate::tensor::Tensor;
-use crate::traits::{Lane, RunError};
+use crate::tensor::state::State;
+use crate::traits::{Executor, Lane, RunError};
 
 /// The most warm-up runs of a lane: the first run of each shape counts.
 const WARM_RUNS: usize = 32;

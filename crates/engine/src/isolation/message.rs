@@ -16,10 +16,10 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::activations::Activations;
-use crate::operator_profile::OperatorProfile;
-use crate::region::Region;
-use crate::segment::{Cut, SegmentInfo};
+use crate::cut::activations::Activations;
+use crate::cut::operator_profile::OperatorProfile;
+use crate::cut::{Cut, SegmentInfo};
+use crate::memory::region::Region;
 use crate::tensor::{ALIGNMENT, Tensor};
 
 /// Longest message, bytes.

@@ -22,15 +22,15 @@ mod model;
 
 use std::sync::Arc;
 
-pub use child::serve;
-pub use executor::{Executor, ExecutorProgram};
+pub use child::{Wanted, serve};
+pub use executor::ExecutorProgram;
 pub use message::{TrialLimits, read_as_process};
 
-use crate::division::{Division, DivisionError};
 use crate::emulated;
-use crate::run_memory::RunMemory;
+use crate::memory::run_memory::RunMemory;
+use crate::traits::division::{Division, DivisionError};
 use crate::traits::{DeviceMemory, Engine, EngineInfo, LoadError, LoadOptions, Model, Share};
-use executor::Spawner;
+use executor::{Spawner, Supervisor};
 use message::LoadCall;
 use model::{Handle, IsolatedModel};
 
@@ -96,7 +96,7 @@ impl Engine for Isolated {
             emulated::NAME => None,
             _ => RunMemory::of(path, memory.as_ref()).map_err(refused)?,
         };
-        let executor = Executor::new(self.program.clone(), call, name);
+        let executor = Supervisor::new(self.program.clone(), call, name);
         let handle = Arc::new(Handle { executor, engine: name });
         let loaded = handle.executor.start(&self.spawner)?;
         Ok(Arc::new(IsolatedModel::new(handle, loaded, operators.as_ref(), memory)))

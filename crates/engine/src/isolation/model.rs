@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use downbeat_core::LatencyProfile;
 use downbeat_core::tensor::Signature;
 
-use super::executor::Executor;
+use super::executor::Supervisor;
 use super::lane::{IsolatedLane, LaneLink};
 use super::message::Loaded;
-use crate::activations::Activations;
-use crate::operator_profile::OperatorProfile;
-use crate::run_memory::RunMemory;
-use crate::segment::SegmentInfo;
-use crate::traits::{Lane, LoadError, Model, Place, Share};
+use crate::cut::SegmentInfo;
+use crate::cut::activations::Activations;
+use crate::cut::operator_profile::OperatorProfile;
+use crate::memory::run_memory::RunMemory;
+use crate::traits::{Executor, Lane, LoadError, Model, Place, Share};
 
 /// Keeps an executor process for as long as its model or one of its lanes lives.
 pub(super) struct Handle {
-    pub executor: Arc<Executor>,
+    pub executor: Arc<Supervisor>,
     /// Name of the engine in the process.
     pub engine: &'static str,
 }
@@ -89,8 +89,8 @@ impl Model for IsolatedModel {
         self.rewritten.as_deref()
     }
 
-    fn executor(&self) -> Option<&Executor> {
-        Some(&self.handle.executor)
+    fn executor(&self) -> Option<&dyn Executor> {
+        Some(&*self.handle.executor)
     }
 
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {

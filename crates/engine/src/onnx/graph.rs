@@ -14,27 +14,32 @@ const DEPTH_LIMIT: u32 = 16;
 
 /// The operators of a graph. Value names are as in the file.
 #[derive(Debug, Default)]
-pub(crate) struct OperatorGraph {
+pub struct OperatorGraph {
     /// Inputs, weights excluded.
     pub inputs: Vec<String>,
+    /// Outputs.
     pub outputs: Vec<String>,
+    /// The operators, in an order in which they can run.
     pub operators: Vec<Operator>,
+    /// The weights, by their names.
     pub weights: BTreeMap<String, Weight>,
 }
 
 /// An operator.
 #[derive(Debug)]
-pub(crate) struct Operator {
+pub struct Operator {
     /// The operator's name, or its kind and index if it has none.
     pub name: String,
     /// The values that it reads, weights included; also those that its inner graphs read.
     pub inputs: Vec<String>,
+    /// The values that it writes.
     pub outputs: Vec<String>,
 }
 
 /// A weight.
 #[derive(Debug)]
-pub(crate) struct Weight {
+pub struct Weight {
+    /// The weight's size in bytes.
     pub bytes: u64,
     /// The weight's place among the graph's weights.
     pub index: usize,

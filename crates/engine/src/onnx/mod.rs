@@ -4,9 +4,9 @@ mod declared;
 mod external;
 mod file;
 mod further_size_rules;
-pub(crate) mod graph;
+pub mod graph;
 mod hazard;
-pub(crate) mod proto;
+pub mod proto;
 pub(crate) mod rewrite;
 mod rows;
 mod size_rules;
@@ -58,13 +58,13 @@ pub fn file_bytes(path: &Path) -> Result<u64, LoadError> {
 
 /// A model file that was walked and found sound.
 #[derive(Debug)]
-pub(crate) struct Checked<'a> {
+pub struct Checked<'a> {
     path: &'a Path,
     file: OnnxFile,
 }
 
 /// Walks and checks the file. Every engine calls this before its own parser reads the file.
-pub(crate) fn check(path: &Path) -> Result<Checked<'_>, LoadError> {
+pub fn check(path: &Path) -> Result<Checked<'_>, LoadError> {
     let checked = walk(path)?;
     // Faults of inputs and outputs are reported here, in the same words for every engine.
     checked.signature(|_| Some((DataType::Fp32, Vec::new())))?;
@@ -139,37 +139,34 @@ fn refuse_lfs_pointer(path: &Path, len: u64) -> Result<(), FileContentError> {
 
 impl Checked<'_> {
     /// The locations of its external data, relative to the model's folder; one for each tensor.
-    pub(crate) fn external_locations(&self) -> impl Iterator<Item = &str> {
+    pub fn external_locations(&self) -> impl Iterator<Item = &str> {
         self.file.external.iter().map(|e| e.location.as_str())
     }
 
     /// Whether it has 8-bit floats inside.
-    pub(crate) fn has_floats8(&self) -> bool {
+    pub fn has_floats8(&self) -> bool {
         self.file.has_floats8
     }
 
     /// Whether the time of a run may depend on the values of its inputs: an operator repeats a
     /// graph, or chooses among graphs.
-    pub(crate) fn has_graphs(&self) -> bool {
+    pub fn has_graphs(&self) -> bool {
         self.file.has_graphs
     }
 
     /// The version of the format.
-    pub(crate) fn ir_version(&self) -> i64 {
+    pub fn ir_version(&self) -> i64 {
         self.file.ir_version.unwrap_or_default()
     }
 
     /// The requested version of the standard operators; 0 if there is none.
-    pub(crate) fn opset(&self) -> i64 {
+    pub fn opset(&self) -> i64 {
         self.file.opsets.iter().find(|(domain, _)| standard_domain(domain)).map_or(0, |(_, version)| *version)
     }
 
     /// Inputs and outputs. `infer(i)` may give the datatype and sizes of output `i` if the file
     /// does not say.
-    pub(crate) fn signature(
-        &self,
-        infer: impl Fn(usize) -> Option<(DataType, Vec<i64>)>,
-    ) -> Result<Signature, LoadError> {
+    pub fn signature(&self, infer: impl Fn(usize) -> Option<(DataType, Vec<i64>)>) -> Result<Signature, LoadError> {
         self.signature_with(&Declared::default(), infer)
     }
 
@@ -240,7 +237,7 @@ impl Checked<'_> {
 }
 
 /// Whether a domain is that of the standard's operators.
-pub(crate) fn standard_domain(domain: &str) -> bool {
+pub fn standard_domain(domain: &str) -> bool {
     domain.is_empty() || domain == "ai.onnx"
 }
 
@@ -257,7 +254,7 @@ fn inferred_output(info: &ValueInfo, inferred: Option<(DataType, Vec<i64>)>) -> 
 }
 
 /// The datatype of an ONNX `TensorProto.DataType`; ONNX Runtime has the same numbers.
-pub(crate) fn datatype(element: i64) -> Option<DataType> {
+pub fn datatype(element: i64) -> Option<DataType> {
     DataType::ALL.into_iter().find(|d| i64::from(element_type(*d)) == element)
 }
 
@@ -283,7 +280,7 @@ fn element_name(element: i64) -> String {
 
 /// Bytes of an element of an ONNX `TensorProto.DataType` in memory, if that is a whole number. It
 /// includes types that appear only inside of models.
-pub(crate) fn element_size(element: i32) -> Option<usize> {
+pub fn element_size(element: i32) -> Option<usize> {
     match element {
         17..=20 => Some(1),
         other => datatype(other.into())?.size(),
@@ -291,7 +288,7 @@ pub(crate) fn element_size(element: i32) -> Option<usize> {
 }
 
 /// The ONNX `TensorProto.DataType` of a datatype.
-pub(crate) const fn element_type(datatype: DataType) -> i32 {
+pub const fn element_type(datatype: DataType) -> i32 {
     match datatype {
         DataType::Fp32 => 1,
         DataType::Uint8 => 2,

@@ -3,11 +3,13 @@
 //!
 //! Written by hand because a generated reader would copy all weights, which may be gigabytes.
 
+#![allow(missing_docs, reason = "the names are those of onnx.proto3, which describes them")]
+
 use bytes::Bytes;
 use prost::Message;
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ModelProto {
+pub struct ModelProto {
     #[prost(int64, tag = "1")]
     pub ir_version: i64,
     #[prost(message, optional, tag = "7")]
@@ -19,7 +21,7 @@ pub(crate) struct ModelProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct GraphProto {
+pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]
     pub node: Vec<NodeProto>,
     #[prost(string, tag = "2")]
@@ -37,7 +39,7 @@ pub(crate) struct GraphProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct NodeProto {
+pub struct NodeProto {
     #[prost(string, repeated, tag = "1")]
     pub input: Vec<String>,
     #[prost(string, repeated, tag = "2")]
@@ -60,7 +62,7 @@ const INT: i32 = 2;
 
 /// An attribute, without its graphs.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct AttributeProto {
+pub struct AttributeProto {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(float, optional, tag = "2")]
@@ -86,7 +88,7 @@ pub(crate) struct AttributeProto {
 
 /// A function of the model: an operator that consists of others.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct FunctionProto {
+pub struct FunctionProto {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(string, repeated, tag = "4")]
@@ -136,13 +138,13 @@ impl AttributeProto {
 
 /// The part of a model that describes its values.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ModelValues {
+pub struct ModelValues {
     #[prost(message, optional, tag = "7")]
     pub graph: Option<GraphValues>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct GraphValues {
+pub struct GraphValues {
     #[prost(message, repeated, tag = "11")]
     pub input: Vec<ValueInfoProto>,
     #[prost(message, repeated, tag = "12")]
@@ -154,7 +156,7 @@ pub(crate) struct GraphValues {
 
 /// An operator set that a model imports.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct OperatorSetProto {
+pub struct OperatorSetProto {
     #[prost(string, tag = "1")]
     pub domain: String,
     #[prost(int64, tag = "2")]
@@ -163,7 +165,7 @@ pub(crate) struct OperatorSetProto {
 
 /// The graphs of an attribute.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct AttributeGraphs {
+pub struct AttributeGraphs {
     #[prost(bytes = "bytes", optional, tag = "6")]
     pub graph: Option<Bytes>,
     #[prost(bytes = "bytes", repeated, tag = "11")]
@@ -172,7 +174,7 @@ pub(crate) struct AttributeGraphs {
 
 /// An attribute of one or several graphs, whole.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct GraphAttribute {
+pub struct GraphAttribute {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(bytes = "bytes", optional, tag = "6")]
@@ -184,7 +186,7 @@ pub(crate) struct GraphAttribute {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ValueInfoProto {
+pub struct ValueInfoProto {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(bytes = "bytes", optional, tag = "2")]
@@ -192,13 +194,13 @@ pub(crate) struct ValueInfoProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct TypeProto {
+pub struct TypeProto {
     #[prost(message, optional, tag = "1")]
     pub tensor_type: Option<TensorTypeProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct TensorTypeProto {
+pub struct TensorTypeProto {
     #[prost(int32, tag = "1")]
     pub elem_type: i32,
     #[prost(message, optional, tag = "2")]
@@ -206,14 +208,14 @@ pub(crate) struct TensorTypeProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct TensorShapeProto {
+pub struct TensorShapeProto {
     #[prost(message, repeated, tag = "1")]
     pub dim: Vec<DimensionProto>,
 }
 
 /// A size, or none if it varies; then it may have a name.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct DimensionProto {
+pub struct DimensionProto {
     #[prost(int64, optional, tag = "1")]
     pub dim_value: Option<i64>,
     #[prost(string, optional, tag = "2")]
@@ -222,7 +224,7 @@ pub(crate) struct DimensionProto {
 
 /// The part of a weight with its size, and with its place in a file of weights.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct WeightProto {
+pub struct WeightProto {
     #[prost(int64, repeated, tag = "1")]
     pub dims: Vec<i64>,
     #[prost(int32, tag = "2")]
@@ -235,7 +237,7 @@ pub(crate) struct WeightProto {
 
 /// A tensor with its elements. The datatype and the exporter decide which field holds them.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct TensorProto {
+pub struct TensorProto {
     #[prost(int64, repeated, packed = "false", tag = "1")]
     pub dims: Vec<i64>,
     #[prost(int32, tag = "2")]
@@ -262,7 +264,7 @@ pub(crate) struct TensorProto {
 
 /// A key and a value.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct StringEntry {
+pub struct StringEntry {
     #[prost(string, tag = "1")]
     pub key: String,
     #[prost(string, tag = "2")]
@@ -270,13 +272,13 @@ pub(crate) struct StringEntry {
 }
 
 /// A value of a datatype and of any shape.
-pub(crate) fn value_info(name: &str, element_type: i32) -> ValueInfoProto {
+pub fn value_info(name: &str, element_type: i32) -> ValueInfoProto {
     let tensor_type = Some(TensorTypeProto { elem_type: element_type, shape: None });
     ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type }.encode_to_vec().into()) }
 }
 
 /// A tensor of a datatype and of these sizes, -1 where they vary.
-pub(crate) fn shaped_type(element_type: i32, dims: &[i64]) -> TypeProto {
+pub fn shaped_type(element_type: i32, dims: &[i64]) -> TypeProto {
     let dim = dims.iter().map(|d| DimensionProto { dim_value: (*d >= 0).then_some(*d), dim_param: None }).collect();
     TypeProto { tensor_type: Some(TensorTypeProto { elem_type: element_type, shape: Some(TensorShapeProto { dim }) }) }
 }

@@ -16,12 +16,12 @@ use rten_tensor::Layout;
 
 use super::value::value_of;
 use super::{Live, RtenShared};
-use crate::activations::Activations;
-use crate::boundary::{self, Boundaries, Boundary, MeasuredValue};
+use crate::cut::activations::Activations;
+use crate::cut::boundary::{self, Boundaries, Boundary, MeasuredValue};
+use crate::cut::probe::{self, Probe};
+use crate::cut::{Cut, SegmentInfo};
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
-use crate::probe::{self, Probe};
-use crate::segment::{Cut, SegmentInfo};
 use crate::traits::{LoadOptions, Share};
 
 /// Most boundaries that are timed, if there are not many stages. Among neighbours the one with the

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rten::ThreadPool;
 
 use crate::cores::{CoreSet, Pinned};
-use crate::normal_priority::at_normal_priority;
+use crate::process::normal_priority::at_normal_priority;
 
 /// The requirements of a run on its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

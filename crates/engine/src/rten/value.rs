@@ -4,8 +4,8 @@ use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use rten::{Value, ValueOrView, ValueView};
 
-use crate::buffer::Buffer;
 use crate::tensor::Tensor;
+use crate::tensor::buffer::Buffer;
 
 /// A tensor, checked against the signature, as an RTen value: in place, or converted if RTen has no
 /// such type.

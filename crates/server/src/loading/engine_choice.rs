@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use downbeat_engine::{Engine, LoadError, RunError, may_load_elsewhere};
+use downbeat_engine::{Engine, LoadError, RunError};
+use downbeat_engine_ort::may_load_elsewhere;
 
 use super::{Loading, Runnable};
 use crate::load_context::LoadContext;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use downbeat_engine::{GpuInfo, Part};
+use downbeat_engine::Part;
+use downbeat_engine_ort::GpuInfo;
 use downbeat_repository::{ModelDefinition, ModelRepositories};
 use parking_lot::Mutex;
 

@@ -85,7 +85,7 @@ fn work(Arguments { command, ways, write, file }: Arguments) -> Result<bool> {
         Some(Task::Run { way }) => way.run(&Plan::of_environment()?)?,
         Some(Task::ExecutorProcess) => {
             part::count_by_launch()?;
-            downbeat_engine::isolation::serve()?;
+            downbeat_engine::isolation::serve(&downbeat_engine_ort::of_executor)?;
         }
         Some(Task::Features { way, choice }) => features::print(&measure(way)?, &choice),
         None => return count(if ways.is_empty() { Way::all() } else { &ways }, write, &file),

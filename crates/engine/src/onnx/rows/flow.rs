@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::Cause;
+use super::cause::Cause;
 
 /// The batch sizes for which the sizes of all values are computed side by side. They tell a size of
 /// the batch from a constant. Size 1 is a single request. The primes show in products, and the last

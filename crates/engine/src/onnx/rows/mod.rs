@@ -9,6 +9,7 @@
 //! operator's effect on the rows (`rules.rs`). An operator that mixes rows counts only if an output
 //! is made of its values.
 
+mod cause;
 mod control;
 mod flow;
 mod inputs;
@@ -30,6 +31,7 @@ use prost::Message;
 
 use super::proto::{FunctionProto, ModelProto, OperatorSetProto};
 use crate::traits::LoadError;
+pub use cause::Cause;
 use flow::{Flow, Place};
 use inputs::{Declaration, Dim};
 use walk::{Prepared, Value, Walker};
@@ -43,18 +45,6 @@ pub enum Rows {
     Mixed(Cause),
     /// The graph does not decide: no rule covers an operator, or its effect depends on values.
     Unknown(Cause),
-}
-
-/// The place in a graph that decides about its rows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cause {
-    /// The operator's type, such as `Softmax`; `input`, `output` or `model` where no operator is at
-    /// fault.
-    pub operator: String,
-    /// The operator's name, or its first output's name if it has none.
-    pub node: String,
-    /// The reason, as a clause: "it normalises along axis 0, along which requests are joined".
-    pub reason: String,
 }
 
 /// The report on the rows of a model's graph.

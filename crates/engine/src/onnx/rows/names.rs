@@ -2,8 +2,9 @@
 //! are `batch` and `tokens`. A request may then have more rows in one of them. Names prove nothing:
 //! many exporters make them up.
 
+use super::Rows;
+use super::cause::Cause;
 use super::inputs::{Declaration, Dim};
-use super::{Cause, Rows};
 
 /// The verdict, changed if the names show more. A graph that proves its rows independent needs no
 /// names, with one exception. If two inputs have first dimensions of different names, a request may

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::Cause;
+use super::cause::Cause;
 use super::flow::{BATCHES, Flow, Place, RUNS, TYPICAL};
 use crate::onnx::proto::NodeProto;
 use crate::onnx::sizes::{Extent, Known, Step, axis};

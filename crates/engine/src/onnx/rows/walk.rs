@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use prost::Message;
 
-use super::Cause;
+use super::cause::Cause;
 use super::flow::{Flow, RUNS};
 use super::operator::Op;
 use super::{control, rules};

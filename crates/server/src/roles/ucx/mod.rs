@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use downbeat_engine::ucx;
-pub use downbeat_engine::ucx::{Offer, UcxError, UcxMeeting, UcxPeer};
+use downbeat_engine_ort::ucx;
+pub use downbeat_engine_ort::ucx::{Offer, UcxError, UcxMeeting, UcxPeer};
 use downbeat_roles::NodeId;
 use futures_util::future::try_join_all;
 use tokio::sync::oneshot;

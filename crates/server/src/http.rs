@@ -1,7 +1,7 @@
 //! The HTTP frontend: Open Inference Protocol v2 with Triton's extensions, over any [`Service`].
 //!
-//! [`serve`] accepts connections and answers them until told to stop; [`router`] offers the same
-//! protocol as an axum router, for use in another server. In [`serve`] inference requests bypass
+//! [`serve`] accepts connections and answers them until told to stop; [`checked_router`] offers the
+//! same protocol as an axum router, for use in another server (`examples/embed`). In [`serve`] inference requests bypass
 //! the router, because the router would add to their cost.
 
 mod answer;
@@ -26,13 +26,17 @@ mod timeline;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::Request;
 use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{Next, from_fn};
 use axum::routing::{get, post, put};
+use tokio::net::TcpListener;
 
 use crate::budget::ByteBudget;
 use crate::service::Service;
 use crate::shared_memory::SharedMemory;
 use answer::HttpError;
+use host_names::HostNames;
 pub(crate) use health::{live, ready};
 pub use serve::serve;
 pub(crate) use serve::{Routed, serve_answers};
@@ -92,8 +96,24 @@ impl<S: Service> HttpState<S> {
     }
 }
 
-/// The protocol as an axum router. Every path may end in a slash. [`serve`] checks the `Host` and
-/// the `Origin` of each request. A server that embeds the router must do the same.
+/// [`router`] with the checks of `Host` and `Origin` that [`serve`] makes for the port of
+/// `listener`: no page of another site can load or unload models. A server that embeds Downbeat
+/// adds routes of its own to the result, or merges the result into its router.
+pub fn checked_router<S: Service>(listener: &TcpListener, state: HttpState<S>) -> Router {
+    let names = Arc::new(HostNames::of(listener, &state.options().allow_host));
+    router(state).layer(from_fn(move |request: Request, next: Next| {
+        let checked = names.check(&request);
+        async move {
+            match checked {
+                Ok(()) => Ok(next.run(request).await),
+                Err(refused) => Err(refused),
+            }
+        }
+    }))
+}
+
+/// The protocol as an axum router, which checks neither `Host` nor `Origin`. Every path may end in
+/// a slash.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
     let routes = Router::new()
         .route("/v2", get(metadata::server::<S>))

@@ -88,6 +88,9 @@ def site_link(page, link, names, source):
     found = target(page, link)
     if found is None or found[0].endswith(".svg"):
         return link
+    if found[0] == SUMMARY:
+        # The site shows the contents beside each page.
+        return None
     if found[0].endswith(".md"):
         return link.replace("README.md", "index.md")
     kind = "blob" if found[0] in names else "tree"

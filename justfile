@@ -39,6 +39,10 @@ loom:
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace
 
+# The pages as a site, target/book/book/index.html. Needs mdBook (cargo install mdbook).
+book *arguments:
+    tools/book.py --build target/book {{arguments}}
+
 # The tests with real clients (Python) against a release build.
 clients *arguments: (_venv "tests/clients/requirements.txt")
     cargo build --release -p downbeat

@@ -1,8 +1,8 @@
 //! Says which libraries the tests find on this machine.
 
-include!("../../tests/libraries.rs");
+include!("libraries.rs");
 
 fn main() {
-    println!("cargo:rerun-if-changed=../../tests/libraries.rs");
+    println!("cargo:rerun-if-changed=libraries.rs");
     find_libraries(&["etcd", "onnxruntime", "ucx"]);
 }

@@ -7,7 +7,6 @@
 //! workspace's tests run.
 
 mod connection;
-#[path = "../../crates/server/tests/it/support/memory_service.rs"]
 #[allow(dead_code, missing_docs, reason = "its knobs are for tests")]
 mod memory_service;
 mod model_folder;

@@ -9,7 +9,7 @@ const MOST_PIXELS: u64 = 1 << 16;
 /// The most bytes that a request may become in these targets.
 const MOST_BYTES: u64 = 1 << 22;
 const TEXT: &str = "What a fine day! \u{1F600} 1,024";
-const TOKENIZER: &[u8] = include_bytes!("../../examples/preprocess/models/sentence/tokenizer.json");
+const TOKENIZER: &[u8] = include_bytes!("tokenizer.json");
 
 fn inputs() -> Vec<TensorSpec> {
     let spec = |name: &str, datatype, dims: &[i64]| TensorSpec { name: name.into(), datatype, dims: dims.to_vec() };

@@ -10,6 +10,17 @@ use crate::time::Duration;
 
 /// Execution time of a batch by its size: `l(b)` for `b` in `1..=max_batch`.
 ///
+/// ```
+/// use downbeat_core::{Duration, LatencyProfile};
+///
+/// // One item takes 10 ms, and five items take 18 ms.
+/// let points = [(1, Duration::from_millis(10)), (5, Duration::from_millis(18))];
+/// let profile = LatencyProfile::from_points(&points)?;
+/// assert_eq!(profile.latency(3), Duration::from_millis(14));
+/// assert_eq!(profile.largest_within(Duration::from_millis(17)), 4);
+/// # Ok::<(), downbeat_core::ProfileError>(())
+/// ```
+///
 /// Invariants, checked at construction: at least one entry, every entry positive, never decreasing
 /// with the batch size. (A smaller batch can always run padded to a larger one.)
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! The table of all options of `downbeat serve`. Each option has its key in `downbeat.toml`, its
 //! flag, the form and place of its value, and its help. The command line, the reader of files,
-//! `docs/configuration.md` and `examples/downbeat.toml` are made from this table.
+//! `docs/reference/options.md` and `examples/downbeat.toml` are made from this table.
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -82,25 +82,25 @@ fn repositories() -> Vec<Key<Draft>> {
 fn ports() -> Vec<Key<Draft>> {
     vec![
         key("server_name", name("NAME"), |d| &mut d.options.server_name)
-            .flag("server-name", "What the server is called in its metadata; clients of Triton may want triton")
+            .flag("server-name", "Name of the server in its metadata; some clients of Triton expect triton")
             .alias("id"),
         key("host", address(), |d| &mut d.options.host)
             .flag("host", "Address to listen on; 0.0.0.0: every interface of the machine (see \"Hosts and web pages\")"),
         key("allow_host", list(parsed("NAME", host_name, String::clone)), |d| &mut d.options.allow_host)
-            .flag("allow-host", "A name of this server that requests over HTTP may have in Host, beside localhost and IP addresses; repeatable (see \"Hosts and web pages\")")
+            .flag("allow-host", "A host name that requests over HTTP may have in Host, beside localhost and IP addresses; repeatable (see \"Hosts and web pages\")")
             .unless("any name, or none on a loopback address", "[\"models.example.com\"]"),
         optional("http_address", address(), |d| &mut d.options.http_address, "host", "\"127.0.0.1\"")
-            .help("Address of the HTTP port, where it is not that of all"),
+            .help("Address of the HTTP port, if it differs from host"),
         // Triton serves metrics at the address of HTTP.
         triton("http-address", address(), |d, address| {
             d.options.http_address = Some(address);
             d.options.metrics_address = Some(address);
         }),
         optional("grpc_address", address(), |d| &mut d.options.grpc_address, "host", "\"127.0.0.1\"")
-            .help("Address of the gRPC port, where it is not that of all"),
+            .help("Address of the gRPC port, if it differs from host"),
         triton("grpc-address", address(), |d, address| d.options.grpc_address = Some(address)),
         optional("metrics_address", address(), |d| &mut d.options.metrics_address, "host", "\"127.0.0.1\"")
-            .help("Address of the metrics port, where it is not that of all"),
+            .help("Address of the metrics port, if it differs from host"),
         triton("metrics-address", address(), |d, address| d.options.metrics_address = Some(address)),
         key("http_port", port(), |d| &mut d.options.http_port).flag("http-port", "HTTP port, or off; 0: any free one"),
         triton("allow-http", switch(), |d, allow| d.options.http_port = d.options.http_port.filter(|_| allow)),
@@ -127,9 +127,9 @@ fn ports() -> Vec<Key<Draft>> {
             "Most bytes that all requests in flight hold together, with their answers (see \"Memory of requests\")",
         ),
         key("preprocess.threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.preprocess_threads)
-            .help("Threads that pictures and texts are made into tensors on; 0: one fewer than there are cores (see \"Preprocessing\")"),
+            .help("Threads that turn pictures and texts into tensors; 0: one fewer than there are cores (see \"Preprocessing\")"),
         key("preprocess.max_megapixels", number(1..=4096), |d| &mut d.options.max_megapixels)
-            .help("Most pixels of a picture, millions, by its header; larger ones are refused before any memory is taken for them"),
+            .help("Most pixels of a picture, in millions, by its header; a larger picture is refused before it takes memory"),
         key("shared_memory", switch(), |d| &mut d.options.shared_memory)
             .flag(
                 "shared-memory",
@@ -143,18 +143,18 @@ fn ports() -> Vec<Key<Draft>> {
 fn engine() -> Vec<Key<Draft>> {
     vec![
         key("engine", name("ENGINE").of(EngineChoice::names()), |d| &mut d.options.engine)
-            .flag("engine", "Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated; on the CPU a model that it cannot run goes to another (see \"Engines\")"),
+            .flag("engine", "Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated; on the CPU a model that this engine cannot run goes to another (see \"Engines\")"),
         key("threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.threads)
             .flag("threads", "Threads inside one run of a model; 0: one or all cores (divided by --devices), as measured at load (see \"Threads and executors\")"),
         key("devices", number(0..=MOST_DEVICES as u64), |d| &mut d.options.devices)
-            .flag("devices", "Devices on the CPU, each runs one batch at a time; 0: one for each GPU, or the CPU as one device with as many executors as the models ask for, at least two for two models"),
+            .flag("devices", "Devices on the CPU, each of which runs one batch at a time; 0: one for each GPU, or the CPU as one device with as many executors as the models need, at least two for two models"),
         key("isolation", name("ISOLATION").of(Isolation::names()), |d| &mut d.options.isolation)
-            .flag("isolation", "What models on the CPU are kept apart from: none, process (each in a process of its own, whose end costs only this model), or auto (models that may end the process; see \"Isolation\")")
+            .flag("isolation", "Isolation of models on the CPU: none, process (each model in a process of its own, whose end costs only this model), or auto (only models that may end the process; see \"Isolation\")")
             .of_models(),
         optional("run_memory_bytes", bytes_or_zero(), |d| &mut d.options.run_memory_bytes, "a quarter of the memory", "\"4G\"")
-            .flag("run-memory-bytes", "What runs of models on the CPU may take together, as estimated before each; 0: no limit (see \"Memory of runs\")"),
+            .flag("run-memory-bytes", "Most memory that runs of models on the CPU may take together, estimated before each run; 0: no limit (see \"Memory of runs\")"),
         optional("model_memory_bytes", bytes_or_zero(), |d| &mut d.options.model_memory_bytes, "the memory, less --max-in-flight-bytes", "\"8G\"")
-            .flag("model-memory-bytes", "What models on the CPU may hold of its memory together; 0: no limit (see \"Memory of models\")"),
+            .flag("model-memory-bytes", "Most memory that models on the CPU may hold together; 0: no limit (see \"Memory of models\")"),
     ]
 }
 
@@ -164,22 +164,22 @@ fn gpus() -> Vec<Key<Draft>> {
             .flag("gpus", "GPUs to use, by their numbers, such as 0,1")
             .unless("all", ""),
         key("cuda.missing", name("WHAT").of(CudaMissing::NAMES), |d| &mut d.options.cuda.missing)
-            .flag("cuda-missing", "What to do if the engine is cuda or tensorrt and no GPU can be used: exit or cpu"),
+            .flag("cuda-missing", "If the engine is cuda or tensorrt and no GPU is usable: exit, or serve on the cpu"),
         optional("cuda.memory_limit_mb", mebibytes(), |d| &mut d.options.cuda.memory_limit, "no limit", "8192")
-            .flag("cuda-memory-limit-mb", "Most memory that one session may take of a GPU for tensors, MiB"),
+            .flag("cuda-memory-limit-mb", "Most GPU memory that one session may take for tensors, MiB"),
         key("cuda.tf32", switch(), |d| &mut d.options.cuda.tf32)
             .help("Round FP32 products to TF32, as onnxruntime and PyTorch's convolutions do"),
         bare("no-tf32", "Do not round FP32 products to TF32", |d| d.options.cuda.tf32 = false),
         key("cuda.graphs", switch(), |d| &mut d.options.cuda.graphs)
-            .help("Record launches as CUDA graphs where that pays"),
+            .help("Record launches as CUDA graphs where graphs are faster"),
         key("cuda.metrics_every_s", seconds(), |d| &mut d.options.gpu_metrics_every)
-            .help("How often GPUs are measured for the metrics nv_gpu_*; 0: not at all"),
+            .help("Time between measurements of the GPUs for the metrics nv_gpu_*; 0: no measurements"),
         triton("metrics-interval-ms", millis(), |d, every| d.options.gpu_metrics_every = every),
         triton("allow-gpu-metrics", switch(), |d, allow| {
             d.options.gpu_metrics_every = if allow { d.options.gpu_metrics_every } else { Duration::ZERO };
         }),
         key("cuda.nhwc", switch(), |d| &mut d.options.cuda.nhwc)
-            .help("Channels last in convolutions, which cuDNN may have faster kernels for"),
+            .help("Run convolutions with channels last, for which cuDNN may have faster kernels"),
     ]
 }
 
@@ -188,55 +188,55 @@ fn scheduling() -> Vec<Key<Draft>> {
         key("scheduler", name("POLICY").of(DispatchPolicy::names()), |d| &mut d.options.dispatch)
             .flag("scheduler", "When a batch leaves: adaptive, consolidating, eager, deferred, timeout or latest; route: the device policy decides")
             .of_models(),
-        optional("drop", name("POLICY").of(DropPolicy::names()), |d| &mut d.options.drop, "adaptive, or what suits another scheduler", "\"window\"")
-            .flag("drop", "Which requests are dropped when not all can make their deadlines: adaptive, window, head or none")
+        optional("drop", name("POLICY").of(DropPolicy::names()), |d| &mut d.options.drop, "adaptive, or the default of another scheduler", "\"window\"")
+            .flag("drop", "Policy that chooses the dropped requests when not all can make their deadlines: adaptive, window, head or none")
             .of_models(),
         key("order", name("ORDER").of(OrderPolicy::names()), |d| &mut d.options.order)
-            .flag("order", "Which of the batches that wait for a device gets it: shortest (where all can make their deadlines, or else the most urgent), urgency, fair (shares of the device time), or rehearsed: which of them is tried, too"),
+            .flag("order", "Order in which waiting batches get a device: shortest (first, where all can make their deadlines; otherwise the most urgent), urgency, fair (shares of the device time), or rehearsed (trials choose the order)"),
         Key { is_hidden: true, ..optional("default_slo_ms", millis(), |d| &mut d.options.default_slo, "", "") },
-        optional("slo_ms", millis(), |d| &mut d.options.default_slo, "their requests have no deadline", "100")
-            .flag("default-slo-ms", "SLO in milliseconds, from arrival to answer, of all models that have none of their own")
+        optional("slo_ms", millis(), |d| &mut d.options.default_slo, "requests have no deadline", "100")
+            .flag("default-slo-ms", "SLO in milliseconds, from arrival to answer, of all models without an SLO of their own")
             .of_models(),
         flag("slo-ms", list(parsed("[MODEL=]MS", model_slo, |_| String::new())), set_slos)
-            .help("SLO in milliseconds of one model (without MODEL= as --default-slo-ms); repeatable"),
+            .help("SLO in milliseconds of one model (without MODEL=: as --default-slo-ms); repeatable"),
         key("max_queue_size", number(0..=u32::MAX.into()), |d| &mut d.options.max_queue_size)
             .flag("max-queue-size", "Most requests that wait for a model whose configuration has no bound; 0: unbounded")
             .of_models(),
         key("max_queue_wait_s", seconds(), |d| &mut d.options.max_queue_wait)
-            .flag("max-queue-wait", "How long a request without a deadline may wait, or ten full batches of its model if that is longer; 0: as long as it takes (see \"Without an SLO\")"),
+            .flag("max-queue-wait", "Longest wait of a request without a deadline, or the time of ten full batches of its model if that is longer; 0: no bound (see \"Without an SLO\")"),
         triton("backend-config", list(name("SETTING")), |d, settings: Vec<String>| {
             let given = settings.iter().filter_map(|setting| default_max_batch_size(setting)).next_back();
             d.options.default_max_batch_size = given.unwrap_or(d.options.default_max_batch_size);
         })
         .arity(Arity::Repeated),
         key("default_max_batch_size", number(0..=u32::MAX.into()), |d| &mut d.options.default_max_batch_size)
-            .flag("default-max-batch-size", "Largest batch of models that could be batched and do not say how far; 0: none")
+            .flag("default-max-batch-size", "Largest batch of models that can be batched and have no max_batch_size; 0: no batches")
             .of_models(),
         key("row_check_every", number(0..=u32::MAX.into()), |d| &mut d.options.row_check_every)
-            .help("One in so many requests of shared batches is run once more alone, where a check and not the graph says that the model keeps rows apart; 0: none"),
+            .help("One in this many requests of shared batches runs once more alone, if a check and not the graph showed that the model's rows are independent; 0: none"),
         key("scheduler_shards", number(0..=MAX_SHARDS as u64), |d| &mut d.options.scheduler_shards)
-            .flag("scheduler-shards", "Parts of the scheduler that can be at work at once, each with some of the models; 0: one a core"),
+            .flag("scheduler-shards", "Parts of the scheduler that may work at the same time, each with some of the models; 0: one for each core"),
         key("rehearsal_cpu", share(), |d| &mut d.options.rehearsal_cpu)
-            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, in which adaptive schedulers, and device policies under auto, are tried on the last seconds, and what predicts operator groups is trained; 0: none, a rule decides"),
+            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, for trials of adaptive schedulers and of device policies under auto on the last seconds, and for training the predictor of operator groups; 0: no trials, a rule decides"),
         key("device.policy", name("POLICY").of(device_policies().map(PolicyName::name)), |d| &mut d.options.device.policy)
             .flag("device-policy", device_policy_help())
             .of_models(),
         optional("device.predictor", path("FILE"), |d| &mut d.options.device.predictor, "requests run one at a time", "\"predictor.json\"")
-            .help("What predicts groups of operators for the device policy overlap: a file that downbeat profile --co-run writes (see \"The policy overlap\")"),
+            .help("Predictor of operator groups for the device policy overlap: a file that downbeat profile --co-run writes (see \"The policy overlap\")"),
         key("device.order", name("ORDER").of(GroupOrder::ALL.map(GroupOrder::name)), |d| &mut d.options.device.order)
-            .help("Which request of the device policy overlap is next: headroom (the least time left, and operators of others beside it), or to compare with, one request at a time: fcfs, sjf (what takes the least), edf"),
+            .help("Order of requests under the device policy overlap: headroom (the least time left first, with operators of others beside it). For comparison, one request at a time: fcfs, sjf (the shortest first), edf"),
         key("device.partitions", list(name("PARTITION")), |d| &mut d.options.device.partitions)
-            .help("What a device is divided into: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"), shares also with engine = \"emulated\"; a model runs on one, or on those that it names (see \"Partitions\")")
+            .help("Parts of a device: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"), shares also with engine = \"emulated\"; a model runs on one part, or on the parts that its section names (see \"Partitions\")")
             .unless("one part", "[\"0-3\", \"4-7\"]")
             .of_models(),
         key("device.shares", name("WHO").of(SharesBy::names()), |d| &mut d.options.device.shares)
-            .help("Who says on which partition a model runs: fixed (the options, once and for all), auto (what models need, as measured: they move while they serve; see \"Shares\")"),
+            .help("How models get their partitions: fixed (by the options), auto (by their measured need: models move while they serve; see \"Shares\")"),
         key("device.share_batches", name("WHO").of(BatchesBy::names()), |d| &mut d.options.device.share_batches)
-            .help("Who says how large batches are where shares are auto: policy (the device policy), slab (what they took, as far from the SLO as that was), aimd (the same, one more after each in time); see \"Shares\""),
+            .help("How the size of batches is set where shares are auto: policy (by the device policy), slab (by the times of earlier batches and the SLO), aimd (one item more after each batch in time); see \"Shares\""),
         key("device.share_period_s", seconds_from(Duration::from_millis(100)), |d| &mut d.options.device.share_period)
-            .help("How often shares that are auto are looked at"),
+            .help("Time between two decisions about shares, where shares are auto"),
         key("device.share_hold_down_s", seconds(), |d| &mut d.options.device.share_hold_down)
-            .help("How long a share that is auto stays as it is after it was changed"),
+            .help("Time for which a share stays unchanged after a change, where shares are auto"),
     ]
 }
 
@@ -279,7 +279,7 @@ fn models() -> Vec<Key<Draft>> {
         key("load_threads", number(1..=MOST_LOAD_THREADS as u64), |d| &mut d.options.load_threads)
             .flag(
                 "load-threads",
-                "Models that are loaded side by side (Triton's --model-load-thread-count; see \"Loading\")",
+                "Number of models that are loaded side by side (Triton's --model-load-thread-count; see \"Loading\")",
             )
             .alias("model-load-thread-count"),
         optional("model_control.load", list(name("MODEL")), |d| &mut d.load, "none", "[\"digits\"]")
@@ -289,7 +289,7 @@ fn models() -> Vec<Key<Draft>> {
             "Which models are loaded: none (all at start), explicit (on request) or poll (all, following the disk)",
         ),
         key("model_control.poll_s", seconds_or_zero(Duration::from_millis(100)), |d| &mut d.poll)
-            .flag("repository-poll-secs", "How often the disk is looked at in mode poll; 0: never"),
+            .flag("repository-poll-secs", "Time between two looks at the disk in mode poll; 0: only at the start"),
         optional(
             "model_config_name",
             parsed("NAME", config_name, String::clone),
@@ -299,7 +299,7 @@ fn models() -> Vec<Key<Draft>> {
         )
         .flag(
             "model-config-name",
-            "Take configs/NAME.pbtxt in a model's folder for its configuration, where there is one",
+            "Use configs/NAME.pbtxt in a model's folder as its configuration, if that file exists",
         ),
         triton("strict-model-config", switch(), |d, strict| d.options.auto_complete_config = !strict),
         key("auto_complete_config", switch(), |d| &mut d.options.auto_complete_config)
@@ -308,9 +308,9 @@ fn models() -> Vec<Key<Draft>> {
             d.options.auto_complete_config = false;
         }),
         key("exit_on_error", switch(), |d| &mut d.options.exit_on_error)
-            .flag("exit-on-error", "End if a model does not load at start, instead of serving the others"),
+            .flag("exit-on-error", "End the server if a model does not load at start, instead of serving the others"),
         key("strict_readiness", switch(), |d| &mut d.options.strict_readiness)
-            .flag("strict-readiness", "Be ready only once all models are (see \"Readiness\")"),
+            .flag("strict-readiness", "Be ready only once all models are ready (see \"Readiness\")"),
         key("allow_empty", switch(), |d| &mut d.options.allow_empty)
             .flag("allow-empty", "Be ready also while no model is served")
             .arity(Arity::Optional),
@@ -323,7 +323,7 @@ fn profiles() -> Vec<Key<Draft>> {
             .help("Measure latency profiles when a model is loaded"),
         bare("no-profiling", "Do not measure latency profiles at load", |d| d.options.profiling.enabled = false),
         key("profiling.budget_s", seconds(), |d| &mut d.options.profiling.budget)
-            .flag("profiling-budget", "Most time spent on measuring one model before it serves; the rest is measured when the machine is idle (see \"Loading\")"),
+            .flag("profiling-budget", "Most time for measuring one model before it serves; the rest is measured when the machine is idle (see \"Loading\")"),
         optional(
             "profiling.cache_dir",
             path("FOLDER"),
@@ -338,38 +338,38 @@ fn profiles() -> Vec<Key<Draft>> {
 fn connections() -> Vec<Key<Draft>> {
     vec![
         key("max_connections", number(0..=u64::MAX), |d| &mut d.options.max_connections)
-            .flag("max-connections", "Most connections of HTTP and gRPC; 0: what the limit of open files allows, at most 32768 (see \"Connections\")"),
+            .flag("max-connections", "Most connections of HTTP and gRPC; 0: as many as the limit of open files allows, at most 32768 (see \"Connections\")"),
         key("idle_timeout_s", seconds(), |d| &mut d.options.idle_timeout)
-            .flag("idle-timeout", "How long a connection may be without a request; 0: for ever"),
+            .flag("idle-timeout", "Longest time that a connection may be without a request; 0: for ever"),
         key("transfer_timeout_s", seconds(), |d| &mut d.options.transfer_timeout)
-            .flag("transfer-timeout", "How long the head of a request may take, and the time that --min-rate is measured in; 0: for ever"),
+            .flag("transfer-timeout", "Longest time for the head of a request, and the time over which --min-rate is measured; 0: for ever"),
         key("min_rate", bytes(), |d| &mut d.options.min_rate)
-            .flag("min-rate", "Least rate of bodies and of answers being read, bytes per second"),
+            .flag("min-rate", "Least rate at which bodies arrive and answers are read, bytes per second"),
     ]
 }
 
 fn operation() -> Vec<Key<Draft>> {
     vec![
         key("shutdown_grace_s", seconds(), |d| &mut d.options.shutdown_grace)
-            .flag("shutdown-grace", "How long to go on accepting after SIGTERM, not ready, until nobody sends any more; part of --drain-timeout (see \"Stopping\")"),
+            .flag("shutdown-grace", "Time after SIGTERM in which the server is not ready and still accepts requests, until clients have gone elsewhere; part of --drain-timeout (see \"Stopping\")"),
         key("drain_timeout_s", seconds(), |d| &mut d.options.drain_timeout)
-            .flag("drain-timeout", "How long stopping may take in all after SIGTERM")
+            .flag("drain-timeout", "Longest time from SIGTERM to the end of the server")
             .alias("exit-timeout-secs"),
         key("run_timeout_s", seconds(), |d| &mut d.options.run_limits.least)
-            .flag("run-timeout", "A run that takes longer than this and than --run-timeout-factor times its profile is ended; 0: never (see \"Runs that do not end\")"),
+            .flag("run-timeout", "The server ends a run that takes longer than this and longer than --run-timeout-factor times its profile; 0: never (see \"Runs that do not end\")"),
         key("run_timeout_factor", number(1..=u32::MAX.into()), |d| &mut d.options.run_limits.factor)
-            .flag("run-timeout-factor", "How many times its profile a run may take before it is ended"),
+            .flag("run-timeout-factor", "A run may take this many times its profile before the server ends it"),
         key("load_run_timeout_s", seconds(), |d| &mut d.options.run_limits.load)
-            .flag("load-run-timeout", "How long a run may take while its model is loaded, which fails then; 0: any time"),
+            .flag("load-run-timeout", "Longest run while a model is loaded, after which the load fails; 0: no limit"),
         key("trial_timeout_s", seconds(), |d| &mut d.options.trial_timeout)
-            .flag("trial-timeout", "How long the trial of a new model file in a process of its own may take; 0: there is no such trial (see \"The trial at load\")"),
+            .flag("trial-timeout", "Longest trial of a new model file in a process of its own; 0: no such trial (see \"The trial at load\")"),
         key("load_timeout_s", seconds(), |d| &mut d.options.run_limits.whole_load)
-            .flag("load-timeout", "How long the load of a model may take in all, with its warm-up; it fails then; 0: any time (see \"Loading\")"),
+            .flag("load-timeout", "Longest load of a model, with its warm-up, after which the load fails; 0: no limit (see \"Loading\")"),
         key("exit_when_not_live", switch(), |d| &mut d.options.exit_when_not_live)
-            .flag("exit-when-not-live", "End where only a new process helps, as when the last GPU is lost, instead of saying at /v2/health/live that the server is not live (see \"Liveness\")")
+            .flag("exit-when-not-live", "End the server if only a new process helps, for example after the last GPU is lost, instead of reporting at /v2/health/live that the server is not live (see \"Liveness\")")
             .arity(Arity::Optional),
         optional("decision_log", path("FOLDER"), |d| &mut d.options.decision_log, "nothing is written", "\"decisions\"")
-            .flag("decision-log", "Folder to write down what the scheduler is told and decides, with the reasons: downbeat log show FILE, downbeat log replay FILE"),
+            .flag("decision-log", "Folder for the decision log: the inputs and decisions of the scheduler and of the devices, with the reasons; read it with downbeat log show FILE and downbeat log replay FILE"),
         key("log.format", parsed("FORMAT", log_format, LogFormat::to_string).of(LogFormat::names()), |d| &mut d.options.log.format)
             .flag("log-format", "Form of log lines: text or json"),
         triton("log-info", switch(), |d, info| level(d, !info, "warn")),
@@ -398,23 +398,23 @@ fn level(draft: &mut Draft, is_asked_for: bool, level: &str) {
 fn autoscaling() -> Vec<Key<Draft>> {
     vec![
         key("autoscale.enabled", switch(), |d| &mut d.autoscale_enabled)
-            .help("Advise how many devices there should be: GET /v2/autoscale, metrics downbeat_autoscale_*"),
+            .help("Advise a number of devices: GET /v2/autoscale, metrics downbeat_autoscale_*"),
         key("autoscale.bad_threshold", share(), |d| &mut d.autoscale.bad_threshold)
-            .help("Share of requests rejected, dropped or late above which more are advised"),
+            .help("Share of rejected, dropped and late requests above which the server advises more devices"),
         key("autoscale.idle_threshold", share(), |d| &mut d.autoscale.idle_threshold)
-            .help("Share of idle device time above which fewer are advised"),
+            .help("Share of idle device time above which the server advises fewer devices"),
         key("autoscale.spare", share(), |d| &mut d.autoscale.spare)
-            .help("Share that giving back leaves idle; at most idle_threshold"),
+            .help("Share of device time that stays idle after fewer devices were advised; at most idle_threshold"),
         key("autoscale.grow_window_s", seconds(), |d| &mut d.autoscale.grow_window)
-            .help("How long the share of bad requests is looked at"),
+            .help("Time over which the share of bad requests is measured"),
         key("autoscale.shrink_window_s", seconds(), |d| &mut d.autoscale.shrink_window)
-            .help("How long the share of idle time is looked at"),
+            .help("Time over which the share of idle time is measured"),
         key("autoscale.min_requests", number(0..=u64::MAX), |d| &mut d.autoscale.min_requests)
-            .help("Fewer requests in grow_window_s say nothing"),
+            .help("Fewer requests than this in grow_window_s change no advice"),
         key("autoscale.min_devices", number(1..=u32::MAX.into()), |d| &mut d.autoscale.min_devices)
-            .help("Fewest devices that are advised"),
+            .help("Smallest advised number of devices"),
         key("autoscale.max_devices", number(1..=u32::MAX.into()), |d| &mut d.autoscale.max_devices)
-            .help("Most devices that are advised")
+            .help("Largest advised number of devices")
             .unless("no bound", "8"),
     ]
 }
@@ -422,45 +422,45 @@ fn autoscaling() -> Vec<Key<Draft>> {
 fn cluster() -> Vec<Key<Draft>> {
     vec![
         key("cluster.schedulers", list(parsed("HOST:PORT", host_and_port, String::clone)), |d| &mut d.options.cluster.schedulers)
-            .flag("schedulers", "The schedulers of the cluster, in the order in which they lead, the same everywhere")
-            .unless("those that --etcd has; without it a scheduler is the only one", "[\"a:8003\", \"b:8003\"]"),
+            .flag("schedulers", "The schedulers of the cluster, in the order in which they lead; the same list for every process")
+            .unless("the schedulers in --etcd; without --etcd a scheduler is the only one", "[\"a:8003\", \"b:8003\"]"),
         optional("cluster.rank", number(0..=63), |d| &mut d.options.cluster.rank,
             "0; without --schedulers the lowest that no other scheduler has in --etcd", "1")
-            .flag("rank", "A scheduler's own place among the schedulers, from 0"),
+            .flag("rank", "The scheduler's own place in the list of schedulers, from 0"),
         key("cluster.etcd", list(parsed("URL", etcd_server, |server| format!("http://{server}"))), |d| &mut d.options.cluster.etcd)
-            .flag("etcd", "The servers of an etcd that allots epochs to schedulers, so that no two lead in the same, and has where they are")
-            .unless("each scheduler that is to lead takes the next epoch", "[\"http://etcd-1:2379\"]"),
+            .flag("etcd", "The servers of an etcd that allots epochs to schedulers, so that no two lead in one epoch, and that has their addresses")
+            .unless("each scheduler that takes the lead takes the next epoch", "[\"http://etcd-1:2379\"]"),
         key("cluster.etcd_prefix", parsed("TEXT", |text| Ok(text.to_owned()), String::clone), |d| &mut d.options.cluster.etcd_prefix)
-            .flag("etcd-prefix", "What the keys of this cluster in etcd begin with"),
+            .flag("etcd-prefix", "Beginning of this cluster's keys in etcd"),
         optional("cluster.listen", parsed("ADDRESS:PORT", socket_address, SocketAddr::to_string), |d| &mut d.options.cluster.listen,
-            "port 8003 of --host, or that of its place among --schedulers (scheduler); port 8004 (frontend)", "\"0.0.0.0:8004\"")
-            .flag("listen", "Where a scheduler or a frontend is connected to by the rest of the cluster"),
+            "scheduler: port 8003 of --host, or the port of its place in --schedulers; frontend: port 8004", "\"0.0.0.0:8004\"")
+            .flag("listen", "Address at which a scheduler or a frontend accepts connections of the rest of the cluster"),
         optional("cluster.advertise", parsed("HOST:PORT", host_and_port, String::clone), |d| &mut d.options.cluster.advertise,
-            "the address that it connects to schedulers from, or a scheduler to etcd", "\"frontend-1:8004\"")
-            .flag("advertise", "Where a frontend is reached by backends, or a scheduler that --etcd has by all, if that is another address than schedulers or etcd see"),
+            "the address from which the process connects to schedulers, or a scheduler to etcd", "\"frontend-1:8004\"")
+            .flag("advertise", "Address by which backends reach this frontend, or by which all processes reach this scheduler if --etcd has it, if schedulers or etcd see another address"),
         optional("cluster.name", name("NAME"), |d| &mut d.options.cluster.name, "its role and a number", "\"frontend-1\"")
-            .flag("node-name", "What the process is called in the others' logs and GET /v2/cluster"),
+            .flag("node-name", "Name of the process in the logs of other processes and in GET /v2/cluster"),
         key("cluster.heartbeat_ms", millis(), |d| &mut d.options.cluster.heartbeat)
             .flag("heartbeat-ms", "Longest silence between schedulers"),
         key("cluster.takeover_after_ms", millis(), |d| &mut d.options.cluster.takeover_after)
-            .flag("takeover-after-ms", "Silence of the scheduler that leads after which the next one does; the end of its connection is silence at once"),
+            .flag("takeover-after-ms", "Silence of the leading scheduler after which the next one leads; the end of its connection counts as this silence"),
         key("cluster.lost_after_ms", millis(), |d| &mut d.options.cluster.lost_after)
-            .flag("lost-after-ms", "Silence after which any other process is lost; the end of its connection is silence at once"),
+            .flag("lost-after-ms", "Silence after which any other process is lost; the end of its connection counts as this silence"),
         key("cluster.fetch_within_ms", millis(), |d| &mut d.options.cluster.fetch_within)
-            .flag("fetch-within-ms", "How long the inputs of a batch may take to come to its backend; it runs without those that have not come"),
+            .flag("fetch-within-ms", "Longest time for the inputs of a batch to reach its backend; the batch runs without missing requests"),
         key("cluster.busy_poll_us", micros(Duration::from_millis(10)), |d| &mut d.options.cluster.busy_poll)
-            .flag("busy-poll-us", "How long a process of the cluster looks for what comes next before it sleeps, in microseconds: quicker by the time that a core takes to wake, for up to a core's time under load. It sleeps at once while somebody else wants the core. 0: it always does"),
+            .flag("busy-poll-us", "Time in microseconds for which a process of the cluster polls for the next message before it sleeps. Answers come sooner by the time that a core takes to wake, at the cost of up to one core under load. The process sleeps at once if another program wants the core. 0: no polling"),
         key("cluster.tries", number(0..=255), |d| &mut d.options.cluster.tries)
-            .flag("tries", "How often a request is tried again whose backend was lost; a model with the parameter run_once = true is not"),
+            .flag("tries", "Times that a request is tried again after its backend was lost; requests of a model with the parameter run_once = true are not tried again"),
         key("cluster.sub_clusters", number(0..=1024), |d| &mut d.options.cluster.sub_clusters)
-            .flag("sub-clusters", "Sub-clusters that the backends with --model-control-mode explicit are divided into; schedulers say which models these have. 0: each backend has its own models"),
+            .flag("sub-clusters", "Number of sub-clusters into which the backends with --model-control-mode explicit are divided; schedulers choose the models of each. 0: each backend has its own models"),
         key("cluster.plan_every_s", seconds(), |d| &mut d.options.cluster.plan_every)
-            .flag("plan-every-s", "How often a scheduler divides models among sub-clusters anew, by the load of the last minute. 0: only when backends or models come and go, or POST /v2/cluster/plan asks"),
+            .flag("plan-every-s", "Time after which a scheduler divides models among sub-clusters anew, by the load of the last minute. 0: only when backends or models come and go, or after POST /v2/cluster/plan"),
         optional("cluster.plan_moves", number(0..=u32::MAX.into()), |d| &mut d.options.cluster.plan_moves,
             "any number", "2")
-            .flag("plan-moves", "Models that may change their sub-cluster at a time"),
+            .flag("plan-moves", "Most models that may change their sub-cluster at a time"),
         key("cluster.ucx", name("WHEN").of(UcxUse::names()), |d| &mut d.options.cluster.ucx)
-            .flag("ucx", "Whether frontends and backends read each other's large tensors by UCX, over RDMA: off, auto (on other machines) or always (on one machine as well). A build with `--features ucx` has it"),
+            .flag("ucx", "Reading of large tensors between frontends and backends by UCX, over RDMA: off, auto (between machines) or always (on one machine as well). Needs a build with `--features ucx`"),
     ]
 }
 
@@ -479,48 +479,48 @@ fn socket_address(text: &str) -> Result<SocketAddr, String> {
 
 /// The options of one model: `[models.NAME]`.
 pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
-    let (of_all, chosen) = ("as for all models", "what its config.pbtxt says, or as for all models");
+    let (of_all, chosen) = ("as for all models", "as its config.pbtxt says, or as for all models");
     vec![
-        of_model("slo_ms", millis(), |m| &mut m.slo, chosen, "50").help("SLO"),
+        of_model("slo_ms", millis(), |m| &mut m.slo, chosen, "50").help("SLO of the model in milliseconds"),
         of_model("scheduler", name("POLICY"), |m| &mut m.dispatch, chosen, "\"deferred\"")
-            .help("When its batches leave"),
-        of_model("drop", name("POLICY"), |m| &mut m.drop, chosen, "\"head\"").help("Which of its requests are dropped"),
+            .help("When a batch of the model leaves, as scheduler"),
+        of_model("drop", name("POLICY"), |m| &mut m.drop, chosen, "\"head\"").help("Drop policy of the model, as drop"),
         of_model("max_queue_size", number(0..=u32::MAX.into()), |m| &mut m.max_queue_size, chosen, "100")
-            .help("Most requests that wait; 0: unbounded"),
+            .help("Most requests that wait for the model; 0: unbounded"),
         of_model("max_queue_wait_s", seconds(), |m| &mut m.max_queue_wait, of_all, "1")
-            .help("How long a request without a deadline may wait; 0: as long as it takes"),
+            .help("Longest wait of a request without a deadline; 0: no bound"),
         of_model("threads", number(0..=MOST_THREADS as u64), |m| &mut m.threads, of_all, "2")
-            .help("Threads inside one run; 0: as for all models"),
+            .help("Threads inside one run of the model; 0: as for all models"),
         of_model("batching", name("WHEN").of(BatchingChoice::names()), |m| &mut m.batching, "check", "\"always\"")
-            .help("Whether its requests share batches: check (if the rows of a batch do not depend on each other), always, or never (see \"Which models are batched\")"),
+            .help("Whether requests of the model share batches: check (if the rows of a batch do not depend on each other), always, or never (see \"Which models are batched\")"),
         of_model(
             "engine",
             name("ENGINE").of(ModelEngine::names()),
             |m| &mut m.engine,
-            "that of all models, or another that can run it",
+            "that of all models, or another that can run the model",
             "\"onnxruntime\"",
         )
-        .help("The engine that runs it on the CPU, and no other: rten or onnxruntime (see \"Engines\")"),
+        .help("The only engine that may run the model on the CPU: rten or onnxruntime (see \"Engines\")"),
         of_model("isolation", name("ISOLATION").of(Isolation::names()), |m| &mut m.isolation, of_all, "\"process\"")
-            .help("Whether it runs in a process of its own: none, process or auto (see \"Isolation\")"),
+            .help("Whether the model runs in a process of its own: none, process or auto (see \"Isolation\")"),
         of_model(
             "preprocess",
             steps(),
             |m| &mut m.preprocess,
-            "it takes tensors alone",
+            "the model takes tensors alone",
             "[{ step = \"decode\" }, { step = \"resize\", size = [224, 224] }]",
         )
-        .help("The steps from pictures or texts to its inputs (see \"Preprocessing\")"),
-        of_model("gpu_memory_mb", mebibytes(), |m| &mut m.gpu_memory, "what is free, but for a reserve", "6000")
-            .help("What it may take of the memory of each GPU, MiB (see \"NVIDIA GPUs\")"),
+        .help("The steps from pictures or texts to the model's inputs (see \"Preprocessing\")"),
+        of_model("gpu_memory_mb", mebibytes(), |m| &mut m.gpu_memory, "the free memory, less a reserve", "6000")
+            .help("Most memory of each GPU that the model may take, MiB (see \"NVIDIA GPUs\")"),
         of_model(
             "partition",
             list(number(0..=u32::MAX.into())),
             |m| &mut m.partitions,
-            "the one with the fewest models",
+            "the partition with the fewest models",
             "[0, 1]",
         )
-        .help("The partition that it runs on, from 0, or several of which each batch runs on one (see \"Partitions\")"),
+        .help("The partition of the model, from 0, or several partitions, of which each batch runs on one (see \"Partitions\")"),
     ]
 });
 

@@ -35,6 +35,26 @@ impl Model {
 /// Models, the number of sub-clusters to divide them among, and the limits (Symphony §4.4, appendix
 /// A).
 ///
+/// ```
+/// use downbeat_plan::{Method, Model, Options, Problem, plan};
+/// use downbeat_core::Duration;
+///
+/// let model = |name: &str, rate| Model {
+///     name: name.to_owned(), rate, static_memory: 1 << 30, dynamic_memory: 0, load_cost: 1.0, running: None,
+/// };
+/// let problem = Problem {
+///     models: vec![model("a", 300.0), model("b", 200.0), model("c", 100.0)],
+///     sub_clusters: 2, max_rate: None, max_memory: None, memory_weight: 0.0, max_disruption: None,
+/// };
+/// let options = Options { time_limit: Duration::from_secs(1), seed: 1, method: Method::Search };
+/// // So small a problem needs no clock. For others the caller tells how much time has elapsed.
+/// let plan = plan(&problem, &options, &|| Duration::ZERO)?;
+/// // `a` alone has as many requests as `b` and `c` together.
+/// assert!(plan.proved);
+/// assert_eq!(plan.evaluation.objective, 0.0);
+/// # Ok::<(), downbeat_plan::PlanError>(())
+/// ```
+///
 /// The partitioner minimises `deltaR + w * deltaS`: the largest distance of a sub-cluster's request
 /// rate, and of its static memory, from the average sub-cluster's. Both are shares of that average
 /// here, so `memory_weight` has no unit, and at 1 both count the same. The appendix's `w` is

@@ -7,6 +7,12 @@ use crate::escape;
 /// Rows of `T`, with a text for each column. [`Display`] prints all columns side by side. The
 /// formatter may have a width (`{table:80}`). If the columns do not fit, the table is printed in
 /// parts below each other, each with the first column.
+///
+/// ```
+/// let models = [("mlp", 58_290), ("encoder", 912)];
+/// let table = downbeat_report::Table::of(models).text("model", |row| row.0).number("requests/s", |row| row.1);
+/// assert_eq!(table.to_string().lines().last(), Some("| encoder |        912 |"));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Table<T> {
     rows: Vec<T>,

@@ -5,17 +5,18 @@
 //! repository's folder, unless [`ModelRepository::with_follow_symlinks`] lets symbolic links lead
 //! out.
 //!
-//! A `config.pbtxt` is read with Triton's own schema. These `parameters` (strings, as all
-//! parameters) have a meaning here; others are kept for clients to read:
+//! ```
+//! use downbeat_repository::ModelRepository;
 //!
-//! | parameter | meaning |
-//! |---|---|
-//! | `slo_ms` | the model's SLO: milliseconds from arrival to answer, queueing included |
-//! | `scheduler` | its dispatch policy: `adaptive`, `consolidating`, `eager`, `deferred`, `timeout`, `latest` or `route` ([`policy::DispatchPolicy`]) |
-//! | `device_policy` | the policy that makes its batches on a device: a name of the table of device policies ([`policy::PolicyName`]) |
-//! | `drop` | its drop policy: `adaptive`, `window`, `head` or `none` ([`policy::DropPolicy`]) |
-//! | `run_once` | `true`: in a cluster, a request that may have run on a lost backend does not run again |
-//! | `pixel_scale`, `pixel_offset` | for `downbeat infer`: an 8-bit sample `s` of a picture is sent as `s * scale + offset` |
+//! let repository = ModelRepository::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models"))?;
+//! assert_eq!(repository.scan()?.names, ["digits", "encoder", "mlp"]);
+//! let mlp = repository.definition("mlp", None)?;
+//! assert_eq!(mlp.parameter("slo_ms"), Some("250"));
+//! # Ok::<(), downbeat_repository::RepositoryError>(())
+//! ```
+//!
+//! A `config.pbtxt` is read with Triton's own schema. `docs/reference/config_pbtxt.md` lists the
+//! fields and parameters that have a meaning here; other parameters are kept for clients to read.
 
 mod batching;
 mod binding;

@@ -9,7 +9,7 @@ use downbeat_protocol::inference::ModelConfig;
 use crate::check::Report;
 use crate::finding::did_you_mean;
 
-/// Parameters with a meaning in Downbeat.
+/// Parameters with a meaning in Downbeat. `docs/reference/config_pbtxt.md` tells their meaning.
 const PARAMETERS: [&str; 7] =
     ["slo_ms", "scheduler", "device_policy", "drop", "run_once", "pixel_scale", "pixel_offset"];
 
@@ -143,4 +143,20 @@ impl Report<'_> {
 /// The value of a parameter.
 fn parameter<'c>(config: &'c ModelConfig, key: &str) -> Option<&'c str> {
     config.parameters.get(key).map(|p| p.string_value.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PARAMETERS;
+
+    #[test]
+    fn the_reference_names_every_parameter() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/config_pbtxt.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let (_, rows) = page.split_once("## Parameters").unwrap();
+        for parameter in PARAMETERS {
+            let is_named = |line: &str| line.starts_with("| ") && line.contains(&format!("`{parameter}`"));
+            assert!(rows.lines().any(is_named), "{parameter}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The HTTP frontend: Open Inference Protocol v2 with Triton's extensions, over any [`Service`].
 //!
-//! [`serve`] accepts connections and answers them until told to stop; [`router`] offers the same
-//! protocol as an axum router, for use in another server. In [`serve`] inference requests bypass
+//! [`serve`] accepts connections and answers them until told to stop; [`checked_router`] offers the
+//! same protocol as an axum router, for use in another server (`examples/embed`). In [`serve`] inference requests bypass
 //! the router, because the router would add to their cost.
 
 mod answer;
@@ -27,7 +27,7 @@ mod timeline;
 
 pub(crate) use health::{live, ready};
 pub(crate) use router::health_routes;
-pub use router::router;
+pub use router::{checked_router, router};
 pub use serve::serve;
 pub(crate) use serve::{Routed, serve_answers};
 pub(crate) use slashes::with_slashes;

@@ -99,5 +99,5 @@ mod work_pool;
 pub use logging::{check_level, escaped, last_words};
 pub use memory::set_release;
 pub use roles::{etcd_server, serve_frontend, serve_scheduler};
-pub use serve::{serve, serve_backend};
+pub use serve::{open_models, serve, serve_backend};
 pub use warm_up::{Trial, find_answer};

@@ -92,7 +92,7 @@ with_defaults! {
         /// measured to be faster.
         pub threads: usize = 0,
         /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many
-        /// as the models want (docs/configuration.md, Threads and executors).
+        /// as the models want (docs/guide/engines.md, Threads and executors).
         pub devices: usize = 0,
         /// Models that are loaded side by side, at most [`MOST_LOAD_THREADS`].
         pub load_threads: usize = 3,

@@ -108,6 +108,11 @@ impl Registry {
         assert!(self.cluster.set(view).is_ok(), "a backend is in one cluster");
     }
 
+    /// The bytes that all requests in flight may hold together.
+    pub fn budget(&self) -> &Arc<ByteBudget> {
+        &self.budget
+    }
+
     /// The registry in which other parts register their metrics.
     pub fn metrics_registry(&self) -> &prometheus::Registry {
         self.metrics.registry()

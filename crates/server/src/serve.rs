@@ -55,6 +55,30 @@ pub fn serve_backend(options: ServerOptions) -> anyhow::Result<()> {
     start(options, |options| run(options, true))
 }
 
+/// Opens the models of the repositories that the options name, without any port, and loads them. A
+/// server that embeds the models answers requests by [`checked_router`](crate::http::checked_router).
+/// Tasks on the caller's tokio runtime look after the models.
+///
+/// # Errors
+/// If the options cannot be followed, or a model does not load.
+pub async fn open_models(options: ServerOptions) -> anyhow::Result<Registry> {
+    let options = Arc::new(options);
+    let registry = Registry::open(options.clone())?;
+    look_after(&registry);
+    load_at_start(registry.clone(), options).await?;
+    Ok(registry)
+}
+
+/// Starts the tasks that look after the models until the process ends.
+fn look_after(registry: &Registry) {
+    tokio::spawn(watch_load(registry.clone()));
+    tokio::spawn(watch_trouble(registry.clone()));
+    tokio::spawn(measure_again(registry.clone()));
+    tokio::spawn(change_policies(registry.clone()));
+    tokio::spawn(divide_devices(registry.clone()));
+    tokio::spawn(release_memory(registry.watchdog().activity().awake()));
+}
+
 /// The common start of every process: logs its notices, and runs.
 pub(crate) fn start<R: Future<Output = anyhow::Result<()>>>(
     options: ServerOptions,
@@ -103,12 +127,7 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     };
     let (stage, stages) = watch::channel(Stage::Serving);
     let frontends = ports.answer(&options, Arc::new(registry.clone()), answering, &stages)?;
-    tokio::spawn(watch_load(registry.clone()));
-    tokio::spawn(watch_trouble(registry.clone()));
-    tokio::spawn(measure_again(registry.clone()));
-    tokio::spawn(change_policies(registry.clone()));
-    tokio::spawn(divide_devices(registry.clone()));
-    tokio::spawn(release_memory(registry.watchdog().activity().awake()));
+    look_after(&registry);
     let mut signals = Signals::new()?;
     let End { outcome, grace, is_live } = until_stopped(&options, &registry, &mut signals).await?;
     if let Some(backend) = backend {

@@ -8,15 +8,33 @@ use super::*;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
+/// The page of all options.
+const REFERENCE: &str = "docs/reference/options.md";
+
+const REFERENCE_HEAD: &str = "\
+<!-- made of crates/downbeat/src/keys.rs: UPDATE_GOLDEN=1 cargo test -p downbeat keys -->
+
+# Options
+
+Every option of `downbeat serve`, with its default. [Configure a server](../guide/configure.md) tells where options are
+set, and which source wins. [examples/downbeat.toml](../../examples/downbeat.toml) has the same options as a file.
+
+- A dot in a key is a table in `downbeat.toml`. The key `cuda.tf32` is `tf32` in the table `[cuda]`.
+- The environment variable of a flag is its name in capitals after `DOWNBEAT_`. The variable of `--http-port` is
+  `DOWNBEAT_HTTP_PORT`. Flags without a value have no variable.
+- Two tables of the file are not in this list: [`[[device.groups]]`](../guide/device_policies.md#device-policies) and
+  [`[placement]`](../guide/devices.md#placement).
+";
+
 const HEAD: &str = "\
 # Every option of `downbeat serve`, with its default; what is commented out has none. A file of this kind is used if it is named with
 # --config, or else lies in the current folder, or else in the model repository. The environment (DOWNBEAT_HTTP_PORT, ...) wins over it, and
-# flags (--http-port, ...) over both. Paths are relative to this file. What is named in quotation marks is a section of docs/configuration.md.
+# flags (--http-port, ...) over both. Paths are relative to this file. A section that is named in quotation marks is in docs/guide.
 #
 # This file is made of crates/downbeat/src/keys.rs.
 ";
 
-/// The settings belong to the policies. `docs/configuration.md` has a table of them by policy.
+/// The settings belong to the policies. `docs/guide/device_policies.md` has a table of them by policy.
 const GROUPS: &str = r#"
 # Models with a policy and settings of their own (see "Device policies"); "*": all that no other group names.
 # [[device.groups]]
@@ -97,6 +115,24 @@ fn example_file() -> String {
     page
 }
 
+/// The first section that a help text names, with the text before and after it.
+fn section_of(help: &str) -> Option<(&str, &str, &str)> {
+    let (before, rest) = help.split_once("see \"")?;
+    let (section, after) = rest.split_once('"')?;
+    Some((before, section, after))
+}
+
+/// The page of `docs/guide` that has a section. Exactly one page must have it, so that the help
+/// text of an option can name the section alone.
+fn page_of(section: &str) -> String {
+    let has_section = |text: &str| text.lines().any(|line| line.trim_start_matches('#') == format!(" {section}"));
+    let pages = std::fs::read_dir(Path::new(ROOT).join("docs/guide")).unwrap().map(|page| page.unwrap().path());
+    let mut with_section: Vec<_> = pages.filter(|page| has_section(&std::fs::read_to_string(page).unwrap())).collect();
+    let page = with_section.pop().unwrap_or_else(|| panic!("no page of docs/guide has the section '{section}'"));
+    assert!(with_section.is_empty(), "two pages of docs/guide have the section '{section}'");
+    page.file_name().unwrap().to_str().unwrap().to_owned()
+}
+
 fn row<D>(page: &mut String, prefix: &str, key: &Key<D>) {
     let code = |text: String| if text.is_empty() { text } else { format!("`{text}`") };
     let path = if key.path.is_empty() { String::new() } else { format!("{prefix}{}", key.path) };
@@ -104,75 +140,71 @@ fn row<D>(page: &mut String, prefix: &str, key: &Key<D>) {
     let values = if key.arity == Arity::Bare { "" } else { &key.values };
     let default = if key.without.is_empty() { code(key.default.clone()) } else { key.without.to_owned() };
     let mut what = key.help.clone();
-    while let Some((before, (section, after))) =
-        what.split_once("see \"").and_then(|(b, a)| Some((b, a.split_once('"')?)))
-    {
-        what = format!("{before}see [{section}](#{}){after}", section.to_lowercase().replace(' ', "-"));
+    while let Some((before, section, after)) = section_of(&what) {
+        let (guide, anchor) = (page_of(section), section.to_lowercase().replace(' ', "-"));
+        what = format!("{before}see [{section}](../guide/{guide}#{anchor}){after}");
     }
     writeln!(page, "| {} | {} | {values} | {default} | {what} |", code(path), code(flag)).unwrap();
 }
 
-const COLUMNS: &str = "\n| key | flag | values | default | what |\n|---|---|---|---|---|\n";
+const COLUMNS: &str = "\n| key | flag | values | default | meaning |\n|---|---|---|---|---|\n";
 
-fn tables() -> String {
-    let mut page = String::new();
+fn reference() -> String {
+    let mut page = REFERENCE_HEAD.to_owned();
     let mut before = "none yet";
     for key in KEYS.iter().filter(|key| !key.is_hidden) {
         if key.heading != before {
             before = key.heading;
             let title = if before.is_empty() { "Repository" } else { before };
-            write!(page, "\n**{title}**\n{COLUMNS}").unwrap();
+            write!(page, "\n## {title}\n{COLUMNS}").unwrap();
         }
         row(&mut page, "", key);
     }
-    write!(page, "\n**One model** (wins over its `config.pbtxt`)\n{COLUMNS}").unwrap();
+    let of_one_model = "An option of one model wins over its [config.pbtxt](config_pbtxt.md).";
+    write!(page, "\n## One model\n\n{of_one_model}\n{COLUMNS}").unwrap();
     MODEL_KEYS.iter().for_each(|key| row(&mut page, "models.NAME.", key));
-    page.push('\n');
     page
 }
 
-fn is_in_the_repository(file: &str, made: impl FnOnce(&str) -> String) {
+fn is_in_the_repository(file: &str, made: String) {
     let path = Path::new(ROOT).join(file);
-    let there = std::fs::read_to_string(&path).unwrap();
-    let made = made(&there);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(path, made).unwrap();
     } else {
+        let there = std::fs::read_to_string(&path).unwrap();
         assert!(there == made, "{file} is not what the keys say: UPDATE_GOLDEN=1 cargo test -p downbeat keys");
     }
 }
 
 #[test]
 fn the_example_file_is_made_of_the_keys() {
-    is_in_the_repository("examples/downbeat.toml", |_| example_file());
+    is_in_the_repository("examples/downbeat.toml", example_file());
 }
 
 #[test]
-fn the_tables_of_the_documentation_are_made_of_the_keys() {
-    const BEGIN: &str = "<!-- made of crates/downbeat/src/keys.rs -->\n";
-    const END: &str = "<!-- end -->\n";
-    is_in_the_repository("docs/configuration.md", |there| {
-        let (before, rest) = there.split_once(BEGIN).unwrap();
-        let (_, after) = rest.split_once(END).unwrap();
-        format!("{before}{BEGIN}{}{END}{after}", tables())
-    });
+fn the_reference_is_made_of_the_keys() {
+    is_in_the_repository(REFERENCE, reference());
+}
+
+fn guide(page: &str) -> String {
+    std::fs::read_to_string(Path::new(ROOT).join("docs/guide").join(page)).unwrap()
 }
 
 #[test]
-fn the_documentation_names_all_triton_flags_and_policy_settings() {
-    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/configuration.md")).unwrap();
+fn the_guide_names_all_flags_of_triton() {
+    let page = guide("triton.md");
     let flags = KEYS.iter().filter(|key| key.is_hidden && !key.flag.is_empty()).map(|key| key.flag);
     for flag in flags.chain(KEYS.iter().map(|key| key.alias).filter(|alias| !alias.is_empty())) {
         assert!(page.contains(&format!("`--{flag}")), "{flag}");
     }
-    for key in KEYS.iter().map(|key| &key.help).chain(MODEL_KEYS.iter().map(|key| &key.help)) {
-        let section = key.split_once("see \"").and_then(|(_, rest)| rest.split_once('"'));
-        assert!(section.is_none_or(|(section, _)| page.contains(&format!("## {section}\n"))), "{key}");
-    }
-    let (_, policies) = page.split_once("\n## Device policies\n").unwrap();
+}
+
+#[test]
+fn the_guide_names_all_settings_of_policies() {
+    let page = guide("device_policies.md");
     for policy in PolicyName::all() {
         for setting in policy.keys() {
-            let mut rows = policies.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
+            let mut rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
             let row = rows.find(|(names, _)| names.contains(&format!("`{setting}`"))).map(|(_, rest)| rest);
             let policies = row.and_then(|rest| rest.split(" | ").next()).unwrap_or_default();
             let is_said = match policies.strip_prefix("all but ") {

@@ -33,6 +33,16 @@ impl OutputForms {
 /// slices of `body`, not copies. `binary_data_size` and `binary_data_output` are consumed; all
 /// other parameters are in the request.
 ///
+/// ```
+/// use downbeat_protocol::http::parse_request;
+///
+/// let body = r#"{"inputs": [{"name": "x", "datatype": "INT64", "shape": [2], "data": [1, 2]}]}"#;
+/// let (request, _) = parse_request("digits".to_owned(), String::new(), body.into(), None)?;
+/// assert_eq!(request.inputs[0].name, "x");
+/// assert_eq!(request.inputs[0].data[..], [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+/// # Ok::<(), downbeat_protocol::CodecError>(())
+/// ```
+///
 /// # Errors
 /// If the body is no JSON of a request, or an input's data does not have the size of its datatype
 /// and shape.

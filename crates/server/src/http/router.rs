@@ -1,10 +1,16 @@
 //! The paths of the HTTP frontend.
 
+use std::sync::Arc;
+
 use axum::Router;
+use axum::extract::Request;
 use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{Next, from_fn};
 use axum::routing::{get, post, put};
+use tokio::net::TcpListener;
 
 use super::answer::HttpError;
+use super::host_names::HostNames;
 use super::slashes::with_slashes;
 use super::state::HttpState;
 use super::{
@@ -12,8 +18,24 @@ use super::{
 };
 use crate::service::Service;
 
-/// The protocol as an axum router. Every path may end in a slash. [`serve`](super::serve) checks the `Host` and
-/// the `Origin` of each request. A server that embeds the router must do the same.
+/// [`router`] with the checks of `Host` and `Origin` that [`serve`](super::serve) makes for the port of
+/// `listener`: no page of another site can load or unload models. A server that embeds Downbeat
+/// adds routes of its own to the result, or merges the result into its router.
+pub fn checked_router<S: Service>(listener: &TcpListener, state: HttpState<S>) -> Router {
+    let names = Arc::new(HostNames::of(listener, &state.options().allow_host));
+    router(state).layer(from_fn(move |request: Request, next: Next| {
+        let checked = names.check(&request);
+        async move {
+            match checked {
+                Ok(()) => Ok(next.run(request).await),
+                Err(refused) => Err(refused),
+            }
+        }
+    }))
+}
+
+/// The protocol as an axum router, which checks neither `Host` nor `Origin`. Every path may end in
+/// a slash.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
     let routes = Router::new()
         .route("/v2", get(metadata::server::<S>))

@@ -1,0 +1,1 @@
+../../tests/libraries.rs

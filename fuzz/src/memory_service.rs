@@ -1,0 +1,1 @@
+../../crates/server/tests/it/support/memory_service.rs

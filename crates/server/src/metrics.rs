@@ -1,6 +1,8 @@
 //! Prometheus metrics: Triton's names where Triton has one, so that dashboards carry over;
 //! `downbeat_*` otherwise.
 
+mod lanes;
+
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,13 +13,12 @@ use prometheus::{Encoder, Histogram, IntCounter, Registry, TextEncoder};
 
 use crate::budget::ByteBudget;
 use crate::gpu_metrics::GpuMetrics;
-use crate::host::LaneMetricsFamily;
 use crate::logging;
 use crate::metric_table::metric_table;
-use crate::shares::ShareMetrics;
 use crate::statistics::Phases;
 use crate::trouble::Counts;
 use crate::unanswered::Unanswered;
+pub use lanes::{LaneMetrics, LaneMetricsFamily};
 
 /// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.
 const LATENCY: [f64; 18] =
@@ -100,8 +101,6 @@ pub struct Metrics {
     table: Table,
     /// Metrics of device policies.
     pub lanes: LaneMetricsFamily,
-    /// Metrics of the shares of devices.
-    pub shares: ShareMetrics,
     /// Metrics of GPUs that NVML reports.
     pub gpus: GpuMetrics,
 }
@@ -148,8 +147,7 @@ impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let (table, lanes) = (Table::register(&registry)?, LaneMetricsFamily::register(&registry)?);
-        let shares = ShareMetrics::register(&registry)?;
-        Ok(Metrics { table, lanes, shares, gpus: GpuMetrics::register(&registry)?, registry })
+        Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, registry })
     }
 
     /// The registry for the metrics of other parts.

@@ -9,12 +9,12 @@ use downbeat_engine::{Lane, Model};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::exits::Exit;
-use super::metrics::LaneMetrics;
 use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
 use super::work_meter::WorkMeter;
 use crate::auto_model::AutoModel;
 use crate::group_predictor::GroupMember;
+use crate::metrics::LaneMetrics;
 use crate::model_health::ModelHealth;
 
 /// A model version on one device.

@@ -19,7 +19,6 @@ use super::exits::Exit;
 use super::hosted_model::{EngineLanes, HostedModel, WarmUpLanes};
 use super::hosted_version::HostedVersion;
 use super::input_rings::InputRings;
-use super::metrics::LaneMetricsFamily;
 use super::padding::Padding;
 use super::padding_check;
 use super::policy_guard::PolicyGuard;
@@ -28,6 +27,7 @@ use crate::auto_model::AutoModel;
 use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
 use crate::group_predictor::GroupMember;
+use crate::metrics::LaneMetricsFamily;
 use crate::model_health::ModelHealth;
 use crate::model_memory::{HeldMemory, MemoryPart};
 

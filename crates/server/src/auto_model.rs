@@ -9,6 +9,7 @@ use downbeat_core::{Duration, ModelId, Time};
 
 use crate::driver::DeviceEvents;
 use crate::policy_choice::Chosen;
+use crate::version_record::RequestEnds;
 
 /// Devices that models share: rehearsed together.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -55,14 +56,14 @@ impl AutoModel {
         self.events.came(PastArrival { at, budget, model: self.number, size, level });
     }
 
-    /// A request ended: `took` from arrival to answer (`None`: it got none), `good` if by its
-    /// deadline.
-    pub fn ended(&self, took: Option<Duration>, good: bool) {
-        self.events.ended(self.number, self.generation, took, good);
-    }
-
     /// A launch that had its partition for itself took `share` times its profile's latency.
     pub fn ran(&self, share: f64) {
         self.events.ran(self.number, share);
+    }
+}
+
+impl RequestEnds for AutoModel {
+    fn ended(&self, took: Option<Duration>, good: bool) {
+        self.events.ended(self.number, self.generation, took, good);
     }
 }

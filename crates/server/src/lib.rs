@@ -90,6 +90,7 @@ mod ticket;
 mod trouble;
 pub mod turn_end;
 mod unanswered;
+mod version_record;
 mod warm_up;
 mod watchdog;
 mod work_line;

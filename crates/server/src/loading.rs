@@ -468,13 +468,14 @@ impl<'a> Loading<'a> {
         let metrics = context.metrics.model(&definition.name, &version);
         let queue_bound = context.queue_bound(&definition);
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
-        (loaded.held, loaded.folder, loaded.auto, loaded.preprocess) = (held, source.folder, auto, preprocess);
+        (loaded.held, loaded.folder, loaded.preprocess) = (held, source.folder, preprocess);
+        loaded.set_auto(auto);
         (loaded.rows, loaded.answers) = (judgement, answers);
         loaded.codec.begin_service();
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);
-            let queue = context.driver.add_queue(&definition.name, options, &placed, profiles);
+            let queue = context.driver.add_queue(&definition.name, options, &placed, profiles, loaded.hosts.models());
             // Only this load knows of the version yet, so there cannot be another queue.
             let _ = loaded.insert_queue(loaded.codec.profiled_key(), queue);
         }

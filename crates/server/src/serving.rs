@@ -272,7 +272,8 @@ impl Serving {
             return Err(ServiceError::Internal(format!("model '{}' has no queue", loaded.name)));
         };
         let profile = guessed_profiles(&known, &key, slo);
-        let queue = self.driver.add_queue(&definition.name, first.options_beside(&profile), &first.placed, profile);
+        let (name, options) = (&definition.name, first.options_beside(&profile));
+        let queue = self.driver.add_queue(name, options, &first.placed, profile, loaded.hosts.models());
         match loaded.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
             Err(there) => {

@@ -32,7 +32,7 @@ use crate::auto_model::DeviceSet;
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::group_predictor::GroupPredictor;
-use crate::host::DeviceHost;
+use crate::host::{DeviceHost, HostedModel};
 use crate::loaded_version::LoadedVersion;
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
@@ -273,17 +273,18 @@ impl Driver {
     }
 
     /// Adds a queue for requests of a model to the scheduler. Batches run on the devices of
-    /// `placed`, with the latencies of `profiles`, by site.
+    /// `placed`, with the latencies of `profiles`, by site. `models`: the version on each device.
     pub fn add_queue(
         &self,
         model: &str,
         options: ModelOptions,
         placed: &Placed,
         profiles: Vec<LatencyProfile>,
+        models: Box<[Arc<HostedModel>]>,
     ) -> Arc<Queue> {
         let place = self.cluster.add_model(options.clone());
         self.rehearser().added(place, model, &options);
-        Arc::new(Queue::new(place, options, placed, profiles, self.clock().now()))
+        Arc::new(Queue::new(place, options, placed, profiles, models, self.clock().now()))
     }
 
     /// Removes a queue if no request waits in it. Returns whether it was removed.

@@ -234,8 +234,8 @@ impl DeviceHost {
 
     /// Brings a batch of the scheduler, dispatched at `dispatched`, to a slot.
     pub fn grant(&self, slot: usize, batch: BatchId, mut jobs: Vec<(RequestId, QueuedCall)>, dispatched: Time) {
-        let first = jobs.first().map(|(_, job)| (job.queue.clone(), job.call.loaded.hosts.on_device(self.device)));
-        let Some((queue, Some(model))) = first else {
+        let its = |job: &QueuedCall| Some((job.queue.clone(), job.queue.on_device(self.device)?.clone()));
+        let Some((queue, model)) = jobs.first().and_then(|(_, job)| its(job)) else {
             panic!("a batch has requests, and comes to a device that their model is on");
         };
         let requests = jobs.len() as u32;

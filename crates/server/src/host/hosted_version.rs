@@ -10,6 +10,7 @@ use super::history::PastLaunches;
 use super::hosted_model::HostedModel;
 use super::padding::Padding;
 use super::policy_guard::PolicyGuard;
+use crate::activity::Activity;
 use crate::batch_codec::{Admitted, BatchCodec};
 use crate::error::ServiceError;
 
@@ -100,9 +101,14 @@ impl HostedVersion {
         self.devices.iter().map(|(host, model)| host.waiting(model)).sum()
     }
 
-    /// Wakes the server, if it rests.
-    pub fn stir(&self) {
-        self.devices[0].0.watchdog.activity().stir();
+    /// Whether models of the server run or load.
+    pub fn activity(&self) -> &Arc<Activity> {
+        self.devices[0].0.watchdog.activity()
+    }
+
+    /// The version on each device.
+    pub fn models(&self) -> Box<[Arc<HostedModel>]> {
+        self.devices.iter().map(|(_, model)| model.clone()).collect()
     }
 
     pub fn update_metrics(&self) {

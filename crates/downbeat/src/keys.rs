@@ -217,7 +217,7 @@ fn scheduling() -> Vec<Key<Draft>> {
         key("scheduler_shards", number(0..=MAX_SHARDS as u64), |d| &mut d.options.scheduler_shards)
             .flag("scheduler-shards", "Parts of the scheduler that can be at work at once, each with some of the models; 0: one a core"),
         key("rehearsal_cpu", share(), |d| &mut d.options.rehearsal_cpu)
-            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, in which adaptive schedulers, and device policies under auto, are tried on the last seconds, and what predicts operator groups is trained; 0: none, a rule decides"),
+            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, in which adaptive schedulers are tried on the last seconds, and the predictor of operator groups is trained; 0: none, a rule decides"),
         key("device.policy", name("POLICY").of(device_policies().map(PolicyName::name)), |d| &mut d.options.device.policy)
             .flag("device-policy", device_policy_help())
             .of_models(),

@@ -3,7 +3,6 @@
 //! clock; the clock is here.
 
 mod activity;
-mod auto_model;
 mod auto_profiler;
 mod autoscale;
 pub mod batch_codec;

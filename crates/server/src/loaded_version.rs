@@ -12,19 +12,19 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 use tempfile::TempDir;
 
-use crate::auto_model::AutoModel;
 use crate::batch_codec::{Admitted, BatchCodec, ShapeKey};
 use crate::error::ServiceError;
 use crate::host::HostedVersion;
 use crate::metrics::ModelMetrics;
 use crate::model_health::ModelHealth;
 use crate::model_memory::HeldMemory;
+use crate::policy_choice::Chosen;
 use crate::policy_report::PolicyReport;
 use crate::preprocess::Preprocess;
 use crate::queue::Queue;
 use crate::row_judgement::RowJudgement;
 use crate::trouble::{Means, Sample};
-use crate::version_record::{RequestEnds, VersionRecord};
+use crate::version_record::VersionRecord;
 
 /// A model version in service. Lives until its last request is answered, also after a newer version
 /// took its place.
@@ -43,8 +43,8 @@ pub struct LoadedVersion {
     policy: PolicyReport,
     /// The steps from pictures or texts to its inputs, if it has some.
     pub preprocess: Option<Arc<Preprocess>>,
-    /// The version's part in the rehearsal, if `auto` was asked for and could choose.
-    pub auto: Option<Arc<AutoModel>>,
+    /// The choice of `auto`, if it was asked for and could choose.
+    pub chosen: Option<Chosen>,
     /// Whether its requests may share batches, if that was checked.
     pub rows: Option<RowJudgement>,
     /// Whether the server has taken note that its requests run alone, as an answer was wrong.
@@ -101,19 +101,13 @@ impl LoadedVersion {
             hosts,
             policy,
             preprocess: None,
-            auto: None,
+            chosen: None,
             rows: None,
             is_parted: AtomicBool::new(false),
             answers: true,
             held: None,
             folder: None,
         }
-    }
-
-    /// Sets the version's part in the rehearsal, which hears of its requests from now on.
-    pub fn set_auto(&mut self, auto: Option<Arc<AutoModel>>) {
-        self.record.ends = auto.clone().map(|auto| auto as Arc<dyn RequestEnds>);
-        self.auto = auto;
     }
 
     /// Checks a request's inputs as far as possible without their data, which may still be

@@ -71,11 +71,6 @@ metric_table! {
         rehearsal_cpu: CounterVec[], "downbeat_rehearsal_cpu_seconds_total", "Time of a core that trying them took";
         predictor_trainings: IntCounter[], "downbeat_predictor_trainings_total", "Times that what predicts groups of operators was trained with those that were served";
         predictor_adoptions: IntCounter[], "downbeat_predictor_adoptions_total", "Times that what came of it was better on those that were held out, and taken";
-        rehearsal_device_trials: IntCounter[], "downbeat_rehearsal_device_trials_total",
-            "Times that policies of a model under auto were tried on the last seconds";
-        rehearsal_device_changes: IntCounter[], "downbeat_rehearsal_device_changes_total", "Times that another was found better";
-        rehearsal_device_unfaithful: IntCounter[], "downbeat_rehearsal_device_unfaithful_total",
-            "Times that the replay of what there was did not come to what really became of the requests, so that nothing was changed";
         decision_log_bytes: IntCounterVec[], "downbeat_decision_log_bytes_total", "Bytes written to the decision log, all files together";
         decision_log_ended: IntCounterVec["file"], "downbeat_decision_log_ended_total",
             "Files of the decision log that ended before the server did, because the disk was too slow or full";
@@ -122,12 +117,6 @@ pub struct RehearsalMetrics {
     pub trials: IntCounter,
     /// Trials that changed the models' behaviour.
     pub changes: IntCounter,
-    /// Trials of device policies that were finished.
-    pub device_trials: IntCounter,
-    /// Trials of device policies that found a better one.
-    pub device_changes: IntCounter,
-    /// Trials of device policies whose replay of the present policy did not match the real outcome.
-    pub device_unfaithful: IntCounter,
     /// Requests in windows of time that were left out, because more requests came than a shard has
     /// room for.
     pub arrivals_lost: IntCounter,
@@ -160,9 +149,6 @@ impl Metrics {
         RehearsalMetrics {
             trials: self.table.rehearsal_trials.clone(),
             changes: self.table.rehearsal_changes.clone(),
-            device_trials: self.table.rehearsal_device_trials.clone(),
-            device_changes: self.table.rehearsal_device_changes.clone(),
-            device_unfaithful: self.table.rehearsal_device_unfaithful.clone(),
             arrivals_lost: self.table.rehearsal_lost.clone(),
             trainings: self.table.predictor_trainings.clone(),
             adoptions: self.table.predictor_adoptions.clone(),

@@ -161,7 +161,7 @@ impl Serving {
         let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
         let (admitted, request) = wishes.admit(request).await?;
         let is_empty = admitted.is_empty;
-        let _input_bytes = self.take_in(served, loaded, &admitted, &limits, arrival)?;
+        let _input_bytes = self.take_in(served, loaded, &admitted)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted| Call {
             admitted,
@@ -207,7 +207,6 @@ impl Serving {
     }
 
     /// Holds the bytes of a request's inputs and checks that the version has memory to run them.
-    /// Then notes the arrival for the choice of the version's policy.
     ///
     /// # Errors
     /// `QueueFull` if the model's requests hold their share of the bytes; the errors of
@@ -217,15 +216,10 @@ impl Serving {
         served: &'a ServedModel,
         loaded: &LoadedVersion,
         admitted: &Admitted,
-        limits: &Limits,
-        arrival: Time,
     ) -> Result<InputBytes<'a>, ServiceError> {
         let held = hold_inputs(&self.budget, &served.input_bytes, &loaded.name, admitted.bytes());
         let held = held.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
         loaded.check_memory(admitted)?;
-        if let Some(auto) = &loaded.auto {
-            auto.came(arrival, limits.deadline, admitted.rows, limits.level);
-        }
         Ok(held)
     }
 

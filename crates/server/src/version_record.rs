@@ -26,13 +26,6 @@ use crate::unanswered::Unanswered;
 /// A version in service, as its requests hold it: it leaves its devices after its last request.
 pub type Version = dyn Deref<Target = VersionRecord> + Send + Sync;
 
-/// Hears of the ends of a version's requests.
-pub trait RequestEnds: Send + Sync {
-    /// A request ended: `took` from arrival to answer (`None`: it got none), `good` if by its
-    /// deadline.
-    fn ended(&self, took: Option<Duration>, good: bool);
-}
-
 /// The part of a model version that its requests touch on their way.
 pub struct VersionRecord {
     pub name: String,
@@ -44,8 +37,6 @@ pub struct VersionRecord {
     /// Probes of a device's policy: which requests it tries though the profile says they are late.
     /// The scheduler's queues have their own.
     pub probes: Mutex<Probes>,
-    /// The listener to the ends of its requests.
-    pub ends: Option<Arc<dyn RequestEnds>>,
     metrics: ModelMetrics,
     model: Arc<dyn Model>,
     activity: Arc<Activity>,
@@ -64,14 +55,12 @@ impl VersionRecord {
         queue_bound: u32,
     ) -> Self {
         let (statistics, probes, waiting, last_gathered) = Default::default();
-        let ends = None;
         VersionRecord {
             name,
             version,
             queue_bound,
             statistics,
             probes,
-            ends,
             metrics,
             model,
             activity,
@@ -134,9 +123,6 @@ impl VersionRecord {
         requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)> + Clone,
     ) {
         self.metrics.record_batch(rows, phases, requests.clone());
-        if let Some(ends) = &self.ends {
-            requests.clone().for_each(|(_, took, late)| ends.ended(Some(took), !late));
-        }
         let taken = requests.map(|(queued, took, _)| (queued, took));
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
     }
@@ -147,9 +133,6 @@ impl VersionRecord {
         // naming the trouble.
         self.activity.stir();
         self.metrics.record_not_answered(reason);
-        if let Some(ends) = self.ends.as_ref().filter(|_| reason.is_for_want_of_time()) {
-            ends.ended(None, false);
-        }
         self.statistics.lock().record_failure(after);
     }
 }

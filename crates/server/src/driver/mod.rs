@@ -11,7 +11,6 @@
 
 mod arrival_rings;
 mod device_pool;
-mod device_rehearser;
 mod queued_call;
 mod rehearser;
 mod scheduler_status;
@@ -28,7 +27,6 @@ use downbeat_engine::Part;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::auto_model::DeviceSet;
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::group_predictor::GroupPredictor;
@@ -41,8 +39,6 @@ use crate::queue::Queue;
 use crate::retraining::GroupRetrainer;
 use crate::watchdog::Watchdog;
 pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
-pub use device_rehearser::DeviceEvents;
-use device_rehearser::DeviceRehearser;
 pub use queued_call::QueuedCall;
 use rehearser::Rehearser;
 pub use scheduler_status::SchedulerStatus;
@@ -96,7 +92,7 @@ impl Driver {
             |device| DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), sink.clone());
         let (shards, rehearsal_cpu) = (options.scheduler_shards().clamp(1, MAX_SHARDS), options.rehearsal_cpu);
         let activity = watchdog.activity().clone();
-        let rehearser = Rehearser::new(clock, shards, rehearsal_cpu, log.is_some(), options.order, activity);
+        let rehearser = Rehearser::new(shards, rehearsal_cpu, log.is_some(), options.order, activity);
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?, rehearser.clone());
         let tables = (0..shards).map(|_| WaitingTable::default()).collect();
         let setup = Setup {
@@ -188,29 +184,6 @@ impl Driver {
     /// The predictor of operator groups.
     pub fn predictor(&self) -> &Arc<GroupPredictor> {
         &self.predictor
-    }
-
-    /// The rehearsal of device policies.
-    pub fn policies(&self) -> &DeviceRehearser {
-        &self.rehearser().devices
-    }
-
-    /// The events that the rehearsal of device policies listens to.
-    pub fn device_events(&self) -> Arc<DeviceEvents> {
-        self.policies().events.clone()
-    }
-
-    /// Sets the versions of a model that are in service from now on.
-    pub fn serves<'a>(&self, model: &str, versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) {
-        let its = |version: &'a Arc<LoadedVersion>| {
-            let queue = version.queues().first().map(|(_, queue)| queue.place.model);
-            Some((version.auto.clone()?, queue))
-        };
-        let slots = |on: &DeviceSet| {
-            let host = on.devices.first().and_then(|device| self.hosts().get(*device));
-            host.map_or(1, |host| host.slots(on.partition))
-        };
-        self.policies().serves(model, versions.filter_map(its).collect(), slots);
     }
 
     /// From now on [`Driver::grant`] grants the slots, and `hears` learns when they are done. No

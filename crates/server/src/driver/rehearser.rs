@@ -17,24 +17,22 @@ use rustix::time::{ClockId, clock_gettime};
 use super::WAKE_MARGIN;
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
 use super::device_pool::DevicePool;
-use super::device_rehearser::{DeviceRehearser, DeviceTrials};
 use super::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 use crate::activity::Activity;
-use crate::clock::Clock;
 use crate::metrics::RehearsalMetrics;
 use crate::retraining::GroupRetrainer;
 
 /// How often the thread looks for work, and takes new events.
 const EVERY: Duration = Duration::from_millis(50);
 /// The most arrivals and answers that a shard leaves for the rehearsal.
-pub(super) const MOST: usize = 16 << 10;
+const MOST: usize = 16 << 10;
 /// Replayed events between two looks at the clock: about 100 us.
 const EVENTS: u64 = 256;
 /// The thread may save up its share of this many seconds, so that a trial is not spread out
 /// needlessly.
 const SAVED: f64 = 0.5;
 /// The most executions that wait for the rehearsal. Of more, the last ones stay.
-pub(super) const RUNS: usize = 256;
+const RUNS: usize = 256;
 /// Seconds over which the reported share of a core is averaged.
 const SAID_OVER: f64 = 10.0;
 
@@ -46,8 +44,6 @@ pub struct Rehearser {
     /// Whether there is a decision log, which gets the trials.
     is_logged: bool,
     arrivals: ArrivalRings,
-    /// The rehearsal of device policies.
-    pub devices: DeviceRehearser,
     /// Times of executions, as shares of their profiles' times.
     runs: ArrayQueue<(ModelId, f64)>,
     told: Mutex<Told>,
@@ -92,20 +88,12 @@ struct Queue {
 impl Rehearser {
     /// A rehearser for a scheduler with so many shards and this order of turns. It has this `share`
     /// of a core's time. `is_logged`: whether there is a decision log.
-    pub fn new(
-        clock: Clock,
-        shards: usize,
-        share: f64,
-        is_logged: bool,
-        order: OrderPolicy,
-        activity: Arc<Activity>,
-    ) -> Arc<Self> {
+    pub fn new(shards: usize, share: f64, is_logged: bool, order: OrderPolicy, activity: Arc<Activity>) -> Arc<Self> {
         Arc::new(Rehearser {
             share,
             order,
             is_logged,
             arrivals: ArrivalRings::new(shards, MOST),
-            devices: DeviceRehearser::new(clock, shards, share > 0.0),
             runs: ArrayQueue::new(RUNS),
             told: Mutex::default(),
             wake: Condvar::new(),
@@ -194,8 +182,7 @@ impl Rehearser {
             status.behaviour = cluster.behaviour(*handle);
         }
         let models = queues.into_iter().map(|(_, status)| status).collect();
-        let device_policies = self.devices.status();
-        SchedulerStatus { trials, changes, cpu, arrivals_lost, order, models, last_trial: last, device_policies }
+        SchedulerStatus { trials, changes, cpu, arrivals_lost, order, models, last_trial: last }
     }
 
     /// Ends [`Rehearser::work`].
@@ -223,11 +210,10 @@ impl Rehearser {
         }
         let now = || cluster.handler().clock.now();
         let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
-        let (mut trials, mut idle) = (DeviceTrials::default(), false);
+        let mut idle = false;
         while self.listen(&mut rehearsal, idle) {
             idle = false;
             self.hear(&mut rehearsal, &mut feed, now, metrics);
-            self.devices.hear(&mut trials, metrics);
             account.pass(now());
             let heard = now();
             // The thread works no longer than it takes to fill a ring.
@@ -238,7 +224,6 @@ impl Rehearser {
                     metrics.changes.inc_by(u64::from(decision.changed));
                     self.say(cluster, decision);
                 }
-                let on_devices = self.devices.step(&mut trials, EVENTS, metrics);
                 let has_trained = retrainer.step(|is_adopted| {
                     metrics.trainings.inc();
                     metrics.adoptions.inc_by(u64::from(is_adopted));
@@ -247,8 +232,8 @@ impl Rehearser {
                     }
                 });
                 account.spend();
-                if used < EVENTS && on_devices < EVENTS && !has_trained {
-                    idle = used == 0 && on_devices == 0;
+                if used < EVENTS && !has_trained {
+                    idle = used == 0;
                     break;
                 }
             }
@@ -299,7 +284,6 @@ impl Rehearser {
             match event {
                 Event::Came(arrival) => rehearsal.arrival(arrival),
                 Event::Answered { at, model, requests, lost } => rehearsal.answered(at, model, requests, lost),
-                Event::Ended { .. } => {}
             }
         }
         if feed.skipped() > skipped {
@@ -336,7 +320,6 @@ impl Rehearser {
         for (shard, trial) in shards.into_values().zip(trial.into_iter().cycle()) {
             cluster.note_trial(shard, trial);
         }
-        self.devices.behave(said.iter().map(|(queue, behaviour)| (queue.model, *behaviour)).collect());
         said.into_iter().for_each(|(queue, behaviour)| cluster.set_behaviour(queue, behaviour));
         order.into_iter().for_each(|order| cluster.set_order(order));
     }

@@ -318,13 +318,12 @@ impl DeviceHost {
     /// A lane has ended a launch, which it had from `begin` to `end`.
     pub(super) fn finish(&self, head: Head, begin: Time, end: Time, outcome: Outcome) {
         let Head { launch, lane, partition, model, grant } = head;
-        let was_alone = self.occupancy.end(end, partition, model.id);
+        self.occupancy.end(end, partition, model.id);
         let is_last = usize::from(launch.segments.end) == model.segments();
         model.work.end(end, end.since(begin), is_last.then_some(launch.rows));
         let asked = outcome.members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
         model.metrics.record_launch(&launch, asked, end.since(begin));
         let (has_failed, alone) = (!outcome.failed.is_empty(), outcome.alone);
-        model.tell_run(&launch, end.since(begin), was_alone && !has_failed);
         self.history.lock().push(&launch, lane, partition, begin, end);
         let span = Span { start: begin, end };
         if !has_failed {
@@ -515,11 +514,6 @@ impl DeviceHost {
     pub(super) fn free_in(&self, model: &HostedModel) -> Duration {
         let (inner, now) = (self.inner.lock(), self.clock.now());
         inner.scheduler().free_at(now, model.id).since(now)
-    }
-
-    /// How many of the scheduler's slots there are in a partition.
-    pub(crate) fn slots(&self, partition: PartitionId) -> u32 {
-        self.inner.lock().scheduler().shared_lanes(partition).len() as u32
     }
 
     /// The partition of one of the scheduler's slots.

@@ -51,7 +51,7 @@ pub use history::{PastLaunch, PastLaunches};
 pub(crate) use hosted_model::{HostedModel, WarmUpLanes};
 pub(crate) use hosted_version::HostedVersion;
 pub use hosted_version::Timeline;
-pub(crate) use lane_setup::{BRIEF, LaneSetup, LanesWanted, PolicyError, check_padding, padding, start, start_granted};
+pub(crate) use lane_setup::{LaneSetup, LanesWanted, PolicyError, check_padding, padding, start, start_granted};
 pub(crate) use own_launch::run_own;
 pub(crate) use padding::Padding;
 pub(crate) use policy_guard::PolicyGuard;

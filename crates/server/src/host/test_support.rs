@@ -93,7 +93,6 @@ impl Served {
             exits: [].into(),
             knee: None,
             guard: None,
-            auto: None,
             group: None,
             work: Default::default(),
             batch_control: OnceLock::new(),

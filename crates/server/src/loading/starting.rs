@@ -7,11 +7,10 @@ use downbeat_core::device::{AutoInputs, GuardOptions, PolicyName, SegmentProfile
 use downbeat_engine::{Lane, Model};
 
 use super::{Loading, Runnable};
-use crate::auto_model::AutoModel;
 use crate::engines::MOST_EXECUTORS;
 use crate::group_predictor::GroupMember;
 use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, PolicyGuard};
-use crate::policy_choice::Profiled;
+use crate::policy_choice::{Chosen, Profiled};
 use crate::row_judgement::RowJudgement;
 use crate::warm_up::{self, Sample};
 
@@ -29,7 +28,7 @@ impl Loading<'_> {
     pub(super) fn start(
         &self,
         Runnable { model, codec, padding, device: measured, lane }: Runnable,
-        auto: Option<Arc<AutoModel>>,
+        chosen: Option<&Chosen>,
         Profiled { profile, threads, .. }: &Profiled,
         segments: SegmentProfile,
     ) -> anyhow::Result<HostedVersion> {
@@ -38,7 +37,7 @@ impl Loading<'_> {
         let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
         let hosts = self.hosts();
         let id = context.driver.next_model();
-        let guard = auto.as_deref().filter(|_| self.routed).map(|auto| Arc::new(self.guard(auto, id, &hosts)));
+        let guard = chosen.filter(|_| self.routed).map(|chosen| Arc::new(self.guard(chosen, id, &hosts)));
         let setup = LaneSetup {
             id,
             name: &definition.name,
@@ -49,7 +48,6 @@ impl Loading<'_> {
             profile: profile.clone(),
             policy: self.policy,
             guard,
-            auto,
             queue_delay: context.options.queue_delay(&definition.name, definition.batching.max_queue_delay),
             drop: self.drops(),
             queue_bound: context.queue_bound(definition),
@@ -81,8 +79,8 @@ impl Loading<'_> {
     }
 
     /// The guard of the policy that `auto` chose.
-    fn guard(&self, auto: &AutoModel, id: ModelId, hosts: &[Arc<DeviceHost>]) -> PolicyGuard {
-        let AutoInputs { profile, max_batch, launch, .. } = auto.chosen.inputs.clone();
+    fn guard(&self, chosen: &Chosen, id: ModelId, hosts: &[Arc<DeviceHost>]) -> PolicyGuard {
+        let AutoInputs { profile, max_batch, launch, .. } = chosen.inputs.clone();
         let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop: self.drops() };
         PolicyGuard::new(options, self.context.clock, id, self.placed.home(), hosts)
     }

@@ -147,8 +147,7 @@ impl Service for Registry {
 
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
         let loaded = self.served(name)?.version(version)?.clone();
-        let rehearsal = loaded.auto.as_ref().and_then(|auto| self.driver.policies().last_trial(auto.number));
-        Ok(PolicyReport { rehearsal, ..loaded.policy() })
+        Ok(loaded.policy())
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {

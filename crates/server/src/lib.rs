@@ -58,6 +58,7 @@ pub mod pair_profiler;
 mod partitions;
 mod placement;
 mod policy_choice;
+mod policy_guard;
 pub mod policy_report;
 mod ports;
 mod preprocess;

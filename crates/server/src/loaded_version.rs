@@ -19,6 +19,7 @@ use crate::metrics::ModelMetrics;
 use crate::model_health::ModelHealth;
 use crate::model_memory::HeldMemory;
 use crate::policy_choice::Chosen;
+use crate::policy_guard::PolicyGuard;
 use crate::policy_report::PolicyReport;
 use crate::preprocess::Preprocess;
 use crate::queue::Queue;
@@ -45,6 +46,8 @@ pub struct LoadedVersion {
     pub preprocess: Option<Arc<Preprocess>>,
     /// The choice of `auto`, if it was asked for and could choose.
     pub chosen: Option<Chosen>,
+    /// Watches its policy, if `auto` chose the policy.
+    pub guard: Option<Arc<PolicyGuard>>,
     /// Whether its requests may share batches, if that was checked.
     pub rows: Option<RowJudgement>,
     /// Whether the server has taken note that its requests run alone, as an answer was wrong.
@@ -102,6 +105,7 @@ impl LoadedVersion {
             policy,
             preprocess: None,
             chosen: None,
+            guard: None,
             rows: None,
             is_parted: AtomicBool::new(false),
             answers: true,
@@ -135,7 +139,7 @@ impl LoadedVersion {
 
     /// The report on its policy.
     pub fn policy(&self) -> PolicyReport {
-        let guard = self.hosts.guard().map(|guard| guard.report());
+        let guard = self.guard.as_ref().map(|guard| guard.report());
         PolicyReport { guard: guard.or_else(|| self.policy.guard.clone()), ..self.policy.clone() }
     }
 

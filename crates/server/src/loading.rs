@@ -31,6 +31,7 @@ use crate::model_source::{ModelSource, is_emulated};
 use crate::options::Isolation;
 use crate::placement::Placed;
 use crate::policy_choice::{AutoSubject, Chosen, Known, Profiled, Why};
+use crate::policy_guard::PolicyGuard;
 use crate::policy_report::PolicyReport;
 use crate::preprocess::Preprocess;
 use crate::profiler::Threads;
@@ -213,14 +214,14 @@ impl<'a> Loading<'a> {
         let segments = segments.unwrap_or_else(|| SegmentProfile::even(&profiled.profile, runnable.model.segments()));
         let model = runnable.model.clone();
         self.group = self.group(&*model, profiled.threads);
-        let hosts = self.start(runnable, chosen.as_ref(), &profiled, segments)?;
+        let (hosts, guard) = self.start(runnable, chosen.as_ref(), &profiled, segments)?;
         if let Some(graphs) = graph_report::summary(model.segments(), &model.graphs()) {
             tracing::info!(model = %self.definition.name, version = %self.version, "{graphs}");
         }
         if let Some(rewritten) = model.rewritten() {
             tracing::info!(model = %self.definition.name, version = %self.version, "{rewritten}");
         }
-        Ok(self.finish(hosts, (report, chosen), profiles, profiled.threads))
+        Ok(self.finish(hosts, (report, chosen, guard), profiles, profiled.threads))
     }
 
     fn refuses(&self, reason: impl ToString) -> PolicyError {
@@ -451,7 +452,7 @@ impl<'a> Loading<'a> {
     fn finish(
         self,
         hosts: HostedVersion,
-        (report, chosen): (PolicyReport, Option<Chosen>),
+        (report, chosen, guard): (PolicyReport, Option<Chosen>, Option<Arc<PolicyGuard>>),
         profiles: Vec<LatencyProfile>,
         threads: usize,
     ) -> LoadOutcome {
@@ -467,7 +468,7 @@ impl<'a> Loading<'a> {
         let queue_bound = context.queue_bound(&definition);
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
         (loaded.held, loaded.folder, loaded.chosen, loaded.preprocess) = (held, source.folder, chosen, preprocess);
-        (loaded.rows, loaded.answers) = (judgement, answers);
+        (loaded.rows, loaded.answers, loaded.guard) = (judgement, answers, guard);
         loaded.codec.begin_service();
         if !routed {
             let at_once = context.at_once(&definition);

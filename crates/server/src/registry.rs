@@ -22,7 +22,6 @@ use crate::budget::ByteBudget;
 use crate::driver::Driver;
 use crate::error::ServiceError;
 use crate::gpu_watch::GpuWatch;
-use crate::host::PolicyGuard;
 use crate::load_context::{LoadProgress, VersionFile};
 use crate::loaded_version::LoadedVersion;
 use crate::loader::Loader;
@@ -234,7 +233,7 @@ impl Registry {
     /// it. Present requests are answered by the policy that they came to.
     pub async fn change_policies(&self) {
         for served in self.serving.all() {
-            let has_lost = |version: &&Arc<LoadedVersion>| version.hosts.guard().is_some_and(PolicyGuard::has_lost);
+            let has_lost = |version: &&Arc<LoadedVersion>| version.guard.as_ref().is_some_and(|guard| guard.has_lost());
             let lost = served.versions.values().filter(has_lost);
             if lost.filter(|version| self.loader.remember_loss(version)).count() > 0 {
                 self.load_again(&served.definition.name).await;

@@ -19,9 +19,9 @@ use parking_lot::RwLock;
 use crate::batch_codec::{Admitted, ShapeKey};
 use crate::budget::ByteBudget;
 use crate::call::Call;
-use crate::driver::{Driver, QueuedCall};
+use crate::driver::Driver;
 use crate::error::ServiceError;
-use crate::host::run_own;
+use crate::host::{QueuedCall, run_own};
 use crate::loaded_version::LoadedVersion;
 use crate::options::ServerOptions;
 use crate::queue::Queue;
@@ -183,7 +183,7 @@ impl Serving {
             if let Some(place) = place {
                 place.pass_on(false);
             }
-            run_own(is_alone, || host.submit(model, id, call(admitted), length));
+            run_own(is_alone, |own| host.submit(model, id, call(admitted), length, own));
             Decider::Device(host.clone(), model.clone())
         } else {
             let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;

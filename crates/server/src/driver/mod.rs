@@ -11,7 +11,6 @@
 
 mod arrival_rings;
 mod device_pool;
-mod queued_call;
 mod rehearser;
 mod scheduler_status;
 mod waiting_table;
@@ -30,7 +29,7 @@ use smallvec::SmallVec;
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::group_predictor::GroupPredictor;
-use crate::host::{DeviceHost, HostedModel};
+use crate::host::{DeviceHost, HostedModel, OwnLaunch, QueuedCall};
 use crate::loaded_version::LoadedVersion;
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
@@ -39,17 +38,10 @@ use crate::queue::Queue;
 use crate::retraining::GroupRetrainer;
 use crate::watchdog::Watchdog;
 pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
-pub use queued_call::QueuedCall;
 use rehearser::Rehearser;
+pub use rehearser::WAKE_MARGIN;
 pub use scheduler_status::SchedulerStatus;
-pub use waiting_table::CounterHasher;
 use waiting_table::{Event, WaitingTable};
-
-/// How long before its latest start a deferred batch starts. On a machine with other work, this
-/// leaves time for late alarms, for runs longer than their profile, and for the answer's way. The
-/// margin costs no capacity: while the devices are busy, a batch may still start until its latest
-/// start.
-pub const WAKE_MARGIN: Duration = Duration::from_millis(5);
 
 /// How long [`Driver`]'s drop waits for threads, which an endless run may hold up.
 const PATIENCE: Duration = Duration::from_millis(1_000);
@@ -109,7 +101,10 @@ impl Driver {
         let (next_request, next_model, threads) = Default::default();
         let predictor = Arc::new(GroupPredictor::open(&options.device, rehearsal_cpu > 0.0));
         let driver = Driver { cluster, next_request, next_model, threads, predictor, log };
-        driver.hosts().iter().for_each(|host| host.belongs_to(&driver.cluster));
+        for host in driver.hosts() {
+            let scheduler = Arc::downgrade(&driver.cluster);
+            host.belongs_to(scheduler);
+        }
         let partitions = |(device, kinds): (usize, &Vec<DeviceKind>)| {
             let slot = move |(partition, kind)| (device, PartitionId(partition as u32), kind);
             kinds.clone().into_iter().enumerate().map(slot)
@@ -122,7 +117,10 @@ impl Driver {
             let (cluster, metrics) = (driver.cluster.clone(), metrics.rehearsal());
             let kinds = planned_devices(kinds);
             let retrainer = GroupRetrainer::new(driver.predictor.clone());
-            let work = move || rehearser.work(&cluster, &kinds, retrainer, &metrics);
+            let work = move || {
+                let adopts = || cluster.handler().hosts.iter().for_each(|host| host.tell_groups());
+                rehearser.work(&cluster, &kinds, (retrainer, adopts), &metrics);
+            };
             let thread = std::thread::Builder::new().name("rehearsal".to_owned()).spawn(work)?;
             driver.threads.lock().push(thread);
         }
@@ -195,9 +193,9 @@ impl Driver {
 
     /// Gives a slot a batch that another process's scheduler has made. The slot must be free, and
     /// must [run](Self::runs) the batch's model.
-    pub fn grant(&self, slot: DeviceId, batch: BatchId, jobs: Vec<(RequestId, QueuedCall)>) {
+    pub fn grant(&self, slot: DeviceId, batch: BatchId, jobs: Vec<(RequestId, QueuedCall)>, own: &mut OwnLaunch) {
         let (host, lane) = self.cluster.handler().slot(slot);
-        host.grant(lane, batch, jobs, self.clock().now());
+        host.grant(lane, batch, jobs, self.clock().now(), own);
     }
 
     /// By slot: its device and its partition.
@@ -275,21 +273,22 @@ impl Driver {
         self.rehearser().removed(queue);
     }
 
-    /// Hands a request over. The answer always comes through the call's `reply`.
-    pub fn submit(&self, id: RequestId, queued: QueuedCall) {
+    /// Hands a request over. The answer always comes through the call's `reply`. `own`: the launch
+    /// that the calling thread takes, of those that follow.
+    pub fn submit(&self, id: RequestId, queued: QueuedCall, own: &mut OwnLaunch) {
         let (place, loaded) = (queued.queue.place, queued.queue.gathers.then(|| queued.call.loaded.clone()));
-        self.cluster.post(place, Event::Submit(id, queued));
+        self.cluster.post(place, Event::Submit(id, queued), own);
         // This comes afterwards, so that of two simultaneous requests the later finds the earlier.
         if let Some(other) = loaded.and_then(|loaded| loaded.gathers_in(place)) {
-            self.cluster.flush_model(other);
+            self.cluster.flush_model(other, own);
         }
     }
 
     /// Hands over several requests, which can share batches. A request whose client has gone is
     /// left out: its ticket has counted it.
-    pub fn submit_all(&self, requests: impl Iterator<Item = (RequestId, QueuedCall)>) {
+    pub fn submit_all(&self, requests: impl Iterator<Item = (RequestId, QueuedCall)>, own: &mut OwnLaunch) {
         let mut overtaken: SmallVec<[QueueHandle; 1]> = SmallVec::new();
-        self.cluster.post_all(requests.filter_map(|(id, queued)| {
+        let events = requests.filter_map(|(id, queued)| {
             let (call, place) = (&queued.call, queued.queue.place);
             if call.reply.is_closed() {
                 if queued.has_place {
@@ -301,13 +300,14 @@ impl Driver {
                 overtaken.extend(call.loaded.gathers_in(place));
             }
             Some((place, Event::Submit(id, queued)))
-        }));
-        overtaken.into_iter().for_each(|queue| self.cluster.flush_model(queue));
+        });
+        self.cluster.post_all(events, own);
+        overtaken.into_iter().for_each(|queue| self.cluster.flush_model(queue, own));
     }
 
     /// Cancels a request.
     pub fn cancel(&self, queue: QueueHandle, id: RequestId) {
-        self.cluster.post(queue, Event::Cancel(queue.model, id));
+        self.cluster.post(queue, Event::Cancel(queue.model, id), &mut OwnLaunch::default());
     }
 }
 

@@ -10,17 +10,21 @@ use downbeat_core::cluster::{
 };
 use downbeat_core::journal::cluster::TrialRecord;
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId, Time};
-use downbeat_driver::{Cluster, QueueHandle};
+use downbeat_driver::{Cluster, Handler, QueueHandle};
 use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::WAKE_MARGIN;
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
-use super::device_pool::DevicePool;
 use super::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 use crate::activity::Activity;
 use crate::metrics::RehearsalMetrics;
 use crate::retraining::GroupRetrainer;
+
+/// How long before its latest start a deferred batch starts. On a machine with other work, this
+/// leaves time for late alarms, for runs longer than their profile, and for the answer's way. The
+/// margin costs no capacity: while the devices are busy, a batch may still start until its latest
+/// start.
+pub const WAKE_MARGIN: Duration = Duration::from_millis(5);
 
 /// How often the thread looks for work, and takes new events.
 const EVERY: Duration = Duration::from_millis(50);
@@ -151,7 +155,7 @@ impl Rehearser {
     }
 
     /// The behaviours of the scheduler's queues, and the result of the last trial.
-    pub fn status(&self, cluster: &Cluster<DevicePool>) -> SchedulerStatus {
+    pub fn status(&self, cluster: &Cluster<impl Handler>) -> SchedulerStatus {
         let told = self.told.lock();
         let queue = |queue: &Queue| {
             let by = match queue.set {
@@ -166,7 +170,7 @@ impl Rehearser {
         };
         let mut queues: Vec<(QueueHandle, QueueStatus)> = told.queues.values().map(queue).collect();
         let adaptive = |model: ModelId| told.queues.get(&model).is_some_and(|queue| queue.adaptive);
-        let now = cluster.handler().clock.now();
+        let now = cluster.handler().now();
         let last = told.last.as_ref().map(|(at, decision)| TrialStatus::of(decision, now.since(*at), adaptive));
         let cpu = CpuStatus { budget: self.share, used: told.used };
         let (trials, changes, arrivals_lost) = (told.trials, told.changed, told.lost);
@@ -192,12 +196,13 @@ impl Rehearser {
         self.activity.stir();
     }
 
-    /// The life of the thread, for so many devices of each kind.
+    /// The life of the thread, for so many devices of each kind. `adopts` is called when the
+    /// predictor of operator groups has changed.
     pub fn work(
         &self,
-        cluster: &Cluster<DevicePool>,
+        cluster: &Cluster<impl Handler>,
         devices: &[u32],
-        mut retrainer: GroupRetrainer,
+        (mut retrainer, adopts): (GroupRetrainer, impl Fn()),
         metrics: &RehearsalMetrics,
     ) {
         // If the system refuses the low priority, the thread runs at the normal priority.
@@ -208,7 +213,7 @@ impl Rehearser {
         for (kind, count) in (0..).map(DeviceKind).zip(devices) {
             rehearsal.set_devices(kind, *count);
         }
-        let now = || cluster.handler().clock.now();
+        let now = || cluster.handler().now();
         let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
         let mut idle = false;
         while self.listen(&mut rehearsal, idle) {
@@ -228,7 +233,7 @@ impl Rehearser {
                     metrics.trainings.inc();
                     metrics.adoptions.inc_by(u64::from(is_adopted));
                     if is_adopted {
-                        cluster.handler().hosts.iter().for_each(|host| host.tell_groups());
+                        adopts();
                     }
                 });
                 account.spend();
@@ -297,7 +302,7 @@ impl Rehearser {
     }
 
     /// Gives the scheduler's queues the behaviours that a trial has found.
-    fn say(&self, cluster: &Cluster<DevicePool>, decision: RehearsalDecision) {
+    fn say(&self, cluster: &Cluster<impl Handler>, decision: RehearsalDecision) {
         let mut said = Vec::new();
         let mut told = self.told.lock();
         told.trials += 1;
@@ -315,7 +320,7 @@ impl Rehearser {
             tracing::debug!(?said, order = %decision.order, "the rehearsal found something better");
         }
         let order = told.order.filter(|_| decision.changed);
-        told.last = Some((cluster.handler().clock.now(), decision));
+        told.last = Some((cluster.handler().now(), decision));
         drop(told);
         for (shard, trial) in shards.into_values().zip(trial.into_iter().cycle()) {
             cluster.note_trial(shard, trial);

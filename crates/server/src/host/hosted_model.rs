@@ -9,7 +9,7 @@ use downbeat_engine::{Lane, Model};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::exits::Exit;
-use super::policy_guard::PolicyGuard;
+use super::request_events::RequestEvents;
 use super::tensors::BatchTensors;
 use super::work_meter::WorkMeter;
 use crate::group_predictor::GroupMember;
@@ -42,8 +42,8 @@ pub struct HostedModel {
     pub work: WorkMeter,
     /// Sets how large its batches may be, if a controller outside its policy decides that.
     pub batch_control: OnceLock<BatchControl>,
-    /// Watches its policy, if `auto` chose the policy.
-    pub guard: Option<Arc<PolicyGuard>>,
+    /// Hears of its requests.
+    pub listener: Option<Arc<dyn RequestEvents>>,
     /// The model's part in operator groups, if its operators run in groups with other models.
     pub group: Option<GroupMember>,
     pub health: Arc<ModelHealth>,

@@ -9,7 +9,6 @@ use super::device_host::DeviceHost;
 use super::history::PastLaunches;
 use super::hosted_model::HostedModel;
 use super::padding::Padding;
-use super::policy_guard::PolicyGuard;
 use crate::activity::Activity;
 use crate::batch_codec::{Admitted, BatchCodec};
 use crate::error::ServiceError;
@@ -48,11 +47,6 @@ impl HostedVersion {
     /// The version on its first device.
     pub fn first(&self) -> &HostedModel {
         &self.devices[0].1
-    }
-
-    /// The guard of its policy, if `auto` chose the policy.
-    pub fn guard(&self) -> Option<&PolicyGuard> {
-        self.first().guard.as_deref()
     }
 
     /// The length of a request, 0 if the model's shapes are fixed.

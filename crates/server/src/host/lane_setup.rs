@@ -21,7 +21,7 @@ use super::hosted_version::HostedVersion;
 use super::input_rings::InputRings;
 use super::padding::Padding;
 use super::padding_check;
-use super::policy_guard::PolicyGuard;
+use super::request_events::RequestEvents;
 use super::tensors::BatchTensors;
 use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
@@ -68,8 +68,8 @@ pub struct LaneSetup<'a> {
     pub profile: LatencyProfile,
     pub segments: SegmentProfile,
     pub policy: &'a ChosenPolicy,
-    /// The guard of the policy, if `auto` chose the policy.
-    pub guard: Option<Arc<PolicyGuard>>,
+    /// Hears of the requests that the policy decides about.
+    pub listener: Option<Arc<dyn RequestEvents>>,
     /// How long a request waits for company by the configuration
     /// ([`ServerOptions::queue_delay`](crate::options::ServerOptions::queue_delay)).
     pub queue_delay: Duration,
@@ -241,7 +241,7 @@ impl<'a> Started<'a> {
             profile: setup.profile.clone(),
             exits,
             knee: setup.knee.map(|knee| knee.saturating_mul(own.len().max(1) as u32)),
-            guard: setup.guard.clone(),
+            listener: setup.listener.clone(),
             group: setup.group.clone(),
             work: Default::default(),
             batch_control: OnceLock::new(),

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use super::device_host::DeviceHost;
 use super::hosted_model::{HostedModel, WarmUpLanes};
 use super::hosted_version::HostedVersion;
+use super::lane_host::OwnLaunch;
 use super::lane_setup::brief_rows;
 use super::tensors::BatchTensors;
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
@@ -92,7 +93,7 @@ impl Served {
             profile,
             exits: [].into(),
             knee: None,
-            guard: None,
+            listener: None,
             group: None,
             work: Default::default(),
             batch_control: OnceLock::new(),
@@ -109,11 +110,16 @@ impl Served {
 
     /// Sends a request of one item, which is its answer too.
     pub fn send(&self, item: u8) -> (RequestId, Answer) {
-        self.send_with(item, Time::MAX, false)
+        self.send_own(item, &mut OwnLaunch::default())
+    }
+
+    /// Sends a request; the calling thread may take the launch that follows.
+    pub fn send_own(&self, item: u8, own: &mut OwnLaunch) -> (RequestId, Answer) {
+        self.send_with(item, Time::MAX, false, own)
     }
 
     /// Sends a request; a probe has `deadline` as the deadline that it would have had.
-    pub fn send_with(&self, item: u8, deadline: Time, is_probe: bool) -> (RequestId, Answer) {
+    pub fn send_with(&self, item: u8, deadline: Time, is_probe: bool, own: &mut OwnLaunch) -> (RequestId, Answer) {
         let (reply, answer) = Reply::channel();
         let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
         let call = Call {
@@ -126,7 +132,7 @@ impl Served {
             reply,
         };
         let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));
-        self.host.submit(&self.model, request, call, 0);
+        self.host.submit(&self.model, request, call, 0, own);
         (request, answer)
     }
 

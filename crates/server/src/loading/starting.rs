@@ -9,8 +9,9 @@ use downbeat_engine::{Lane, Model};
 use super::{Loading, Runnable};
 use crate::engines::MOST_EXECUTORS;
 use crate::group_predictor::GroupMember;
-use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, PolicyGuard};
+use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, RequestEvents};
 use crate::policy_choice::{Chosen, Profiled};
+use crate::policy_guard::PolicyGuard;
 use crate::row_judgement::RowJudgement;
 use crate::warm_up::{self, Sample};
 
@@ -24,14 +25,15 @@ impl Loading<'_> {
         is_one.then(|| GroupMember::new(predictor, file, place, model.segments()))
     }
 
-    /// Starts its lanes on its devices, and warms them up.
+    /// Starts its lanes on its devices, and warms them up. Returns them with the guard of the policy
+    /// that `auto` chose.
     pub(super) fn start(
         &self,
         Runnable { model, codec, padding, device: measured, lane }: Runnable,
         chosen: Option<&Chosen>,
         Profiled { profile, threads, .. }: &Profiled,
         segments: SegmentProfile,
-    ) -> anyhow::Result<HostedVersion> {
+    ) -> anyhow::Result<(HostedVersion, Option<Arc<PolicyGuard>>)> {
         let (context, definition) = (self.context, &self.definition);
         let samples = warm_up::samples(definition, &codec)?;
         let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
@@ -47,7 +49,7 @@ impl Loading<'_> {
             segments,
             profile: profile.clone(),
             policy: self.policy,
-            guard,
+            listener: guard.clone().map(|guard| guard as Arc<dyn RequestEvents>),
             queue_delay: context.options.queue_delay(&definition.name, definition.batching.max_queue_delay),
             drop: self.drops(),
             queue_bound: context.queue_bound(definition),
@@ -69,7 +71,7 @@ impl Loading<'_> {
                 limit,
             ),
         };
-        self.start_lanes(setup, padding, &samples, (measured, lane))
+        Ok((self.start_lanes(setup, padding, &samples, (measured, lane))?, guard))
     }
 
     /// The hosts of its devices.

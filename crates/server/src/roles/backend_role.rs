@@ -16,9 +16,9 @@ use super::machine::{Machine, Step};
 use super::status::StatusBoard;
 use super::tensors::Tensors;
 use crate::call::Call;
-use crate::driver::{QueuedCall, SlotDone};
+use crate::driver::SlotDone;
 use crate::error::ServiceError;
-use crate::host::run_own;
+use crate::host::{QueuedCall, run_own};
 use crate::loaded_version::LoadedVersion;
 use crate::registry::Registry;
 use crate::reply::{Answer, Gathered, Reply};
@@ -111,7 +111,7 @@ impl BackendRole {
                     // A short batch without another beside it runs on the node's thread. Two
                     // changes of threads would take longer than the batch.
                     let is_alone = self.node.batches() == 1;
-                    run_own(is_alone, || self.registry.driver.grant(DeviceId(slot), id, jobs));
+                    run_own(is_alone, |own| self.registry.driver.grant(DeviceId(slot), id, jobs, own));
                 }
                 prepared => {
                     let failed = prepared.err();

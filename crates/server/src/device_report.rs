@@ -1,10 +1,7 @@
 //! The report on devices: their partitions, and the models on each.
 
-use downbeat_core::device::GroupStats;
 use downbeat_engine::Executor;
 use serde::{Deserialize, Serialize};
-
-use crate::group_predictor::GroupPredictor;
 
 /// The answer of `GET /v2/devices`.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -87,15 +84,6 @@ pub struct GroupedModel {
     pub version: String,
     /// Why its requests run beside no other model's; `None`: they do.
     pub alone: Option<String>,
-}
-
-impl GroupsReport {
-    /// A report without models yet, whose names the caller adds.
-    pub fn new(stats: GroupStats, predictor: &GroupPredictor) -> Self {
-        let GroupStats { groups, together, overtaken, expected, bound } = stats;
-        let (mean_error, retraining) = (predictor.mean_error(), predictor.retraining());
-        GroupsReport { mean_error, models: Vec::new(), groups, together, overtaken, expected, bound, retraining }
-    }
 }
 
 /// A model version on a device.

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use downbeat_core::device::GroupSettings;
 use downbeat_core::device::overlap::{GroupOrder, GroupPart};
+use downbeat_core::device::{GroupSettings, GroupStats};
 use downbeat_core::{Duration, ModelId};
 use downbeat_engine::EngineInfo;
 
-use crate::device_report::RetrainingReport;
+use crate::device_report::GroupsReport;
 use crate::options::DeviceOptions;
 use crate::profile_store::ProfileStore;
 use crate::profiler::Threads;
@@ -78,9 +78,11 @@ impl GroupPredictor {
         }
     }
 
-    /// The results of its training with served groups; `None`: it is not trained.
-    pub fn retraining(&self) -> Option<RetrainingReport> {
-        self.learning.as_ref().map(Learning::report)
+    /// The report on the groups of a device. It has no models yet, whose names the caller adds.
+    pub fn report(&self, stats: GroupStats) -> GroupsReport {
+        let GroupStats { groups, together, overtaken, expected, bound } = stats;
+        let (mean_error, retraining) = (self.mean_error(), self.learning.as_ref().map(Learning::report));
+        GroupsReport { mean_error, models: Vec::new(), groups, together, overtaken, expected, bound, retraining }
     }
 
     /// The predictor's record of a model, which tells how to load the model.

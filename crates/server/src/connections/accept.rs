@@ -15,11 +15,12 @@ use tokio::time::{interval, timeout};
 
 use super::looks::Looks;
 use super::open::Connections;
+use super::options::Protocol;
 use super::port_state::PortState;
 use super::refusal::refuse;
+use super::stage::{Stage, Stages, reached};
 use super::stream::WatchedStream;
 use super::watched::Watched;
-use super::{Protocol, Stage, Stages, reached};
 
 /// Connections that the kernel may have ready for a port. The kernel lowers this to the system's
 /// limit (`somaxconn`).

@@ -10,7 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-use super::ConnectionOptions;
+use super::options::ConnectionOptions;
 use super::watched::Watched;
 
 /// Bytes before each gRPC message: a flag and the length.

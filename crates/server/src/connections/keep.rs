@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::AsyncWrite;
 
-use super::Protocol;
+use super::options::Protocol;
 use super::stream::WatchedStream;
 use super::watched::{Request, Watched};
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::options::{ConnectionOptions, Protocol};
 use super::watched::{Request, Seen};
-use super::{ConnectionOptions, Protocol};
 
 /// The limit for a connection to end that was asked to and has nothing under way.
 const FINISH_LIMIT: Duration = Duration::from_secs(5);

@@ -11,9 +11,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::look::{Look, Verdict};
+use super::options::{ConnectionOptions, Protocol};
 use super::threads::FrontendThreads;
 use super::watched::{Request, Watched};
-use super::{ConnectionOptions, Protocol};
 use crate::memory;
 
 /// How long a used connection must have been idle to make room for another: before that, its next

@@ -10,8 +10,8 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::Protocol;
 use super::frames::{FEW_BYTES, Frames};
+use super::options::Protocol;
 use super::watched::Watched;
 
 /// Most bytes that are read of a request after its answer. A socket that is closed with unread
@@ -162,7 +162,6 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
-    use crate::connections::Protocol;
     use crate::connections::port_state::PortState;
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use futures_util::task::AtomicWaker;
 use http_body::{Body, Frame, SizeHint};
 
-use super::Protocol;
+use super::options::Protocol;
 use super::port_state::PortState;
 
 /// A port's request to a connection.

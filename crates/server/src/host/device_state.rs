@@ -157,7 +157,7 @@ impl DeviceState {
             self.models.values().filter_map(|resident| Some((&resident.model, resident.model.group.as_ref()?)));
         let mut report: Option<GroupsReport> = None;
         for (model, group) in members {
-            let report = report.get_or_insert_with(|| GroupsReport::new(self.scheduler().groups(), &group.predictor));
+            let report = report.get_or_insert_with(|| group.predictor.report(self.scheduler().groups()));
             let (model, version) = (model.name.clone(), model.version.clone());
             report.models.push(GroupedModel { model, version, alone: group.misfit.clone() });
         }

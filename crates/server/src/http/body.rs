@@ -11,7 +11,8 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 
 use super::answer::{HttpError, too_large};
-use super::{HttpState, encoding};
+use super::encoding;
+use super::state::HttpState;
 use crate::budget::Reservation;
 use crate::client::Client;
 use crate::compression::Coding;

@@ -7,9 +7,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::json;
 
-use super::HttpState;
 use super::answer::{HandlerResult, HttpError, json};
 use super::path::ModelPath;
+use super::state::HttpState;
 use crate::error::ServiceError;
 use crate::service::Service;
 

@@ -8,9 +8,9 @@ use downbeat_protocol::http::{
     ModelMetadataBody, ServerMetadataBody, TensorMetadataBody, config_to_json, statistics_to_json,
 };
 
-use super::HttpState;
 use super::answer::{HandlerResult, json_text, ok};
 use super::path::ModelPath;
+use super::state::HttpState;
 use crate::client::Client;
 use crate::extension::extensions;
 use crate::offload;

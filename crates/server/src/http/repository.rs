@@ -8,10 +8,10 @@ use bytes::Bytes;
 use downbeat_protocol::Parameter;
 use downbeat_protocol::http::{IndexRequest, LoadRequest};
 
-use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok, parse_json, read_json};
 use super::body::WholeBody;
 use super::path::ModelPath;
+use super::state::HttpState;
 use crate::client::Client;
 use crate::offload;
 use crate::service::{LoadOverrides, Service};

@@ -3,8 +3,8 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 
-use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok};
+use super::state::HttpState;
 use crate::client::Client;
 use crate::offload;
 use crate::service::Service;

@@ -6,10 +6,10 @@ use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 use tracing::level_filters::LevelFilter;
 
-use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok, read_json};
 use super::body::WholeBody;
 use super::path::ModelPath;
+use super::state::HttpState;
 use crate::service::Service;
 
 type Settings = Map<String, Value>;

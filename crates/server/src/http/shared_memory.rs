@@ -9,10 +9,10 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use downbeat_protocol::http::{RegisterCudaRegionRequest, RegisterRegionRequest};
 use serde_json::Map;
 
-use super::HttpState;
 use super::answer::{HandlerResult, ok, parse_json};
 use super::body::WholeBody;
 use super::path::RegionPath;
+use super::state::HttpState;
 use crate::client::Client;
 use crate::error::ServiceError;
 use crate::offload;

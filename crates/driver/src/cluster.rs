@@ -173,7 +173,7 @@ impl<H: Handler> Cluster<H> {
     /// Removes a model. Its queued requests are dropped, and its running batches go on. A second
     /// call does nothing.
     pub fn remove_model(&self, queue: QueueHandle) {
-        self.tell(queue, ToShard::RemoveModel(queue.model));
+        self.tell(queue, ToShard::RemoveModel(queue.model), &mut H::Context::default());
     }
 
     /// Removes a model unless requests wait for it, and returns whether it did. Waits until the
@@ -197,13 +197,17 @@ impl<H: Handler> Cluster<H> {
     /// Lets a model's waiting requests go without waiting for others to join
     /// ([`downbeat_core::cluster::Scheduler::flush`]).
     pub fn flush_model(&self, queue: QueueHandle, context: &mut H::Context) {
-        self.tell_with(context, queue, ToShard::Command(Input::Flush(queue.model).into()));
+        self.tell(queue, ToShard::Command(Input::Flush(queue.model).into()), context);
     }
 
     /// Sets the behaviour of an adaptive model
     /// ([`downbeat_core::cluster::Scheduler::set_behaviour`]).
     pub fn set_behaviour(&self, queue: QueueHandle, behaviour: Option<Behaviour>) {
-        self.tell(queue, ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()));
+        self.tell(
+            queue,
+            ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()),
+            &mut H::Context::default(),
+        );
     }
 
     /// Sets the order in which the candidates of all models get devices
@@ -215,7 +219,7 @@ impl<H: Handler> Cluster<H> {
 
     /// Writes a trial to the decision log of a queue's shard.
     pub fn note_trial(&self, queue: QueueHandle, trial: TrialRecord) {
-        self.tell(queue, ToShard::Command(Input::Trial(Box::new(trial)).into()));
+        self.tell(queue, ToShard::Command(Input::Trial(Box::new(trial)).into()), &mut H::Context::default());
     }
 
     /// The behaviour of an adaptive model, set or following from the present load
@@ -232,7 +236,11 @@ impl<H: Handler> Cluster<H> {
 
     /// Replaces a model's latency profiles, also for its queued requests.
     pub fn set_profile(&self, queue: QueueHandle, profiles: impl Into<DeviceProfiles>) {
-        self.tell(queue, ToShard::Command(Input::SetProfile(queue.model, Box::new(profiles.into())).into()));
+        self.tell(
+            queue,
+            ToShard::Command(Input::SetProfile(queue.model, Box::new(profiles.into())).into()),
+            &mut H::Context::default(),
+        );
     }
 
     /// Adds a free device, of a kind that is known from the start.
@@ -289,7 +297,7 @@ impl<H: Handler> Cluster<H> {
     /// Leaves an event for the shard of `queue`, and handles it unless another thread does. The
     /// decisions that this thread carries out get `context`.
     pub fn post(&self, queue: QueueHandle, event: H::Event, context: &mut H::Context) {
-        self.tell_with(context, queue, ToShard::Event(event));
+        self.tell(queue, ToShard::Event(event), context);
     }
 
     /// Posts several events to the shards of their queues, and handles them together. The caller
@@ -303,11 +311,7 @@ impl<H: Handler> Cluster<H> {
         self.work(round);
     }
 
-    fn tell(&self, queue: QueueHandle, message: ToShard<H::Event>) {
-        self.tell_with(&mut H::Context::default(), queue, message);
-    }
-
-    fn tell_with(&self, context: &mut H::Context, queue: QueueHandle, message: ToShard<H::Event>) {
+    fn tell(&self, queue: QueueHandle, message: ToShard<H::Event>, context: &mut H::Context) {
         let index = queue.shard();
         let mut round = Round::new(context);
         match self.shards[index].enter_idle() {

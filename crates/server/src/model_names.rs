@@ -4,7 +4,6 @@
 //! without a warning. [`ServerOptions::named_models`] lists every option that names models.
 
 use crate::options::{ModelControl, ModelOptions, ServerOptions};
-use crate::registry::shown;
 
 /// The kinds of options that name models.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,6 +97,11 @@ fn written(name: &str, options: &ModelOptions) -> String {
         true => format!("--slo-ms {name}=MS, or slo_ms in [models.{name}]"),
         false => format!("[models.{name}]"),
     }
+}
+
+/// Folders, for a message.
+pub(crate) fn shown(folders: &[std::path::PathBuf]) -> String {
+    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

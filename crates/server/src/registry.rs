@@ -607,8 +607,3 @@ fn overlay_of(name: &str, overrides: &LoadOverrides) -> Result<Option<Overlay>, 
     }
     Ok(Some(write_overlay(name, &overrides.files).map_err(|error| load_failed(name, &error))?))
 }
-
-/// Folders, for a message.
-pub(crate) fn shown(folders: &[std::path::PathBuf]) -> String {
-    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
-}

@@ -12,7 +12,6 @@
 mod arrival_rings;
 mod device_pool;
 mod rehearser;
-mod scheduler_status;
 mod waiting_table;
 
 use std::sync::Arc;
@@ -30,17 +29,16 @@ use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::group_predictor::GroupPredictor;
 use crate::host::{DeviceHost, HostedModel, OwnLaunch, QueuedCall};
-use crate::loaded_version::LoadedVersion;
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
 use crate::placement::Placed;
 use crate::queue::Queue;
 use crate::retraining::GroupRetrainer;
+use crate::scheduler_status::SchedulerStatus;
 use crate::watchdog::Watchdog;
 pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
 use rehearser::Rehearser;
 pub use rehearser::WAKE_MARGIN;
-pub use scheduler_status::SchedulerStatus;
 use waiting_table::{Event, WaitingTable};
 
 /// How long [`Driver`]'s drop waits for threads, which an endless run may hold up.
@@ -204,17 +202,15 @@ impl Driver {
         slots.iter().map(|(host, lane)| (host.device, host.slot_partition(*lane).0 as usize)).collect()
     }
 
-    /// Whether a slot exists, is in service, and runs a version.
-    pub fn runs(&self, slot: DeviceId, loaded: &LoadedVersion) -> bool {
+    /// Whether a slot exists, is in service, and runs the batches of a queue.
+    pub fn runs(&self, slot: DeviceId, queue: &Queue) -> bool {
         let pool = self.cluster.handler();
         let slot = pool.slots.read().get(slot.0 as usize).cloned();
         let Some((host, lane)) = slot.filter(|(host, _)| pool.is_in_service(host.device)) else { return false };
         let partition = host.slot_partition(lane);
-        let is_placed = |(_, queue): &(_, Arc<Queue>)| {
-            queue.placed.devices.contains(&host.device) && queue.placed.partitions.contains(&partition)
-        };
-        loaded.hosts.on_device(host.device).is_some_and(|model| model.lost().is_none())
-            && loaded.queues().first().is_some_and(is_placed)
+        queue.on_device(host.device).is_some_and(|model| model.lost().is_none())
+            && queue.placed.devices.contains(&host.device)
+            && queue.placed.partitions.contains(&partition)
     }
 
     pub fn hosts(&self) -> &[Arc<DeviceHost>] {

@@ -15,10 +15,10 @@ use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
-use super::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 use crate::activity::Activity;
 use crate::metrics::RehearsalMetrics;
 use crate::retraining::GroupRetrainer;
+use crate::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 
 /// How long before its latest start a deferred batch starts. On a machine with other work, this
 /// leaves time for late alarms, for runs longer than their profile, and for the answer's way. The

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use super::crew::{Crew, Seat};
 use super::device_state::{Actions, DeviceState, Resident, Write};
-use super::history::{History, PastLaunches};
+use super::history::History;
 use super::hosted_model::HostedModel;
 use super::lane_host::{LaneHost, OwnLaunch};
 use super::launch::{Grant, Head, Outcome};
@@ -31,6 +31,7 @@ use crate::clock::Clock;
 use crate::device_report::GroupsReport;
 use crate::metrics::DeviceMetrics;
 use crate::reply;
+use crate::timeline::PastLaunches;
 use crate::watchdog::Watchdog;
 
 /// A device at work: everything that runs on it, for all models, both from the scheduler and from

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use downbeat_core::{Duration, Time};
-use serde::{Deserialize, Serialize};
 
 use super::device_host::DeviceHost;
-use super::history::PastLaunches;
 use super::hosted_model::HostedModel;
 use super::padding::Padding;
 use crate::activity::Activity;
 use crate::batch_codec::{Admitted, BatchCodec};
 use crate::error::ServiceError;
+use crate::timeline::PastLaunches;
 
 /// The devices that a model version is on. Dropping it lets them forget the version.
 pub struct HostedVersion {
@@ -20,17 +19,6 @@ pub struct HostedVersion {
     /// Whether device policies make its batches; otherwise the scheduler does.
     pub is_routed: bool,
     padding: Option<Arc<Padding>>,
-}
-
-/// The answer of `GET /v2/timeline`: the last launches on the lanes of devices.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct Timeline {
-    /// The begin of the timeline. This and all other times are nanoseconds of the server's clock.
-    pub from_ns: u64,
-    /// The end of the timeline: now.
-    pub now_ns: u64,
-    /// By model, version and device.
-    pub devices: Vec<PastLaunches>,
 }
 
 impl HostedVersion {

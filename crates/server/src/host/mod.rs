@@ -49,11 +49,8 @@ mod work_meter;
 
 pub(crate) use answer_watch::AnswerLooker;
 pub(crate) use device_host::DeviceHost;
-pub(crate) use history::REMEMBERED;
-pub use history::{PastLaunch, PastLaunches};
 pub(crate) use hosted_model::{HostedModel, WarmUpLanes};
 pub(crate) use hosted_version::HostedVersion;
-pub use hosted_version::Timeline;
 pub(crate) use lane_host::OwnLaunch;
 pub(crate) use lane_setup::{LaneSetup, LanesWanted, PolicyError, check_padding, padding, start, start_granted};
 pub(crate) use launch::Grant;

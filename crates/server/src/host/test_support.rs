@@ -20,12 +20,11 @@ use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::error::ServiceError;
-use crate::loaded_version::LoadedVersion;
 use crate::metrics::Metrics;
 use crate::model_health::ModelHealth;
 use crate::options::RunLimits;
-use crate::policy_report::{AskedFor, PolicyReport};
 use crate::reply::Reply;
+use crate::version_record::VersionRecord;
 use crate::watchdog::Watchdog;
 
 /// The receiver of a client's answer.
@@ -35,7 +34,8 @@ pub type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
 pub struct Served {
     pub host: Arc<DeviceHost>,
     pub model: Arc<HostedModel>,
-    pub loaded: Arc<LoadedVersion>,
+    pub hosts: HostedVersion,
+    pub record: Arc<Box<VersionRecord>>,
     pub metrics: Metrics,
     sent: AtomicU64,
 }
@@ -104,8 +104,9 @@ impl Served {
         });
         host.add_model(model.clone(), policy, engines).unwrap();
         let hosts = HostedVersion::new(vec![(host.clone(), model.clone())], true, None);
-        let loaded = Arc::new(LoadedVersion::new(hosts, PolicyReport::asked("at_once", AskedFor::All), its, 100));
-        Served { host, model, loaded, metrics, sent: AtomicU64::new(0) }
+        let (names, activity) = (("m".to_owned(), "1".to_owned()), hosts.activity().clone());
+        let record = Arc::new(Box::new(VersionRecord::new(names, model.model.clone(), its, activity, 100)));
+        Served { host, model, hosts, record, metrics, sent: AtomicU64::new(0) }
     }
 
     /// Sends a request of one item, which is its answer too.
@@ -124,7 +125,7 @@ impl Served {
         let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
         let call = Call {
             admitted,
-            loaded: self.loaded.clone(),
+            loaded: self.record.clone(),
             arrival: self.host.clock.now(),
             deadline,
             deadline_is_slo: false,
@@ -138,7 +139,7 @@ impl Served {
 
     /// A metric's value, summed over its labels.
     pub fn metric(&self, label: &str) -> f64 {
-        self.loaded.hosts.update_metrics();
+        self.hosts.update_metrics();
         let text = self.metrics.render().unwrap();
         let lines = text.lines().filter(|line| !line.starts_with('#') && line.contains(label));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()

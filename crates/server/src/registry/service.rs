@@ -11,14 +11,14 @@ use super::Registry;
 use super::model_entry::VersionState;
 use crate::autoscale::AutoscaleStatus;
 use crate::device_report::DevicesReport;
-use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
-use crate::host::{REMEMBERED, Timeline};
 use crate::options::ModelControl;
 use crate::policy_report::PolicyReport;
 use crate::roles::{ClusterStatus, StatusBoard};
+use crate::scheduler_status::SchedulerStatus;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{ServedModel, statistics, unknown_model};
+use crate::timeline::{REMEMBERED, Timeline};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {

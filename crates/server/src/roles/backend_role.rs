@@ -20,6 +20,7 @@ use crate::driver::SlotDone;
 use crate::error::ServiceError;
 use crate::host::{QueuedCall, run_own};
 use crate::loaded_version::LoadedVersion;
+use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::reply::{Answer, Gathered, Reply};
 use crate::serving::InFlight;
@@ -137,7 +138,8 @@ impl BackendRole {
         if let Some(reason) = loaded.out_of_service() {
             return Err(ServiceError::Unavailable(format!("model '{name}': {reason}")));
         }
-        if loaded.hosts.is_routed || !self.registry.driver.runs(DeviceId(slot), &loaded) {
+        let runs = |(_, queue): &(_, Arc<Queue>)| self.registry.driver.runs(DeviceId(slot), queue);
+        if loaded.hosts.is_routed || !loaded.queues().first().is_some_and(runs) {
             return Err(ServiceError::Internal(format!("model '{name}' does not run on slot {slot} of this backend")));
         }
         let (mut jobs, mut rows, mut of_shape) = (Vec::with_capacity(members.len()), 0u32, None);

@@ -18,11 +18,11 @@ use downbeat_engine::{LoadError, Model, Pending, Place, RunError};
 use parking_lot::Condvar;
 use serde::{Deserialize, Serialize};
 
-use super::super::PastLaunch;
 use super::super::own_launch::run_own;
 use super::super::test_support::{self, Answer, Served, failure, item};
 use super::*;
 use crate::options::RunLimits;
+use crate::timeline::PastLaunch;
 
 /// A time limit for events that are certain to come.
 const LONG: StdDuration = StdDuration::from_secs(60);
@@ -272,7 +272,7 @@ fn the_next_launch_is_enqueued_early_and_answered_in_order() {
 fn who_was_let_through_and_met_the_deadline_lets_the_next_through() {
     let served = OneLane::new(RunLimits::default());
     let now = served.served.host.clock.now();
-    let tries = || served.served.loaded.probes.lock().tries(now, Doubt::Guess, Duration::ZERO);
+    let tries = || served.served.record.probes.lock().tries(now, Doubt::Guess, Duration::ZERO);
     assert!(tries() && !tries(), "one at a time");
     for (deadline, is_probe, may) in [(Time::ZERO, true, false), (Time::MAX, false, false), (Time::MAX, true, true)] {
         // The launch may end before it comes: otherwise the lane would first wait for another

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::{Duration, Time};
-use downbeat_engine::Model;
 use downbeat_protocol::InferRequest;
 use parking_lot::RwLock;
 use smallvec::SmallVec;
@@ -34,7 +33,6 @@ pub struct LoadedVersion {
     pub codec: Arc<BatchCodec>,
     /// The scheduler's queue for each shape of request; one if shapes do not vary.
     queues: RwLock<BTreeMap<ShapeKey, Arc<Queue>>>,
-    model: Arc<dyn Model>,
     /// Which requests surely have the memory that their runs take.
     fits: KnownToFit,
     /// The restarts of its executor process that were counted.
@@ -97,7 +95,6 @@ impl LoadedVersion {
             record: VersionRecord::new(names, first.model.clone(), metrics, hosts.activity().clone(), queue_bound),
             codec: first.tensors.codec.clone(),
             fits: KnownToFit::new(first.tensors.codec.has_varying_shapes()),
-            model: first.model.clone(),
             health: first.health.clone(),
             queues: RwLock::default(),
             restarts_counted: AtomicU64::new(0),

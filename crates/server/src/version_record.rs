@@ -1,8 +1,8 @@
 //! The part of a model version that its requests touch on their way: its names, its counts, and the
 //! errors of its failures.
 //!
-//! Devices and the scheduler know a version by its record alone. The other parts of the version
-//! ([`LoadedVersion`](crate::loaded_version::LoadedVersion)) know the devices.
+//! Devices and the scheduler know a version by its record alone. The rest of the version knows the
+//! devices.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub struct VersionRecord {
     /// The scheduler's queues have their own.
     pub probes: Mutex<Probes>,
     metrics: ModelMetrics,
-    model: Arc<dyn Model>,
+    pub model: Arc<dyn Model>,
     activity: Arc<Activity>,
     waiting: AtomicU32,
     /// The queue that the last request joined, if that queue gathers requests.

@@ -269,8 +269,8 @@ impl Driver {
         self.rehearser().removed(queue);
     }
 
-    /// Hands a request over. The answer always comes through the call's `reply`. `own`: the launch
-    /// that the calling thread takes, of those that follow.
+    /// Hands a request over. The answer always comes through the call's `reply`. `own`: the calling
+    /// thread's wish for a launch.
     pub fn submit(&self, id: RequestId, queued: QueuedCall, own: &mut OwnLaunch) {
         let (place, loaded) = (queued.queue.place, queued.queue.gathers.then(|| queued.call.loaded.clone()));
         self.cluster.post(place, Event::Submit(id, queued), own);

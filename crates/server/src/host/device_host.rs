@@ -236,8 +236,8 @@ impl DeviceHost {
         self.alarm.notify_all();
     }
 
-    /// Brings a batch of the scheduler, dispatched at `dispatched`, to a slot. `own`: the launch that
-    /// the calling thread takes, of those that follow.
+    /// Brings a batch of the scheduler, dispatched at `dispatched`, to a slot. `own`: the calling
+    /// thread's wish for a launch.
     pub fn grant(
         &self,
         slot: usize,
@@ -279,8 +279,7 @@ impl DeviceHost {
     }
 
     /// Takes a request of `length` in, for the model's policy to decide about. The answer comes
-    /// through the call's `reply`, always. `own`: the launch that the calling thread takes, of those
-    /// that follow.
+    /// through the call's `reply`, always. `own`: the calling thread's wish for a launch.
     pub fn submit(&self, model: &HostedModel, id: RequestId, call: Call, length: u32, own: &mut OwnLaunch) {
         let size = call.admitted.rows;
         model.work.came(size);
@@ -396,7 +395,7 @@ impl DeviceHost {
     }
 
     /// Carries out decisions, and the decisions that follow. `rows`: items of the launch that has
-    /// ended. `own`: the launch that the calling thread takes.
+    /// ended. `own`: the calling thread's wish for a launch.
     pub(super) fn carry_out(&self, mut actions: Actions, rows: Option<u32>, own: &mut OwnLaunch) {
         loop {
             let Actions { writes, launches, prepares, ends, replies, drops, decided } = actions;

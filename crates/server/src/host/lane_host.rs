@@ -1,9 +1,9 @@
 //! The interface between a device host and the threads of its lanes.
 //!
-//! A thread that ends a launch hands its [`OwnLaunch`] down with the outcome, and so does a
-//! frontend's thread with a request. The decisions that follow put their launches on lanes
-//! ([`OwnLaunch::offer`]). The thread runs one of these launches itself, without a change of
-//! threads. It finds the launch in the [`OwnLaunch`] on its stack.
+//! A thread that ends a launch hands its [`OwnLaunch`] down with the outcome. A frontend's thread
+//! hands one down with a request. The decisions about them put launches on lanes, and offer each
+//! launch to the thread ([`OwnLaunch::offer`]). The thread takes the first launch that suits its
+//! wish, and runs this launch itself. So the batch does not change threads.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub enum Wanted {
     Of(Arc<Crew>),
 }
 
-/// The launch that a thread takes, of those that follow from its act. The default: none.
+/// A thread's wish to run a launch that follows from its act. The default: no wish.
 #[derive(Default)]
 pub struct OwnLaunch {
     wanted: Wanted,

@@ -1,9 +1,9 @@
 //! A frontend's thread runs its request's launch, if the device is free and the launch brief.
 //!
-//! The watchdog watches threads, and an engine finds out on its own thread that a run must end. So
-//! each thread is a [`Guest`] of the devices whose launches it runs, and keeps its guests for the
-//! next request. They decide nothing: which launch the thread takes is in the [`OwnLaunch`] that
-//! the thread hands down with the request.
+//! The thread's wish for a launch goes down with the request ([`OwnLaunch`]). Only the thread's
+//! guests are in a thread-local. A [`Guest`] has the thread's post at the watchdog. An engine finds
+//! the order to end a run by the thread that runs it, so no other thread can use the post. A thread
+//! keeps its guests for the next request.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -20,8 +20,8 @@ pub trait SlotEvents: Send + Sync {
     /// A batch ran well on a device: its time is known now.
     fn ran(&self, device: usize, grant: &Grant, ran: Ran);
 
-    /// A slot was done with its batch at the given time. `own`: the launch that the calling thread
-    /// takes, of those that follow.
+    /// A slot was done with its batch at the given time. `own`: the calling thread's wish for a
+    /// launch.
     fn done(&self, grant: &Grant, at: Time, ran: Option<Ran>, own: &mut OwnLaunch);
 
     /// A device with these slots is lost.

@@ -12,17 +12,20 @@ use crate::group_predictor::GroupMember;
 use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, RequestEvents};
 use crate::policy_choice::{Chosen, Profiled};
 use crate::policy_guard::PolicyGuard;
+use crate::profile_store::ProfileStore;
+use crate::profiler::Threads;
 use crate::row_judgement::RowJudgement;
 use crate::warm_up::{self, Sample};
 
 impl Loading<'_> {
     /// The version's part in operator groups, if its policy runs groups.
     pub(super) fn group(&self, model: &dyn Model, threads: usize) -> Option<GroupMember> {
-        let (predictor, engine) = (self.context.predictor.clone(), self.source.engine.info());
-        let place = (&engine, threads, self.part.map(|part| &*part.size));
-        let file = (&*self.definition.name, self.number, self.file);
+        let (size, predictor) = (self.part.map(|part| &*part.size), self.context.predictor.clone());
+        let place = ProfileStore::place_key(&self.source.engine.info(), Threads::Chosen(threads), size);
+        let file = || ProfileStore::file_key(self.file).map_err(|error| format!("{}: {error}", self.file.display()));
         let is_one = self.policy.name == PolicyName::OVERLAP;
-        is_one.then(|| GroupMember::new(predictor, file, place, model.segments()))
+        is_one
+            .then(|| GroupMember::new(predictor, (&self.definition.name, self.number), file, &place, model.segments()))
     }
 
     /// Starts its lanes on its devices, and warms them up. Returns them with the guard of the policy

@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 use crate::model_health::ModelHealth;
 use crate::options::RunLimits;
 use crate::reply::Reply;
-use crate::version_record::VersionRecord;
+use crate::version_record::{Version, VersionRecord};
 use crate::watchdog::Watchdog;
 
 /// The receiver of a client's answer.
@@ -35,7 +35,7 @@ pub struct Served {
     pub host: Arc<DeviceHost>,
     pub model: Arc<HostedModel>,
     pub hosts: HostedVersion,
-    pub record: Arc<Box<VersionRecord>>,
+    pub record: Arc<Version>,
     pub metrics: Metrics,
     sent: AtomicU64,
 }

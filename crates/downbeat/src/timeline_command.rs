@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use downbeat_bench::client::Client;
 use downbeat_report::{Box as Batch, Page, Timeline as Plot, say};
-use downbeat_server::host::{PastLaunch, PastLaunches, Timeline};
+use downbeat_server::timeline::{PastLaunch, PastLaunches, Timeline};
 
 use crate::units::in_millis;
 

@@ -166,20 +166,21 @@ impl<H: Handler> Cluster<H> {
         }
         let QueueHandle { model, .. } = queue;
         self.shards[queue.shard()].put(ToShard::AddModel { model, options: Box::new(options), latest });
-        self.work(Round::default().matchmaker().shard(queue.shard()));
+        self.work(Round::new(&mut H::Context::default()).matchmaker().shard(queue.shard()));
         queue
     }
 
     /// Removes a model. Its queued requests are dropped, and its running batches go on. A second
     /// call does nothing.
     pub fn remove_model(&self, queue: QueueHandle) {
-        self.tell(queue, ToShard::RemoveModel(queue.model));
+        self.tell(queue, ToShard::RemoveModel(queue.model), &mut H::Context::default());
     }
 
     /// Removes a model unless requests wait for it, and returns whether it did. Waits until the
     /// shard has done so.
     pub fn remove_idle_model(&self, queue: QueueHandle) -> bool {
-        let mut round = Round::default();
+        let mut context = H::Context::default();
+        let mut round = Round::new(&mut context);
         let mut state = self.shards[queue.shard()].enter();
         // Earlier messages come first.
         self.shard_turn(queue.shard(), &mut state, usize::MAX, &mut round);
@@ -195,26 +196,30 @@ impl<H: Handler> Cluster<H> {
 
     /// Lets a model's waiting requests go without waiting for others to join
     /// ([`downbeat_core::cluster::Scheduler::flush`]).
-    pub fn flush_model(&self, queue: QueueHandle) {
-        self.tell(queue, ToShard::Command(Input::Flush(queue.model).into()));
+    pub fn flush_model(&self, queue: QueueHandle, context: &mut H::Context) {
+        self.tell(queue, ToShard::Command(Input::Flush(queue.model).into()), context);
     }
 
     /// Sets the behaviour of an adaptive model
     /// ([`downbeat_core::cluster::Scheduler::set_behaviour`]).
     pub fn set_behaviour(&self, queue: QueueHandle, behaviour: Option<Behaviour>) {
-        self.tell(queue, ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()));
+        self.tell(
+            queue,
+            ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()),
+            &mut H::Context::default(),
+        );
     }
 
     /// Sets the order in which the candidates of all models get devices
     /// ([`downbeat_core::cluster::Matchmaker::set_order`]).
     pub fn set_order(&self, order: Order) {
         self.matchmaker.put(ToMatchmaker::Command(Input::SetOrder(order).into()));
-        self.work(Round::default().matchmaker());
+        self.work(Round::new(&mut H::Context::default()).matchmaker());
     }
 
     /// Writes a trial to the decision log of a queue's shard.
     pub fn note_trial(&self, queue: QueueHandle, trial: TrialRecord) {
-        self.tell(queue, ToShard::Command(Input::Trial(Box::new(trial)).into()));
+        self.tell(queue, ToShard::Command(Input::Trial(Box::new(trial)).into()), &mut H::Context::default());
     }
 
     /// The behaviour of an adaptive model, set or following from the present load
@@ -225,13 +230,17 @@ impl<H: Handler> Cluster<H> {
         let behaviour = state.shard.machine().queue(queue.model).map(ModelQueue::behaviour);
         drop(state);
         // A thread that came meanwhile has left its message.
-        self.work(Round::default().shard(queue.shard()));
+        self.work(Round::new(&mut H::Context::default()).shard(queue.shard()));
         behaviour
     }
 
     /// Replaces a model's latency profiles, also for its queued requests.
     pub fn set_profile(&self, queue: QueueHandle, profiles: impl Into<DeviceProfiles>) {
-        self.tell(queue, ToShard::Command(Input::SetProfile(queue.model, Box::new(profiles.into())).into()));
+        self.tell(
+            queue,
+            ToShard::Command(Input::SetProfile(queue.model, Box::new(profiles.into())).into()),
+            &mut H::Context::default(),
+        );
     }
 
     /// Adds a free device, of a kind that is known from the start.
@@ -246,7 +255,7 @@ impl<H: Handler> Cluster<H> {
             self.matchmaker.put(ToMatchmaker::Command(Input::AddDevice(kind).into()));
             self.tell_devices(&members, kind);
         }
-        self.work(Round::everywhere(self.shards.len()));
+        self.work(Round::new(&mut H::Context::default()).everywhere(self.shards.len()));
         device
     }
 
@@ -260,7 +269,7 @@ impl<H: Handler> Cluster<H> {
             self.matchmaker.put(ToMatchmaker::Command(Input::RemoveDevice(device).into()));
             self.tell_devices(&members, kind);
         }
-        self.work(Round::everywhere(self.shards.len()));
+        self.work(Round::new(&mut H::Context::default()).everywhere(self.shards.len()));
     }
 
     /// Sets when a device will probably be done with work from outside the scheduler;
@@ -285,15 +294,16 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// Leaves an event for the shard of `queue`, and handles it unless another thread does.
-    pub fn post(&self, queue: QueueHandle, event: H::Event) {
-        self.tell(queue, ToShard::Event(event));
+    /// Leaves an event for the shard of `queue`, and handles it unless another thread does. The
+    /// decisions that this thread carries out get `context`.
+    pub fn post(&self, queue: QueueHandle, event: H::Event, context: &mut H::Context) {
+        self.tell(queue, ToShard::Event(event), context);
     }
 
     /// Posts several events to the shards of their queues, and handles them together. The caller
     /// meets the matchmaker once for all events.
-    pub fn post_all(&self, events: impl IntoIterator<Item = (QueueHandle, H::Event)>) {
-        let mut round = Round::default();
+    pub fn post_all(&self, events: impl IntoIterator<Item = (QueueHandle, H::Event)>, context: &mut H::Context) {
+        let mut round = Round::new(context);
         for (queue, event) in events {
             self.shards[queue.shard()].put(ToShard::Event(event));
             round = round.shard(queue.shard());
@@ -301,9 +311,9 @@ impl<H: Handler> Cluster<H> {
         self.work(round);
     }
 
-    fn tell(&self, queue: QueueHandle, message: ToShard<H::Event>) {
+    fn tell(&self, queue: QueueHandle, message: ToShard<H::Event>, context: &mut H::Context) {
         let index = queue.shard();
-        let mut round = Round::default();
+        let mut round = Round::new(context);
         match self.shards[index].enter_idle() {
             Some(mut state) => {
                 self.handle_in_shard(index, &mut state, self.moment(), message, &mut round);
@@ -319,9 +329,9 @@ impl<H: Handler> Cluster<H> {
     }
 
     /// Reports a batch as done. Its device is free, and gets the next batch if one waits.
-    pub fn complete(&self, device: DeviceId, batch: BatchId) {
+    pub fn complete(&self, device: DeviceId, batch: BatchId, context: &mut H::Context) {
         let message = ToMatchmaker::Completed(device, batch);
-        let mut round = Round::default();
+        let mut round = Round::new(context);
         match self.matchmaker.enter_idle() {
             Some(mut state) => {
                 self.matchmaker_turn(&mut state, Some(message), 1, None, &mut round);
@@ -366,11 +376,11 @@ impl<H: Handler> Cluster<H> {
         match self.shards.get(mailbox) {
             Some(shard) => {
                 shard.put(ToShard::Alarm);
-                self.work(Round::default().shard(mailbox));
+                self.work(Round::new(&mut H::Context::default()).shard(mailbox));
             }
             None => {
                 self.matchmaker.put(ToMatchmaker::Alarm);
-                self.work(Round::default().matchmaker());
+                self.work(Round::new(&mut H::Context::default()).matchmaker());
             }
         }
     }
@@ -397,7 +407,7 @@ impl<H: Handler> Cluster<H> {
         }
         self.hand_over(&mut self.matchmaker.enter().matchmaker, 1);
         // Threads left their messages to this one while it was in the mailboxes.
-        self.work(Round::everywhere(self.shards.len()));
+        self.work(Round::new(&mut H::Context::default()).everywhere(self.shards.len()));
     }
 
     /// Gives the sink a machine's log if it has at least `at_least` bytes.

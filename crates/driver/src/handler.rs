@@ -14,6 +14,9 @@ pub trait Handler: Send + Sync + 'static {
     /// A shard's data beside its queues: the payloads of its waiting requests. Only the thread in
     /// the shard touches them.
     type RequestTable: Send;
+    /// The wishes of a thread that posts an event: handed down to the decisions that the thread
+    /// carries out. The default: no wish.
+    type Context: Default;
 
     /// The present time. The time never goes back on any thread, as seen from any other.
     fn now(&self) -> Time;
@@ -21,9 +24,16 @@ pub trait Handler: Send + Sync + 'static {
     /// Does the work of an event, with the `handle_*` of the shard.
     fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, event: Self::Event);
 
-    /// Carries a decision out. Recycle the members of a dispatch in this shard, or later in any
-    /// shard.
-    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, output: Output);
+    /// Carries a decision out, on a thread with this context. Recycle the members of a dispatch in
+    /// this shard, or later in any shard.
+    fn carry_out(
+        &self,
+        moment: Moment,
+        shard: &mut Journal<Shard>,
+        requests: &mut Self::RequestTable,
+        output: Output,
+        context: &mut Self::Context,
+    );
 }
 
 /// Bytes of a log that are collected before the sink gets them.

@@ -37,7 +37,8 @@ impl<'a, H: Handler> OwnShard<'a, H> {
     /// Handles up to `most` messages, such as [`crate::TURN`], and everything that is due. Returns
     /// the number of messages.
     pub fn turn(&mut self, most: usize) -> usize {
-        let mut round = Round::default();
+        let mut context = Default::default();
+        let mut round = Round::new(&mut context);
         let messages = self.cluster.shard_turn(self.index, &mut self.state, most, &mut round);
         let moment = self.cluster.moment();
         if self.state.shard.machine().poll_timeout().is_some_and(|(at, _)| at <= moment.now) {
@@ -54,7 +55,9 @@ impl<'a, H: Handler> OwnShard<'a, H> {
     /// Handles an event of this thread as of `now`, past the mailbox.
     pub fn handle(&mut self, now: Time, event: H::Event) {
         let moment = self.cluster.moment_at(now);
-        self.cluster.handle_in_shard(self.index, &mut self.state, moment, ToShard::Event(event), &mut Round::default());
+        let mut context = Default::default();
+        let round = &mut Round::new(&mut context);
+        self.cluster.handle_in_shard(self.index, &mut self.state, moment, ToShard::Event(event), round);
     }
 
     /// The handler of events and decisions.
@@ -74,7 +77,7 @@ impl<'a, H: Handler> OwnShard<'a, H> {
 
     /// Reports a batch as done, see [`Cluster::complete`].
     pub fn complete(&self, device: DeviceId, batch: BatchId) {
-        self.cluster.complete(device, batch);
+        self.cluster.complete(device, batch, &mut H::Context::default());
     }
 }
 
@@ -103,7 +106,8 @@ impl<H: Handler> OwnMatchmaker<'_, H> {
     /// Handles up to `most` messages, such as [`crate::TURN`], and makes all possible grants.
     /// Returns the number of messages. A number below `most`: the mailbox was empty in between.
     pub fn turn(&mut self, most: usize) -> usize {
-        self.cluster.matchmaker_turn(&mut self.state, None, most, None, &mut Round::default()).0
+        let mut context = Default::default();
+        self.cluster.matchmaker_turn(&mut self.state, None, most, None, &mut Round::new(&mut context)).0
     }
 
     /// Whether the mailbox is empty.

@@ -3,9 +3,10 @@
 /// The most shards of a cluster.
 pub const MAX_SHARDS: usize = 64;
 
-/// The mailboxes that a thread must look after because it put a message in.
-#[derive(Clone, Copy, Default)]
-pub struct Round {
+/// The mailboxes that a thread must look after because it put a message in, and the thread's
+/// context.
+pub struct Round<'a, C> {
+    pub context: &'a mut C,
     pub shards: u64,
     pub matchmaker: bool,
     /// The shard after the last one visited.
@@ -14,9 +15,14 @@ pub struct Round {
     pub matched: bool,
 }
 
-impl Round {
-    pub fn everywhere(shards: usize) -> Self {
-        Round { shards: u64::MAX >> (MAX_SHARDS - shards), matchmaker: true, ..Round::default() }
+impl<'a, C> Round<'a, C> {
+    /// No mailbox, for a thread with this context.
+    pub fn new(context: &'a mut C) -> Self {
+        Round { context, shards: 0, matchmaker: false, next: 0, matched: false }
+    }
+
+    pub fn everywhere(self, shards: usize) -> Self {
+        Round { shards: u64::MAX >> (MAX_SHARDS - shards), matchmaker: true, ..self }
     }
 
     pub fn matchmaker(self) -> Self {

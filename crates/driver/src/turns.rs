@@ -18,7 +18,7 @@ type Here<'a, H> = Option<(usize, &'a mut ShardState<H>)>;
 
 impl<H: Handler> Cluster<H> {
     /// Looks after mailboxes until they are empty or other threads work there.
-    pub(crate) fn work(&self, mut round: Round) {
+    pub(crate) fn work(&self, mut round: Round<'_, H::Context>) {
         loop {
             // The matchmaker goes first, because waiting devices cost most. But a shard follows
             // each of its turns, and the shards take turns.
@@ -35,7 +35,12 @@ impl<H: Handler> Cluster<H> {
     }
 
     /// Runs the matchmaker for the messages that a shard's turn left there, and leaves the shard.
-    pub(crate) fn leave_shard(&self, index: usize, mut state: MutexGuard<'_, ShardState<H>>, round: &mut Round) {
+    pub(crate) fn leave_shard(
+        &self,
+        index: usize,
+        mut state: MutexGuard<'_, ShardState<H>>,
+        round: &mut Round<'_, H::Context>,
+    ) {
         if round.matchmaker
             && let Some(now) = self.meet_matchmaker(Some((index, &mut state)), round)
         {
@@ -45,7 +50,7 @@ impl<H: Handler> Cluster<H> {
         }
         drop(state);
         if !self.shards[index].is_done() {
-            *round = round.shard(index);
+            round.shards |= 1 << index;
         }
     }
 
@@ -53,7 +58,7 @@ impl<H: Handler> Cluster<H> {
     /// thread that is still in a shard takes that shard's grants along: they and their answers need
     /// no message. The thread only tries to enter the matchmaker, so no thread waits for the shard
     /// meanwhile.
-    fn meet_matchmaker(&self, here: Here<'_, H>, round: &mut Round) -> Option<Time> {
+    fn meet_matchmaker(&self, here: Here<'_, H>, round: &mut Round<'_, H::Context>) -> Option<Time> {
         (round.matchmaker, round.matched) = (false, true);
         let mut state = self.matchmaker.try_enter()?;
         let (_, now) = self.matchmaker_turn(&mut state, None, TURN, here, round);
@@ -73,7 +78,13 @@ impl<H: Handler> Cluster<H> {
 
     /// Handles up to `most` messages of a shard, and sets its alarm. Returns the number of
     /// messages.
-    pub(crate) fn shard_turn(&self, index: usize, state: &mut ShardState<H>, most: usize, round: &mut Round) -> usize {
+    pub(crate) fn shard_turn(
+        &self,
+        index: usize,
+        state: &mut ShardState<H>,
+        most: usize,
+        round: &mut Round<'_, H::Context>,
+    ) -> usize {
         let mut messages = 0;
         while messages < most
             && let Some(message) = self.shards[index].pop()
@@ -96,7 +107,7 @@ impl<H: Handler> Cluster<H> {
         state: &mut ShardState<H>,
         moment: Moment,
         message: ToShard<H::Event>,
-        round: &mut Round,
+        round: &mut Round<'_, H::Context>,
     ) {
         let now = moment.now;
         self.hear_demands(index, state, now);
@@ -151,14 +162,14 @@ impl<H: Handler> Cluster<H> {
 
     /// Sends the results of an event: candidates, then answers, then decisions, for the reasons
     /// that [`downbeat_core::cluster::Shard`] gives.
-    fn flush(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round) {
+    fn flush(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round<'_, H::Context>) {
         tell(state, |message| {
             self.matchmaker.put(message);
             round.matchmaker = true;
         });
         let ShardState { shard, requests, demand, .. } = state;
         while let Some(output) = shard.poll_output() {
-            self.handler.carry_out(moment, shard, requests, output);
+            self.handler.carry_out(moment, shard, requests, output, round.context);
         }
         if self.shards.len() > 1 && shard.machine().demand() != *demand {
             *demand = shard.machine().demand();
@@ -175,7 +186,7 @@ impl<H: Handler> Cluster<H> {
         mut first: Option<ToMatchmaker>,
         most: usize,
         mut here: Here<'_, H>,
-        round: &mut Round,
+        round: &mut Round<'_, H::Context>,
     ) -> (usize, Time) {
         let mut messages = 0;
         let mut now = None;
@@ -196,7 +207,7 @@ impl<H: Handler> Cluster<H> {
                     state.along.push(grant);
                 } else {
                     self.shards[shard].put(ToShard::Grant(grant));
-                    *round = round.shard(shard);
+                    round.shards |= 1 << shard;
                 }
             }
             // All grants are polled before one is answered, because a replay of the log does the

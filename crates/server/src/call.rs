@@ -7,15 +7,15 @@ use downbeat_core::{Duration, LatencyProfile, Time};
 
 use crate::batch_codec::Admitted;
 use crate::error::ServiceError;
-use crate::loaded_version::LoadedVersion;
 use crate::refusal::{self, FullBatch};
 use crate::reply::Reply;
 use crate::unanswered::Unanswered;
+use crate::version_record::Version;
 
 /// A request that waits for its answer.
 pub struct Call {
     pub admitted: Admitted,
-    pub loaded: Arc<LoadedVersion>,
+    pub loaded: Arc<Version>,
     pub arrival: Time,
     /// When it must be finished; [`Time::MAX`] if it may take any time.
     pub deadline: Time,

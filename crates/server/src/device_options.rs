@@ -1,6 +1,6 @@
 //! Chooses the device policy of each model from the options.
 
-use downbeat_core::device::{BadSettings, Candidate, ChosenPolicy, WrittenSettings};
+use downbeat_core::device::{BadSettings, ChosenPolicy, WrittenSettings};
 use downbeat_repository::policy::{DispatchPolicy, PolicyName};
 
 use crate::options::{DeviceGroup, DeviceOptions, ServerOptions};
@@ -49,22 +49,6 @@ impl ServerOptions {
             Some(group) if group.policy == Some(policy) => policy.read(&group.settings),
             Some(group) => policy.read_known(&group.settings),
         }
-    }
-
-    /// The written settings of a model's device policy, for any policy.
-    pub fn written_settings(&self, model: &str) -> WrittenSettings {
-        let group = self.device.group(model).or(self.device.others());
-        group.map(|group| group.settings.clone()).unwrap_or_default()
-    }
-
-    /// A policy for a model with additional settings beside the written ones.
-    ///
-    /// # Errors
-    /// If this policy does not know them.
-    pub fn policy_of(&self, model: &str, candidate: &Candidate) -> Result<ChosenPolicy, BadSettings> {
-        let mut settings = self.written_settings(model);
-        settings.extend(candidate.settings.clone());
-        candidate.policy.read_known(&settings)
     }
 
     /// Whether the user chose a device policy for just this model, by a group or by its

@@ -1,17 +1,13 @@
 //! The server's predictor of operator groups: its file, and the models for which the file is right.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::device::overlap::{GroupOrder, GroupPart};
 use downbeat_core::device::{GroupSettings, GroupStats};
 use downbeat_core::{Duration, ModelId};
-use downbeat_engine::EngineInfo;
 
-use crate::device_report::{GroupsReport, RetrainingReport};
+use crate::device_report::GroupsReport;
 use crate::options::DeviceOptions;
-use crate::profile_store::ProfileStore;
-use crate::profiler::Threads;
 use crate::retraining::Learning;
 use crate::stored_predictor::{PredictedModel, StoredPredictor};
 
@@ -78,9 +74,11 @@ impl GroupPredictor {
         }
     }
 
-    /// The results of its training with served groups; `None`: it is not trained.
-    pub fn retraining(&self) -> Option<RetrainingReport> {
-        self.learning.as_ref().map(Learning::report)
+    /// The report on the groups of a device. The caller adds the names of the models.
+    pub fn report(&self, stats: GroupStats) -> GroupsReport {
+        let GroupStats { groups, together, overtaken, expected, bound } = stats;
+        let (mean_error, retraining) = (self.mean_error(), self.learning.as_ref().map(Learning::report));
+        GroupsReport { mean_error, models: Vec::new(), groups, together, overtaken, expected, bound, retraining }
     }
 
     /// The predictor's record of a model, which tells how to load the model.
@@ -109,15 +107,6 @@ impl GroupPredictor {
     }
 }
 
-impl GroupsReport {
-    /// A report without models yet, whose names the caller adds.
-    pub fn new(stats: GroupStats, predictor: &GroupPredictor) -> Self {
-        let GroupStats { groups, together, overtaken, expected, bound } = stats;
-        let (mean_error, retraining) = (predictor.mean_error(), predictor.retraining());
-        GroupsReport { mean_error, models: Vec::new(), groups, together, overtaken, expected, bound, retraining }
-    }
-}
-
 /// A model whose operators run in groups with other models.
 #[derive(Clone, Debug)]
 pub struct GroupMember {
@@ -128,19 +117,18 @@ pub struct GroupMember {
 }
 
 impl GroupMember {
-    /// A model of this name and version, loaded from `file` and cut into `segments`. The engine
-    /// runs it on so many threads, and on a part of the device if that is divided.
+    /// A model of this name and version, loaded from the file of this key and cut into `segments`.
+    /// `place`: the key of its engine, threads and part of the device.
     pub fn new(
         predictor: Arc<GroupPredictor>,
-        (name, version, file): (&str, u64, &Path),
-        (engine, threads, part): (&EngineInfo, usize, Option<&str>),
+        (name, version): (&str, u64),
+        file: impl FnOnce() -> Result<String, String>,
+        place: &str,
         segments: usize,
     ) -> Self {
         let check = || {
             let stored = predictor.stored.as_ref().map_err(Clone::clone)?;
-            let file = ProfileStore::file_key(file).map_err(|error| format!("{}: {error}", file.display()))?;
-            let place = ProfileStore::place_key(engine, Threads::Chosen(threads), part);
-            stored.check(&place, [(name, version, &*file)]).map_err(|misfit| misfit.to_string())?;
+            stored.check(place, [(name, version, &*file()?)]).map_err(|misfit| misfit.to_string())?;
             match stored.model(name).map(|known| usize::from(known.segments)) {
                 Some(known) if known != segments => Err(format!(
                     "the model is cut into {segments} operators, and the predictor was trained with {known}: leave `stages` and `cut_at` out, or train it again with `downbeat profile --co-run`"

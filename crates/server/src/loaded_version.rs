@@ -1,57 +1,40 @@
 //! A loaded, warm model version: all that a device needs to run its batches.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use downbeat_core::probes::Probes;
 use downbeat_core::{Duration, Time};
-use downbeat_driver::QueueHandle;
-use downbeat_engine::Model;
 use downbeat_protocol::InferRequest;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use smallvec::SmallVec;
 use tempfile::TempDir;
 
-use crate::auto_model::AutoModel;
 use crate::batch_codec::{Admitted, BatchCodec, ShapeKey};
-use crate::clock::Clock;
-use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::host::HostedVersion;
 use crate::metrics::ModelMetrics;
 use crate::model_health::ModelHealth;
 use crate::model_memory::HeldMemory;
+use crate::policy_choice::Chosen;
+use crate::policy_guard::PolicyGuard;
 use crate::policy_report::PolicyReport;
 use crate::preprocess::Preprocess;
 use crate::queue::Queue;
 use crate::row_judgement::RowJudgement;
-use crate::statistics::{Phases, Statistics};
 use crate::trouble::{Means, Sample};
-use crate::unanswered::Unanswered;
+use crate::version_record::VersionRecord;
 
 /// A model version in service. Lives until its last request is answered, also after a newer version
 /// took its place.
 pub struct LoadedVersion {
-    pub name: String,
-    pub version: String,
+    record: VersionRecord,
     pub codec: Arc<BatchCodec>,
-    metrics: ModelMetrics,
-    /// The protocol's statistics of this version; one lock a batch.
-    pub statistics: Mutex<Statistics>,
-    /// The most items that may wait in all queues together.
-    pub queue_bound: u32,
     /// The scheduler's queue for each shape of request; one if shapes do not vary.
     queues: RwLock<BTreeMap<ShapeKey, Arc<Queue>>>,
-    model: Arc<dyn Model>,
-    /// The queue that the last request joined, if that queue gathers requests.
-    last_gathered: Mutex<Option<QueueHandle>>,
-    waiting: AtomicU32,
     /// Which requests surely have the memory that their runs take.
     fits: KnownToFit,
-    /// Probes of a device's policy: which requests it tries though the profile says they are late.
-    /// The scheduler's queues have their own.
-    pub probes: Mutex<Probes>,
     /// The restarts of its executor process that were counted.
     restarts_counted: AtomicU64,
     pub health: Arc<ModelHealth>,
@@ -59,8 +42,10 @@ pub struct LoadedVersion {
     policy: PolicyReport,
     /// The steps from pictures or texts to its inputs, if it has some.
     pub preprocess: Option<Arc<Preprocess>>,
-    /// The version's part in the rehearsal, if `auto` was asked for and could choose.
-    pub auto: Option<Arc<AutoModel>>,
+    /// The choice of `auto`, if it was asked for and could choose.
+    pub chosen: Option<Chosen>,
+    /// Watches its policy, if `auto` chose the policy.
+    pub guard: Option<Arc<PolicyGuard>>,
     /// Whether its requests may share batches, if that was checked.
     pub rows: Option<RowJudgement>,
     /// Whether the server has taken note that its requests run alone, as an answer was wrong.
@@ -105,25 +90,19 @@ impl LoadedVersion {
     /// A version that is on these devices, by this policy.
     pub fn new(hosts: HostedVersion, policy: PolicyReport, metrics: ModelMetrics, queue_bound: u32) -> Self {
         let first = hosts.first();
+        let names = (first.name.clone(), first.version.clone());
         LoadedVersion {
-            name: first.name.clone(),
-            version: first.version.clone(),
+            record: VersionRecord::new(names, first.model.clone(), metrics, hosts.activity().clone(), queue_bound),
             codec: first.tensors.codec.clone(),
             fits: KnownToFit::new(first.tensors.codec.has_varying_shapes()),
-            model: first.model.clone(),
             health: first.health.clone(),
-            metrics,
-            statistics: Mutex::default(),
-            queue_bound,
             queues: RwLock::default(),
-            last_gathered: Mutex::new(None),
-            waiting: AtomicU32::new(0),
-            probes: Mutex::default(),
             restarts_counted: AtomicU64::new(0),
             hosts,
             policy,
             preprocess: None,
-            auto: None,
+            chosen: None,
+            guard: None,
             rows: None,
             is_parted: AtomicBool::new(false),
             answers: true,
@@ -157,7 +136,7 @@ impl LoadedVersion {
 
     /// The report on its policy.
     pub fn policy(&self) -> PolicyReport {
-        let guard = self.hosts.guard().map(|guard| guard.report());
+        let guard = self.guard.as_ref().map(|guard| guard.report());
         PolicyReport { guard: guard.or_else(|| self.policy.guard.clone()), ..self.policy.clone() }
     }
 
@@ -198,30 +177,6 @@ impl LoadedVersion {
         Some(restarts.saturating_sub(self.restarts_counted.fetch_max(restarts, Ordering::Relaxed)))
     }
 
-    /// Why it waits for its executor process; `None` if it does not.
-    fn restarting(&self) -> Option<String> {
-        self.model.executor()?.down()
-    }
-
-    /// The error for the client of a request that failed on a device.
-    pub fn failure(&self, device: usize, failure: &RunFailure) -> ServiceError {
-        let name = &self.name;
-        match (self.model.lost(device).or_else(|| self.restarting()), failure) {
-            (Some(lost), _) => ServiceError::Unavailable(format!("model '{name}': {lost}")),
-            (None, RunFailure::Engine(reason)) => {
-                ServiceError::Internal(format!("model '{name}' failed on this request: {reason}"))
-            }
-            (None, RunFailure::Ended(reason)) => ServiceError::DeadlineExceeded(format!("model '{name}': {reason}")),
-            (None, RunFailure::Refused(reason)) => ServiceError::Unavailable(format!("model '{name}': {reason}")),
-        }
-    }
-
-    /// Notes that a request has joined this queue, which gathers requests. Returns another queue
-    /// whose requests wait in vain, as requests of another shape have begun to come.
-    pub fn gathers_in(&self, queue: QueueHandle) -> Option<QueueHandle> {
-        self.last_gathered.lock().replace(queue).filter(|before| *before != queue)
-    }
-
     /// The queue for requests of this shape, if there is one yet.
     pub fn queue(&self, key: &ShapeKey) -> Option<Arc<Queue>> {
         self.queues.read().get(key).cloned()
@@ -259,40 +214,13 @@ impl LoadedVersion {
 
     /// Items that wait now, all shapes.
     pub fn waiting(&self) -> u32 {
-        self.hosts.waiting() + self.waiting.load(Ordering::Relaxed)
-    }
-
-    /// Counts `rows` items into the queue; false if there is no room for them. The count is exact,
-    /// even if the version's shapes are in several shards.
-    pub fn begin_waiting(&self, rows: u32) -> bool {
-        let more = |waiting: u32| Some(waiting.saturating_add(rows)).filter(|waiting| *waiting <= self.queue_bound);
-        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
-    }
-
-    /// Counts `rows` items out of the queue.
-    pub fn end_waiting(&self, rows: u32) {
-        self.waiting.fetch_sub(rows, Ordering::Relaxed);
-    }
-
-    /// Counts a launch of `rows` items for requests that waited, took, and were late as given.
-    pub fn record_batch(
-        &self,
-        rows: u32,
-        phases: Phases,
-        requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)> + Clone,
-    ) {
-        self.metrics.record_batch(rows, phases, requests.clone());
-        if let Some(auto) = &self.auto {
-            requests.clone().for_each(|(_, took, late)| auto.ended(Some(took), !late));
-        }
-        let taken = requests.map(|(queued, took, _)| (queued, took));
-        self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
+        self.hosts.waiting() + self.record.queued()
     }
 
     /// The outcomes of the version's requests, and how fast it is. `slo`: its requests may take
     /// this long.
     pub fn sample(&self, slo: Option<Duration>) -> Sample {
-        let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
+        let (name, version, counts) = (self.name.clone(), self.version.clone(), self.record.counts());
         Sample { model: name, version, counts, means: Some(self.means(slo)) }
     }
 
@@ -310,16 +238,12 @@ impl LoadedVersion {
         };
         Means { profile: profile.unwrap_or_else(|| self.hosts.first().profile.clone()), slo, max_batch, at_once }
     }
+}
 
-    /// Counts a request that got no result, `after` its arrival.
-    pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
-        // A model that refuses all requests runs nothing, and the server would rest instead of
-        // naming the trouble.
-        self.hosts.stir();
-        self.metrics.record_not_answered(reason);
-        if let Some(auto) = self.auto.as_ref().filter(|_| reason.is_for_want_of_time()) {
-            auto.ended(None, false);
-        }
-        self.statistics.lock().record_failure(after);
+impl Deref for LoadedVersion {
+    type Target = VersionRecord;
+
+    fn deref(&self) -> &VersionRecord {
+        &self.record
     }
 }

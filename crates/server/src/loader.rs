@@ -1,11 +1,12 @@
 //! Loads model versions: with their policies, or with `exclusive` if that fails.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use anyhow::Context;
-use downbeat_core::device::{Candidate, ChosenPolicy, GuardState, WrittenSettings};
+use downbeat_core::device::{ChosenPolicy, WrittenSettings};
 use downbeat_repository::policy::PolicyName;
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict, VerdictSource};
 use parking_lot::Mutex;
@@ -25,15 +26,15 @@ pub struct Loader {
     context: LoadContext,
     /// The versions in service with how many of their batches may run at once.
     wishes: Mutex<Vec<(Weak<LoadedVersion>, u32)>>,
-    /// The versions whose policy was decided in service: theirs has lost against `exclusive`, or
-    /// another was found to suit them better.
-    decided: Mutex<BTreeMap<(String, u64), Chosen>>,
+    /// The versions whose policy has lost against `exclusive` in service, and that have `exclusive`
+    /// until their model is loaded by request.
+    lost: Mutex<BTreeMap<(String, u64), Chosen>>,
 }
 
 impl Loader {
     /// Makes a loader with the context that its loads share.
     pub fn new(context: LoadContext) -> Self {
-        Loader { context, wishes: Mutex::default(), decided: Mutex::default() }
+        Loader { context, wishes: Mutex::default(), lost: Mutex::default() }
     }
 
     /// The partitions of devices, and the models on each.
@@ -53,7 +54,7 @@ impl Loader {
         let is_named = options.names_device_policy(&name, definition.device);
         let asked_for = if is_named { AskedFor::Model } else { AskedFor::All };
         let asked = options.device_policy(&name, definition.device);
-        let decided = if asked == PolicyName::AUTO { self.decided(&name, file.version) } else { None };
+        let lost = if asked == PolicyName::AUTO { self.lost(&name, file.version) } else { None };
         let (policy, report, why) = if asked == PolicyName::AUTO {
             let report = PolicyReport::asked(exclusive.name.name(), asked_for);
             let report = PolicyReport { asked: asked.to_string(), ..report };
@@ -64,23 +65,18 @@ impl Loader {
             let report = PolicyReport::asked(chosen.name.name(), asked_for);
             (chosen, report.clone(), Why::Asked(report))
         };
-        let outcome = match decided {
+        let outcome = match lost {
             Some(chosen) => Ok(LoadOutcome::Better(Box::new(chosen))),
             None => self.load_by(&policy, why, definition, file),
         };
         let (why, refused) = match outcome {
             Ok(LoadOutcome::Better(chosen)) => match self.load_chosen(&chosen, definition, file) {
                 Ok(outcome) => return self.ready(outcome, definition),
-                Err(error) if chosen.candidate == Candidate::exclusive() => return Err(error),
+                Err(error) if chosen.policy == PolicyName::EXCLUSIVE => return Err(error),
                 // `auto` chose this policy, not the user. If it cannot have the model, or lacks the
                 // room, `exclusive` may serve it.
                 Err(error) => {
-                    let is_final = chosen.is_final;
-                    let instead = chosen.refused(error.to_string());
-                    if is_final {
-                        let known = Chosen { refused: None, ..instead.clone() };
-                        self.decided.lock().insert((name.clone(), file.version), known);
-                    }
+                    let instead = chosen.with_exclusive(chosen.report.clone(), error.to_string());
                     (Why::Chosen(Box::new(instead)), error)
                 }
             },
@@ -108,7 +104,7 @@ impl Loader {
         definition: &ModelDefinition,
         file: &VersionFile<'_>,
     ) -> anyhow::Result<LoadOutcome> {
-        let policy = self.context.options.policy_of(&definition.name, &chosen.candidate)?;
+        let policy = self.context.options.settings_of(&definition.name, chosen.policy)?;
         self.load_by(&policy, Why::Chosen(Box::new(chosen.clone())), definition, file)
     }
 
@@ -122,9 +118,9 @@ impl Loader {
         Loading::begin(&self.context, policy, &why, definition.clone(), file)?.run(why)
     }
 
-    /// The policy that was decided in service for a version.
-    fn decided(&self, model: &str, version: u64) -> Option<Chosen> {
-        self.decided.lock().get(&(model.to_owned(), version)).cloned()
+    /// The choice of `exclusive` for a version whose policy has lost.
+    fn lost(&self, model: &str, version: u64) -> Option<Chosen> {
+        self.lost.lock().get(&(model.to_owned(), version)).cloned()
     }
 
     /// A version that is loaded, with its definition.
@@ -152,35 +148,19 @@ impl Loader {
         self.context.driver.grow_to(executors).context("no thread for another executor")
     }
 
-    /// Decides a version's policy from its next load on, with a reason, until its model is loaded
-    /// by request. Returns whether the decision is new.
-    pub fn decide(&self, loaded: &LoadedVersion, candidate: &Candidate, reason: String) -> bool {
-        let (Some(auto), Ok(version)) = (&loaded.auto, loaded.version.parse()) else { return false };
-        let mut decided = self.decided.lock();
-        let key = (loaded.name.clone(), version);
-        if decided.get(&key).is_some_and(|there| there.candidate == *candidate) {
-            return false;
-        }
-        let report = loaded.policy();
-        // The guard's report on a policy that has not lost says nothing of another policy.
-        let guard = report.guard.filter(|guard| guard.state == GuardState::Back);
-        let report = PolicyReport { guard, ..report };
-        decided.insert(key, auto.chosen.decided(candidate.clone(), report, reason));
-        true
-    }
-
     /// Notes that a version's policy has lost against `exclusive`, which loads it from now on.
     /// Returns whether that is new.
     pub fn remember_loss(&self, loaded: &LoadedVersion) -> bool {
+        let (Some(chosen), Ok(version)) = (&loaded.chosen, loaded.version.parse()) else { return false };
+        let mut lost = self.lost.lock();
+        let Entry::Vacant(place) = lost.entry((loaded.name.clone(), version)) else { return false };
         let report = loaded.policy();
         let last = report.guard.as_ref().and_then(|guard| guard.last).map(|last| last.to_string());
-        let lost = format!("{} lost against exclusive twice in a row; the last time", report.policy);
-        let reason = format!("{lost} {}", last.unwrap_or_default());
-        let is_new = self.decide(loaded, &Candidate::exclusive(), reason.clone());
-        if is_new {
-            tracing::warn!(model = %loaded.name, version = %loaded.version, %reason, "goes back to the policy exclusive");
-        }
-        is_new
+        let last = last.unwrap_or_default();
+        let reason = format!("{} lost against exclusive twice in a row; the last time {last}", report.policy);
+        tracing::warn!(model = %loaded.name, version = %loaded.version, %reason, "goes back to the policy exclusive");
+        place.insert(chosen.with_exclusive(report, reason));
+        true
     }
 
     /// A request has changed the answer of another that shared its batch: from the next load on the
@@ -197,19 +177,9 @@ impl Loader {
         true
     }
 
-    /// Undoes a decision about a version that could not be carried out.
-    pub fn undo(&self, loaded: &LoadedVersion) {
-        let (Some(auto), Ok(version)) = (&loaded.auto, loaded.version.parse()) else { return };
-        let (mut decided, key) = (self.decided.lock(), (loaded.name.clone(), version));
-        match auto.chosen.is_final {
-            true => drop(decided.insert(key, Chosen { refused: None, ..auto.chosen.clone() })),
-            false => drop(decided.remove(&key)),
-        }
-    }
-
-    /// Forgets the decisions about a model in service: `auto` chooses afresh.
-    pub fn forget_decisions(&self, model: &str) {
-        self.decided.lock().retain(|(name, _), _| name != model);
+    /// Forgets that a model's policies have lost: `auto` chooses afresh.
+    pub fn forget_losses(&self, model: &str) {
+        self.lost.lock().retain(|(name, _), _| name != model);
     }
 
     /// The versions, by model, that were measured on a machine with other things to do.

@@ -1,9 +1,9 @@
 //! The way of one model version into service, by one policy, step by step.
 
+mod device_facts;
 mod engine_choice;
 mod file_trial;
 mod judging;
-mod rehearsed;
 mod starting;
 mod trial;
 
@@ -16,7 +16,6 @@ use downbeat_engine::{Cut, Lane, LoadOptions, Model, Part, Place, Share, graph_r
 use downbeat_repository::ModelDefinition;
 use parking_lot::MutexGuard;
 
-use crate::auto_model::AutoModel;
 use crate::batch_codec::BatchCodec;
 use crate::device_budget::DeviceBudget;
 use crate::engines::most_threads;
@@ -32,6 +31,7 @@ use crate::model_source::{ModelSource, is_emulated};
 use crate::options::Isolation;
 use crate::placement::Placed;
 use crate::policy_choice::{AutoSubject, Chosen, Known, Profiled, Why};
+use crate::policy_guard::PolicyGuard;
 use crate::policy_report::PolicyReport;
 use crate::preprocess::Preprocess;
 use crate::profiler::Threads;
@@ -192,7 +192,7 @@ impl<'a> Loading<'a> {
                 let (report, known) = self.look(asked, &runnable, &profiled);
                 let looked = |known| Chosen::looked(report.clone(), known, profiled.clone());
                 let mut looked = known.map(looked).transpose()?;
-                if let Some(better) = looked.take_if(|looked| looked.candidate.policy != PolicyName::EXCLUSIVE) {
+                if let Some(better) = looked.take_if(|looked| looked.policy != PolicyName::EXCLUSIVE) {
                     return Ok(LoadOutcome::Better(Box::new(better)));
                 }
                 (report, looked)
@@ -213,16 +213,15 @@ impl<'a> Loading<'a> {
         self.progress.step("warming up", 0.9);
         let segments = segments.unwrap_or_else(|| SegmentProfile::even(&profiled.profile, runnable.model.segments()));
         let model = runnable.model.clone();
-        let auto = chosen.map(|chosen| Arc::new(self.auto_model(chosen, &segments)));
         self.group = self.group(&*model, profiled.threads);
-        let hosts = self.start(runnable, auto.clone(), &profiled, segments)?;
+        let (hosts, guard) = self.start(runnable, chosen.as_ref(), &profiled, segments)?;
         if let Some(graphs) = graph_report::summary(model.segments(), &model.graphs()) {
             tracing::info!(model = %self.definition.name, version = %self.version, "{graphs}");
         }
         if let Some(rewritten) = model.rewritten() {
             tracing::info!(model = %self.definition.name, version = %self.version, "{rewritten}");
         }
-        Ok(self.finish(hosts, (report, auto), profiles, profiled.threads))
+        Ok(self.finish(hosts, (report, chosen, guard), profiles, profiled.threads))
     }
 
     fn refuses(&self, reason: impl ToString) -> PolicyError {
@@ -453,7 +452,7 @@ impl<'a> Loading<'a> {
     fn finish(
         self,
         hosts: HostedVersion,
-        (report, auto): (PolicyReport, Option<Arc<AutoModel>>),
+        (report, chosen, guard): (PolicyReport, Option<Chosen>, Option<Arc<PolicyGuard>>),
         profiles: Vec<LatencyProfile>,
         threads: usize,
     ) -> LoadOutcome {
@@ -468,13 +467,13 @@ impl<'a> Loading<'a> {
         let metrics = context.metrics.model(&definition.name, &version);
         let queue_bound = context.queue_bound(&definition);
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
-        (loaded.held, loaded.folder, loaded.auto, loaded.preprocess) = (held, source.folder, auto, preprocess);
-        (loaded.rows, loaded.answers) = (judgement, answers);
+        (loaded.held, loaded.folder, loaded.chosen, loaded.preprocess) = (held, source.folder, chosen, preprocess);
+        (loaded.rows, loaded.answers, loaded.guard) = (judgement, answers, guard);
         loaded.codec.begin_service();
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);
-            let queue = context.driver.add_queue(&definition.name, options, &placed, profiles);
+            let queue = context.driver.add_queue(&definition.name, options, &placed, profiles, loaded.hosts.models());
             // Only this load knows of the version yet, so there cannot be another queue.
             let _ = loaded.insert_queue(loaded.codec.profiled_key(), queue);
         }

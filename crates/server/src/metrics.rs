@@ -1,6 +1,8 @@
 //! Prometheus metrics: Triton's names where Triton has one, so that dashboards carry over;
 //! `downbeat_*` otherwise.
 
+mod lanes;
+
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,13 +13,12 @@ use prometheus::{Encoder, Histogram, IntCounter, Registry, TextEncoder};
 
 use crate::budget::ByteBudget;
 use crate::gpu_metrics::GpuMetrics;
-use crate::host::LaneMetricsFamily;
 use crate::logging;
 use crate::metric_table::metric_table;
-use crate::shares::ShareMetrics;
 use crate::statistics::Phases;
 use crate::trouble::Counts;
 use crate::unanswered::Unanswered;
+pub use lanes::{LaneMetrics, LaneMetricsFamily};
 
 /// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.
 const LATENCY: [f64; 18] =
@@ -70,11 +71,6 @@ metric_table! {
         rehearsal_cpu: CounterVec[], "downbeat_rehearsal_cpu_seconds_total", "Time of a core that trying them took";
         predictor_trainings: IntCounter[], "downbeat_predictor_trainings_total", "Times that what predicts groups of operators was trained with those that were served";
         predictor_adoptions: IntCounter[], "downbeat_predictor_adoptions_total", "Times that what came of it was better on those that were held out, and taken";
-        rehearsal_device_trials: IntCounter[], "downbeat_rehearsal_device_trials_total",
-            "Times that policies of a model under auto were tried on the last seconds";
-        rehearsal_device_changes: IntCounter[], "downbeat_rehearsal_device_changes_total", "Times that another was found better";
-        rehearsal_device_unfaithful: IntCounter[], "downbeat_rehearsal_device_unfaithful_total",
-            "Times that the replay of what there was did not come to what really became of the requests, so that nothing was changed";
         decision_log_bytes: IntCounterVec[], "downbeat_decision_log_bytes_total", "Bytes written to the decision log, all files together";
         decision_log_ended: IntCounterVec["file"], "downbeat_decision_log_ended_total",
             "Files of the decision log that ended before the server did, because the disk was too slow or full";
@@ -100,8 +96,6 @@ pub struct Metrics {
     table: Table,
     /// Metrics of device policies.
     pub lanes: LaneMetricsFamily,
-    /// Metrics of the shares of devices.
-    pub shares: ShareMetrics,
     /// Metrics of GPUs that NVML reports.
     pub gpus: GpuMetrics,
 }
@@ -123,12 +117,6 @@ pub struct RehearsalMetrics {
     pub trials: IntCounter,
     /// Trials that changed the models' behaviour.
     pub changes: IntCounter,
-    /// Trials of device policies that were finished.
-    pub device_trials: IntCounter,
-    /// Trials of device policies that found a better one.
-    pub device_changes: IntCounter,
-    /// Trials of device policies whose replay of the present policy did not match the real outcome.
-    pub device_unfaithful: IntCounter,
     /// Requests in windows of time that were left out, because more requests came than a shard has
     /// room for.
     pub arrivals_lost: IntCounter,
@@ -148,8 +136,7 @@ impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let (table, lanes) = (Table::register(&registry)?, LaneMetricsFamily::register(&registry)?);
-        let shares = ShareMetrics::register(&registry)?;
-        Ok(Metrics { table, lanes, shares, gpus: GpuMetrics::register(&registry)?, registry })
+        Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, registry })
     }
 
     /// The registry for the metrics of other parts.
@@ -162,9 +149,6 @@ impl Metrics {
         RehearsalMetrics {
             trials: self.table.rehearsal_trials.clone(),
             changes: self.table.rehearsal_changes.clone(),
-            device_trials: self.table.rehearsal_device_trials.clone(),
-            device_changes: self.table.rehearsal_device_changes.clone(),
-            device_unfaithful: self.table.rehearsal_device_unfaithful.clone(),
             arrivals_lost: self.table.rehearsal_lost.clone(),
             trainings: self.table.predictor_trainings.clone(),
             adoptions: self.table.predictor_adoptions.clone(),

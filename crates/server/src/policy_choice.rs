@@ -1,10 +1,7 @@
 //! Chooses a device policy for a model that is being loaded, where `auto` was asked for.
 
-use std::sync::Arc;
-
 use downbeat_core::device::{
-    AutoChoice, AutoInputs, Candidate, Cut, Overlap, PartitionId, PolicyModel, PolicyName, RehearsedModel,
-    SegmentProfile, WrittenSettings,
+    AutoChoice, AutoInputs, Cut, Overlap, PartitionId, PolicyModel, PolicyName, SegmentProfile,
 };
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_repository::ModelDefinition;
@@ -30,24 +27,20 @@ pub struct AutoSubject<'a> {
     pub at_once: u32,
 }
 
-/// The chosen policy of a model under `auto`, and the knowledge that bringing it, or another
-/// policy, into service needs.
+/// The chosen policy of a model under `auto`, and the measurements behind the choice.
 #[derive(Clone)]
 pub struct Chosen {
     /// The policy, and why.
     pub report: PolicyReport,
-    /// The policy with its settings, beside the settings that were written for the model.
-    pub candidate: Candidate,
+    /// The policy. Its settings are those that were written for the model.
+    pub policy: PolicyName,
     /// The inputs of the choice at load.
     pub inputs: AutoInputs,
     /// The measured overlap, another input; `None`: no policy could have gained by overlap.
     pub overlap: Option<Overlap>,
     pub profiled: Profiled,
-    /// The model as the rehearsal knows it, once it is rehearsed.
-    pub rehearsed: Option<Arc<RehearsedModel>>,
-    /// The policy that was tried in place of `exclusive`, and failed.
-    pub refused: Option<Candidate>,
-    /// The choice was made in service: the load does not choose again.
+    /// The choice is made, and the load does not choose again: the model could not have its policy,
+    /// or the policy lost against `exclusive` in service.
     pub is_final: bool,
 }
 
@@ -72,7 +65,7 @@ pub enum Why {
     Asked(PolicyReport),
     /// The user asked for `auto`: it is `exclusive`, unless another suits the model better.
     Look(PolicyReport),
-    /// `auto` chose the policy, at load or in service.
+    /// `auto` chose the policy at load, or `exclusive` because that policy failed.
     Chosen(Box<Chosen>),
 }
 
@@ -179,23 +172,16 @@ impl AutoSubject<'_> {
 impl Chosen {
     /// The outcome of a choice at load.
     pub fn looked(report: PolicyReport, (inputs, overlap): Known, profiled: Profiled) -> anyhow::Result<Self> {
-        let candidate = Candidate { policy: report.policy.parse()?, settings: WrittenSettings::new() };
-        let (rehearsed, refused, is_final) = (None, None, false);
-        Ok(Chosen { report, candidate, inputs, overlap, profiled, rehearsed, refused, is_final })
+        let policy = report.policy.parse()?;
+        Ok(Chosen { report, policy, inputs, overlap, profiled, is_final: false })
     }
 
-    /// The same model with another policy, which was decided in service for this reason. `report`
-    /// is the report on its present policy.
-    pub fn decided(&self, candidate: Candidate, report: PolicyReport, reason: String) -> Self {
-        let report = PolicyReport { policy: candidate.policy.to_string(), reason, ..report };
-        Chosen { report, candidate, refused: None, is_final: true, ..self.clone() }
-    }
-
-    /// Puts `exclusive` in the place of a policy that the model cannot have.
-    pub fn refused(self, reason: String) -> Self {
-        let exclusive = Candidate::exclusive();
-        let report = PolicyReport { policy: exclusive.policy.to_string(), reason, ..self.report };
-        Chosen { report, refused: Some(self.candidate), candidate: exclusive, is_final: true, ..self }
+    /// The same model with `exclusive` for this reason, once its policy has failed. `report` is the
+    /// report on that policy.
+    pub fn with_exclusive(&self, report: PolicyReport, reason: String) -> Self {
+        let policy = PolicyName::EXCLUSIVE;
+        let report = PolicyReport { policy: policy.to_string(), reason, ..report };
+        Chosen { report, policy, is_final: true, ..self.clone() }
     }
 
     /// Looks at it again now that the model is cut and its segments are measured.

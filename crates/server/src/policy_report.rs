@@ -1,9 +1,7 @@
 //! Which policy a model version has, and why.
 
 use downbeat_core::Duration;
-use downbeat_core::device::{
-    AutoChoice, Candidate, DeviceDecision, GuardReport, OverlapPoint, Prediction, TriedPolicy,
-};
+use downbeat_core::device::{AutoChoice, GuardReport, OverlapPoint, Prediction};
 use serde::{Deserialize, Serialize};
 
 /// The answer of `GET /v2/models/M/policy`.
@@ -23,80 +21,6 @@ pub struct PolicyReport {
     pub measured: Option<AutoMeasured>,
     /// The guard's comparison since then.
     pub guard: Option<GuardReport>,
-    /// The result of the rehearsal's last trial, if `auto` was asked for.
-    #[serde(default)]
-    pub rehearsal: Option<DeviceTrialStatus>,
-}
-
-/// The result of a trial of a model's policies.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct DeviceTrialStatus {
-    /// The time since the trial ended.
-    pub seconds_ago: f64,
-    /// Whether the trial found a better policy, to which the model goes.
-    pub changed: bool,
-    /// Whether the replay of the present policy matched the real outcome. If not, nothing is
-    /// changed.
-    pub faithful: bool,
-    /// The real outcome: the share of requests that were refused, dropped or late.
-    pub real_bad: f64,
-    /// The real mean time to the answer, milliseconds.
-    pub real_delay_ms: f64,
-    /// The tried candidates: the model's own policy first, then the last candidates.
-    pub candidates: Vec<TriedPolicyStatus>,
-}
-
-/// The result of a candidate.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct TriedPolicyStatus {
-    /// The policy with its settings, beside the settings that were written for the model.
-    #[serde(flatten)]
-    pub candidate: Candidate,
-    /// Whether it is the best.
-    pub taken: bool,
-    /// By rate (the real one, 1.1 and 1.25 times as high): the share of requests that were refused,
-    /// dropped or late, of the model that fared worst and of all.
-    pub bad: Vec<(f64, f64)>,
-    /// Mean time from arrival to answer at the real rate, milliseconds.
-    pub delay_ms: f64,
-}
-
-impl DeviceTrialStatus {
-    /// A decision that was made `ago`.
-    pub fn of(decision: &DeviceDecision, ago: Duration) -> Self {
-        let candidates = decision.tried.iter().map(|tried| TriedPolicyStatus {
-            candidate: tried.candidate.clone(),
-            taken: tried.candidate == decision.best,
-            bad: tried.bad.clone(),
-            delay_ms: tried.delay * 1e3,
-        });
-        let (real_bad, real_delay) = decision.real;
-        DeviceTrialStatus {
-            seconds_ago: ago.as_secs_f64(),
-            changed: decision.changed,
-            faithful: decision.faithful,
-            real_bad,
-            real_delay_ms: real_delay * 1e3,
-            candidates: candidates.collect(),
-        }
-    }
-}
-
-/// Why a model goes to another policy.
-pub fn reason(decision: &DeviceDecision) -> String {
-    let said = |tried: &TriedPolicy| {
-        let bad: Vec<_> = tried.bad.iter().map(|(_, all)| format!("{:.2}%", all * 100.0)).collect();
-        format!("{} loses {} of the requests and takes {:.3} ms", tried.candidate, bad.join(", "), tried.delay * 1e3)
-    };
-    let best = decision.tried.iter().find(|tried| tried.candidate == decision.best);
-    let all: Vec<_> = best.into_iter().chain(decision.tried.first()).map(said).collect();
-    let (bad, delay) = decision.real;
-    format!(
-        "replays of the last seconds, as they were and at 1.1 and 1.25 times the rate: {}; really {:.2}%, {:.3} ms",
-        all.join("; "),
-        bad * 100.0,
-        delay * 1e3
-    )
 }
 
 /// Where a policy was asked for.
@@ -158,7 +82,6 @@ impl PolicyReport {
             candidates: Vec::new(),
             measured: None,
             guard: None,
-            rehearsal: None,
         }
     }
 }

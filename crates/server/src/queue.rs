@@ -1,5 +1,6 @@
 //! The scheduler's queue for the requests of one shape of a model version.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
@@ -10,6 +11,7 @@ use downbeat_repository::ModelDefinition;
 use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
 use parking_lot::Mutex;
 
+use crate::host::HostedModel;
 use crate::options::ServerOptions;
 use crate::placement::Placed;
 use crate::refiner::ProfileRefiner;
@@ -28,6 +30,8 @@ pub struct Queue {
     pub placed: Placed,
     /// By site, as `placed` numbers them: learns the latency of its batches in service.
     pub refiners: Box<[Mutex<ProfileRefiner>]>,
+    /// The version on each device.
+    models: Box<[Arc<HostedModel>]>,
 }
 
 impl Queue {
@@ -96,6 +100,7 @@ impl Queue {
         options: QueueOptions,
         placed: &Placed,
         profiles: Vec<LatencyProfile>,
+        models: Box<[Arc<HostedModel>]>,
         now: Time,
     ) -> Self {
         let gathers =
@@ -107,7 +112,13 @@ impl Queue {
             options,
             placed: placed.clone(),
             refiners: profiles.into_iter().map(|profile| Mutex::new(ProfileRefiner::new(profile))).collect(),
+            models,
         }
+    }
+
+    /// The version on a device.
+    pub fn on_device(&self, device: usize) -> Option<&Arc<HostedModel>> {
+        self.models.iter().find(|model| model.device == device)
     }
 
     /// The queue's options in the scheduler.

@@ -13,19 +13,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::AutoscaleSample;
-use downbeat_core::device::Candidate;
 use downbeat_engine_ort::GpuInfo;
 use downbeat_repository::{Fingerprint, ModelDefinition, ModelRepositories, ModelRepository, RepositoryError};
 use parking_lot::Mutex;
 
-use crate::auto_model::AutoModel;
 use crate::autoscale::AutoscaleWatch;
 use crate::budget::ByteBudget;
 use crate::cluster_report::ClusterReport;
 use crate::driver::Driver;
 use crate::error::ServiceError;
 use crate::gpu_watch::GpuWatch;
-use crate::host::PolicyGuard;
 use crate::load_context::{LoadProgress, VersionFile};
 use crate::loaded_version::LoadedVersion;
 use crate::loader::Loader;
@@ -33,7 +30,6 @@ use crate::measuring_time::MeasuringTime;
 use crate::metrics::{Metrics, Totals};
 use crate::model_memory::ModelMemory;
 use crate::options::{ModelControl, ServerOptions};
-use crate::policy_report;
 use crate::row_judgement::RowJudgement;
 use crate::service::LoadOverrides;
 use crate::serving::{ServedModel, Serving, unknown_model};
@@ -198,7 +194,7 @@ impl Registry {
         progress: Arc<dyn LoadProgress>,
     ) -> Result<(), ServiceError> {
         // A load request has the model examined afresh.
-        self.loader.forget_decisions(name);
+        self.loader.forget_losses(name);
         let loaded = self.load_or_keep(name, overrides, progress, MeasuringTime::before_service).await;
         loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
     }
@@ -237,51 +233,20 @@ impl Registry {
     /// Loads and measures a model anew beside the one that serves. Decisions in service about its
     /// policy rest on the old measurements: the server forgets them.
     pub async fn measure_again(&self, name: &str) {
-        self.loader.forget_decisions(name);
+        self.loader.forget_losses(name);
         self.load_beside(name, MeasuringTime::behind_service).await;
     }
 
-    /// Loads versions again whose policy `auto` chose and another will replace. A version that has
-    /// lost against `exclusive` gets `exclusive`. The others get the rehearsal's better policy.
-    /// Present requests are answered by the policy that they came to.
+    /// Loads versions again with `exclusive` whose policy `auto` chose and that have lost against
+    /// it. Present requests are answered by the policy that they came to.
     pub async fn change_policies(&self) {
         for served in self.serving.all() {
-            let has_lost = |version: &&Arc<LoadedVersion>| version.hosts.guard().is_some_and(PolicyGuard::has_lost);
-            let lost = served.versions.values().filter(has_lost).filter(|version| self.loader.remember_loss(version));
-            let lost: Vec<_> = lost.cloned().collect();
-            let autos = lost.iter().filter_map(|version| version.auto.as_ref());
-            autos.for_each(|auto| self.driver.policies().lost(auto));
-            if !lost.is_empty() {
+            let has_lost = |version: &&Arc<LoadedVersion>| version.guard.as_ref().is_some_and(|guard| guard.has_lost());
+            let lost = served.versions.values().filter(has_lost);
+            if lost.filter(|version| self.loader.remember_loss(version)).count() > 0 {
                 self.load_again(&served.definition.name).await;
-                lost.iter().for_each(|version| self.settle(version, None));
             }
         }
-        for found in self.driver.policies().found() {
-            let version = self.version(&found.auto.name, &found.auto.version);
-            if let Some(version) = version.filter(|version| is_same(version, &found.auto)) {
-                let (best, reason) = (&found.decision.best, policy_report::reason(&found.decision));
-                tracing::info!(model = %version.name, version = %version.version, policy = %best, %reason, "goes to another policy");
-                self.loader.decide(&version, best, reason);
-                self.load_again(&version.name).await;
-                self.settle(&version, Some(best));
-            }
-        }
-    }
-
-    /// Settles an attempt to load a version with another policy. If the version stayed as it is,
-    /// the `refused` candidate is not tried again soon.
-    fn settle(&self, before: &LoadedVersion, refused: Option<&Candidate>) {
-        let Some(auto) = &before.auto else { return };
-        if self.version(&before.name, &before.version).is_some_and(|now| is_same(&now, auto)) {
-            if refused.is_some() {
-                self.loader.undo(before);
-            }
-            self.driver.policies().stays(auto, refused);
-        }
-    }
-
-    fn version(&self, model: &str, version: &str) -> Option<Arc<LoadedVersion>> {
-        self.serving.get(model)?.versions.get(&version.parse().ok()?).cloned()
     }
 
     async fn load_or_keep(
@@ -321,7 +286,6 @@ impl Registry {
         }
         let served = Arc::new(served);
         let before = self.serving.replace(name, Some(served.clone()));
-        self.driver.serves(name, served.versions.values());
         entry.settle(&served, &failures);
         *entry.kept.lock() = kept;
         let overlay_before = std::mem::replace(&mut *entry.overlay.lock(), overlay);
@@ -496,7 +460,6 @@ impl Registry {
             entry.set_all(served.versions.keys().copied(), VersionState::Unloading, "");
         }
         let before = self.serving.replace(name, None);
-        self.driver.serves(name, std::iter::empty());
         let has_ended = self.retire(name, before.clone(), None).await;
         let reason = if has_ended { "unloaded" } else { "unloaded; a run of it still goes on" };
         match &before {
@@ -651,9 +614,4 @@ fn overlay_of(name: &str, overrides: &LoadOverrides) -> Result<Option<Overlay>, 
         )));
     }
     Ok(Some(write_overlay(name, &overrides.files).map_err(|error| load_failed(name, &error))?))
-}
-
-/// Whether the version is still the one that was loaded with `auto`.
-fn is_same(version: &LoadedVersion, auto: &AutoModel) -> bool {
-    version.auto.as_ref().is_some_and(|own| own.generation == auto.generation)
 }

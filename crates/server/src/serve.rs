@@ -359,14 +359,11 @@ async fn watch_trouble(registry: Registry) {
 }
 
 /// Loads models anew by the evidence of service, until the process ends. A model that mixes the
-/// rows of a batch gets no more batches. A model whose policy loses goes to another policy.
+/// rows of a batch gets no more batches. A model whose policy loses gets the policy `exclusive`.
 async fn change_policies(registry: Registry) {
     let mut awake = registry.watchdog().activity().awake();
     loop {
-        tokio::select! {
-            () = tick(&mut awake, LOOK_EVERY) => {}
-            () = registry.driver.policies().finds() => {}
-        }
+        tick(&mut awake, LOOK_EVERY).await;
         registry.part_mixed_rows().await;
         registry.change_policies().await;
     }

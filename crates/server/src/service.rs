@@ -11,10 +11,10 @@ use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 use crate::autoscale::AutoscaleStatus;
 use crate::cluster_report::ClusterReport;
 use crate::device_report::DevicesReport;
-use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
-use crate::host::Timeline;
 use crate::policy_report::PolicyReport;
+use crate::scheduler_status::SchedulerStatus;
+use crate::timeline::Timeline;
 
 /// The server as its frontends see it. The production implementation serves models; tests of the
 /// frontends have their own.
@@ -149,7 +149,7 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// The launches on the lanes of devices in the time `last` until now, at most
-    /// `host::REMEMBERED`; `None` if there are no devices.
+    /// `timeline::REMEMBERED`; `None` if there are no devices.
     fn timeline(&self, _last: std::time::Duration) -> Option<Timeline> {
         None
     }

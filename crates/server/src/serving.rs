@@ -19,9 +19,9 @@ use parking_lot::RwLock;
 use crate::batch_codec::{Admitted, ShapeKey};
 use crate::budget::ByteBudget;
 use crate::call::Call;
-use crate::driver::{Driver, QueuedCall};
+use crate::driver::Driver;
 use crate::error::ServiceError;
-use crate::host::run_own;
+use crate::host::{QueuedCall, run_own};
 use crate::loaded_version::LoadedVersion;
 use crate::options::ServerOptions;
 use crate::queue::Queue;
@@ -161,7 +161,7 @@ impl Serving {
         let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
         let (admitted, request) = wishes.admit(request).await?;
         let is_empty = admitted.is_empty;
-        let _input_bytes = self.take_in(served, loaded, &admitted, &limits, arrival)?;
+        let _input_bytes = self.take_in(served, loaded, &admitted)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted| Call {
             admitted,
@@ -183,7 +183,7 @@ impl Serving {
             if let Some(place) = place {
                 place.pass_on(false);
             }
-            run_own(is_alone, || host.submit(model, id, call(admitted), length));
+            run_own(is_alone, |own| host.submit(model, id, call(admitted), length, own));
             Decider::Device(host.clone(), model.clone())
         } else {
             let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
@@ -207,7 +207,6 @@ impl Serving {
     }
 
     /// Holds the bytes of a request's inputs and checks that the version has memory to run them.
-    /// Then notes the arrival for the choice of the version's policy.
     ///
     /// # Errors
     /// `QueueFull` if the model's requests hold their share of the bytes; the errors of
@@ -217,15 +216,10 @@ impl Serving {
         served: &'a ServedModel,
         loaded: &LoadedVersion,
         admitted: &Admitted,
-        limits: &Limits,
-        arrival: Time,
     ) -> Result<InputBytes<'a>, ServiceError> {
         let held = hold_inputs(&self.budget, &served.input_bytes, &loaded.name, admitted.bytes());
         let held = held.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
         loaded.check_memory(admitted)?;
-        if let Some(auto) = &loaded.auto {
-            auto.came(arrival, limits.deadline, admitted.rows, limits.level);
-        }
         Ok(held)
     }
 
@@ -272,7 +266,8 @@ impl Serving {
             return Err(ServiceError::Internal(format!("model '{}' has no queue", loaded.name)));
         };
         let profile = guessed_profiles(&known, &key, slo);
-        let queue = self.driver.add_queue(&definition.name, first.options_beside(&profile), &first.placed, profile);
+        let (name, options) = (&definition.name, first.options_beside(&profile));
+        let queue = self.driver.add_queue(name, options, &first.placed, profile, loaded.hosts.models());
         match loaded.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
             Err(there) => {

@@ -7,8 +7,8 @@ use downbeat_driver::QueueHandle;
 
 use crate::driver::Driver;
 use crate::host::{DeviceHost, HostedModel};
-use crate::loaded_version::LoadedVersion;
 use crate::unanswered::Unanswered;
+use crate::version_record::Version;
 
 /// The part that decides about a request.
 pub enum Decider {
@@ -22,7 +22,7 @@ pub enum Decider {
 /// state.
 pub struct Ticket {
     decider: Decider,
-    loaded: Arc<LoadedVersion>,
+    loaded: Arc<Version>,
     request: RequestId,
     arrival: Time,
     /// The count that the end belongs to; `None`: the request is answered.
@@ -31,7 +31,7 @@ pub struct Ticket {
 
 impl Ticket {
     /// Makes the ticket of a request that was handed over.
-    pub fn new(decider: Decider, loaded: Arc<LoadedVersion>, request: RequestId, arrival: Time) -> Self {
+    pub fn new(decider: Decider, loaded: Arc<Version>, request: RequestId, arrival: Time) -> Self {
         Ticket { decider, loaded, request, arrival, end: Some(Unanswered::Cancelled) }
     }
 

@@ -66,7 +66,7 @@ impl Unanswered {
     }
 
     /// Whether the request was not served in time, which more devices or another policy might mend.
-    pub fn is_for_want_of_time(self) -> bool {
+    fn is_for_want_of_time(self) -> bool {
         Unanswered::TABLE[self as usize].3
     }
 }

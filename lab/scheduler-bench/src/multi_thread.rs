@@ -56,6 +56,7 @@ impl Handler for Bench {
     /// The time when the event was due comes with it.
     type Event = (Time, Request);
     type RequestTable = RequestTable;
+    type Context = ();
 
     fn now(&self) -> Time {
         if self.paced { self.clock.now() } else { NOW.get() }
@@ -74,7 +75,14 @@ impl Handler for Bench {
         table.follow(shard, request.model, due);
     }
 
-    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut RequestTable, output: Output) {
+    fn carry_out(
+        &self,
+        moment: Moment,
+        shard: &mut Journal<Shard>,
+        table: &mut RequestTable,
+        output: Output,
+        (): &mut (),
+    ) {
         match output {
             Output::Dispatch { batch, device, model, members, expected, .. } => {
                 let now = self.now();

@@ -57,6 +57,7 @@ struct Table {
 impl Handler for Posting {
     type Event = Request;
     type RequestTable = Table;
+    type Context = ();
 
     fn now(&self) -> Time {
         self.clock.now()
@@ -72,7 +73,7 @@ impl Handler for Posting {
         self.handled[table.index].0.store(table.counts.requests, Ordering::Relaxed);
     }
 
-    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut Table, output: Output) {
+    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut Table, output: Output, (): &mut ()) {
         match output {
             Output::Dispatch { batch, device, members, expected, .. } => {
                 let end = moment.now + expected;
@@ -166,7 +167,7 @@ impl Poster<'_> {
                 let (_, request) = requests.draw();
                 let (place, deadline) = (self.places[request.model.0 as usize], now + SLO);
                 let id = RequestId(deadline.as_nanos());
-                self.cluster.post(place, Request { id, model: place.model, deadline, ..request });
+                self.cluster.post(place, Request { id, model: place.model, deadline, ..request }, &mut ());
             }
             posted[self.index].0.fetch_add(BURST, Ordering::Relaxed);
         }
@@ -181,7 +182,7 @@ impl Poster<'_> {
         let due = |top: &PeekMut<'_, Reverse<(Time, DeviceId, BatchId)>>| top.0.0 <= now;
         let next = || RUNNING.with_borrow_mut(|running| running.peek_mut().filter(due).map(PeekMut::pop));
         while let Some(Reverse((_, device, batch))) = next() {
-            self.cluster.complete(device, batch);
+            self.cluster.complete(device, batch, &mut ());
         }
     }
 }

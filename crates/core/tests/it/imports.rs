@@ -158,7 +158,6 @@ fn files_import_each_other_in_small_circles_only() {
         let most = match &*name {
             // The table of device policies.
             "core" => 7,
-            "server" => 28,
             _ => 3,
         };
         for circle in circles(&files_of(&name)) {

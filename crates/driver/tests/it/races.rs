@@ -58,6 +58,7 @@ impl Outside {
 impl Handler for Outside {
     type Event = Event;
     type RequestTable = BTreeMap<RequestId, (ModelId, Ticket)>;
+    type Context = ();
 
     #[expect(clippy::disallowed_methods, reason = "the test's clock")]
     fn now(&self) -> Time {
@@ -81,7 +82,14 @@ impl Handler for Outside {
         }
     }
 
-    fn carry_out(&self, _: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, output: Output) {
+    fn carry_out(
+        &self,
+        _: Moment,
+        shard: &mut Journal<Shard>,
+        requests: &mut Self::RequestTable,
+        output: Output,
+        (): &mut (),
+    ) {
         match output {
             Output::Drop { request, .. } => {
                 assert!(requests.remove(&request).is_some(), "seed {}: {request} does not wait", self.seed);
@@ -134,7 +142,7 @@ fn device(cluster: &Cluster<Outside>, device: DeviceId, batches: &Receiver<Batch
             outside.answer(member);
         }
         outside.sent[device.0 as usize].fetch_sub(1, Ordering::SeqCst);
-        cluster.complete(device, batch.id);
+        cluster.complete(device, batch.id, &mut ());
     }
 }
 
@@ -155,9 +163,9 @@ fn post(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>, poster: u
             if rng.random_range(0..8) == 0 { outside.now() + Duration::from_micros(50) } else { Time::MAX };
         let size = rng.random_range(1..4);
         let request = Request { id, model: queue.model, deadline, queue_expiry, level: 0, size };
-        cluster.post(queue, Event::Submit(request));
+        cluster.post(queue, Event::Submit(request), &mut ());
         if rng.random_range(0..6) == 0 {
-            cluster.post(queue, Event::Cancel(queue.model, id));
+            cluster.post(queue, Event::Cancel(queue.model, id), &mut ());
         }
         // Now and then the queues run empty.
         if n % 16 == 0 {

@@ -17,6 +17,7 @@ struct Noted {
 impl Handler for Noted {
     type Event = Request;
     type RequestTable = ();
+    type Context = ();
 
     fn now(&self) -> Time {
         Time::from_nanos(1_000)
@@ -26,7 +27,7 @@ impl Handler for Noted {
         shard.handle_request(moment.now, &request).unwrap();
     }
 
-    fn carry_out(&self, _: Moment, _: &mut Journal<Shard>, (): &mut (), output: Output) {
+    fn carry_out(&self, _: Moment, _: &mut Journal<Shard>, (): &mut (), output: Output, (): &mut ()) {
         if let Output::Dispatch { batch, device, model, .. } = output {
             self.dispatched.lock().unwrap().push((model, device, batch));
         }
@@ -57,7 +58,7 @@ fn options() -> ModelOptions {
 fn post(cluster: &Cluster<Noted>, queue: QueueHandle, id: u64) {
     let (deadline, queue_expiry) = (Time::MAX, Time::MAX);
     let id = RequestId(id);
-    cluster.post(queue, Request { id, model: queue.model, deadline, queue_expiry, level: 0, size: 1 });
+    cluster.post(queue, Request { id, model: queue.model, deadline, queue_expiry, level: 0, size: 1 }, &mut ());
 }
 
 /// The device becomes free for a model whose removal is still far back in the matchmaker's mailbox.
@@ -75,7 +76,7 @@ fn a_removed_model_is_not_asked_again_and_again() {
         post(&cluster, removed, 1);
         {
             let _nobody_else_gets_in = cluster.own_matchmaker();
-            cluster.complete(device, batch);
+            cluster.complete(device, batch, &mut ());
             for _ in 0..2 * TURN {
                 cluster.add_model(options());
             }

@@ -18,21 +18,12 @@ pub enum Event {
         requests: u32,
         lost: bool,
     },
-    /// A request of a model ended, under the policy of this generation of the model. `took`: the
-    /// time to its answer (`None`: no answer). `good`: whether it met its deadline.
-    Ended {
-        at: Time,
-        model: ModelId,
-        generation: u32,
-        took: Option<Duration>,
-        good: bool,
-    },
 }
 
 impl Event {
     fn at(&mut self) -> &mut Time {
         match self {
-            Event::Came(PastArrival { at, .. }) | Event::Answered { at, .. } | Event::Ended { at, .. } => at,
+            Event::Came(PastArrival { at, .. }) | Event::Answered { at, .. } => at,
         }
     }
 }
@@ -76,11 +67,6 @@ impl ArrivalRings {
     /// Whether the rehearsal wants events.
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
-    }
-
-    /// The ring for an arrival at this time that belongs to no shard.
-    pub fn spread(&self, came: Time) -> usize {
-        (came.as_nanos().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % self.rings.len()
     }
 
     /// Leaves an event of a shard's requests.

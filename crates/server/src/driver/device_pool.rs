@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use downbeat_core::{BatchId, DeviceId, Duration};
+use downbeat_core::{BatchId, DeviceId, Duration, Time};
+use downbeat_driver::Cluster;
 use parking_lot::{Mutex, RwLock};
 
 use super::rehearser::Rehearser;
 use crate::clock::Clock;
-use crate::host::DeviceHost;
+use crate::host::{DeviceHost, Grant, OwnLaunch, Ran, SlotEvents};
 
 /// The devices that carry out the scheduler's decisions, with their slots.
 pub struct DevicePool {
@@ -67,5 +68,51 @@ impl DevicePool {
     pub fn retire(&self, device: usize) -> bool {
         let mut in_service = self.in_service.lock();
         in_service.len() > 1 && in_service.remove(&device)
+    }
+}
+
+impl SlotEvents for Cluster<DevicePool> {
+    fn ran(&self, device: usize, grant: &Grant, Ran { partition, rows, end }: Ran) {
+        // The scheduler plans with the time from dispatch to completion, not with the engine's run
+        // alone.
+        let (queue, rehearser) = (&grant.queue, &self.handler().rehearser);
+        let (mut refiner, took) = (queue.refiner(device, partition).lock(), end.since(grant.dispatched));
+        if rehearser.listens() {
+            rehearser.ran(queue.place, took.as_secs_f64() / refiner.profile().latency(rows).as_secs_f64());
+        }
+        let is_new = refiner.observe(rows, took, end).is_some();
+        drop(refiner);
+        if is_new {
+            let profiles = queue.placed.profiles(|site| queue.refiners[site].lock().profile().clone());
+            rehearser.profiled(queue.place, profiles.clone());
+            self.set_profile(queue.place, profiles);
+        }
+    }
+
+    fn done(&self, grant: &Grant, at: Time, ran: Option<Ran>, own: &mut OwnLaunch) {
+        let (pool, queue) = (self.handler(), &grant.queue);
+        if pool.rehearser.listens() {
+            pool.rehearser.answered(queue.place, at, grant.requests, false);
+        }
+        match pool.granted_from_afar.get() {
+            None => self.complete(grant.slot, grant.batch, own),
+            Some(hears) => {
+                let ran = ran.map(|ran| (ran.rows, ran.end.since(grant.dispatched)));
+                hears(SlotDone { batch: grant.batch, ran });
+            }
+        }
+    }
+
+    /// Takes the slots out of service, unless they are the last: those stay, to answer queued
+    /// requests with errors.
+    fn lost(&self, device: usize, slots: &[DeviceId]) {
+        if self.handler().retire(device) {
+            tracing::error!(device, "the device is lost and out of service");
+            slots.iter().for_each(|slot| self.remove_device(*slot));
+        }
+    }
+
+    fn load(&self, slot: DeviceId, until: Time) {
+        self.set_load(slot, until);
     }
 }

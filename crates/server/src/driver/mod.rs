@@ -11,10 +11,7 @@
 
 mod arrival_rings;
 mod device_pool;
-mod device_rehearser;
-mod queued_call;
 mod rehearser;
-mod scheduler_status;
 mod waiting_table;
 
 use std::sync::Arc;
@@ -28,32 +25,21 @@ use downbeat_engine::Part;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::auto_model::DeviceSet;
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::group_predictor::GroupPredictor;
-use crate::host::DeviceHost;
-use crate::loaded_version::LoadedVersion;
+use crate::host::{DeviceHost, HostedModel, OwnLaunch, QueuedCall};
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
 use crate::placement::Placed;
 use crate::queue::Queue;
 use crate::retraining::GroupRetrainer;
+use crate::scheduler_status::SchedulerStatus;
 use crate::watchdog::Watchdog;
 pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
-pub use device_rehearser::DeviceEvents;
-use device_rehearser::DeviceRehearser;
-pub use queued_call::QueuedCall;
 use rehearser::Rehearser;
-pub use scheduler_status::SchedulerStatus;
-pub use waiting_table::CounterHasher;
+pub use rehearser::WAKE_MARGIN;
 use waiting_table::{Event, WaitingTable};
-
-/// How long before its latest start a deferred batch starts. On a machine with other work, this
-/// leaves time for late alarms, for runs longer than their profile, and for the answer's way. The
-/// margin costs no capacity: while the devices are busy, a batch may still start until its latest
-/// start.
-pub const WAKE_MARGIN: Duration = Duration::from_millis(5);
 
 /// How long [`Driver`]'s drop waits for threads, which an endless run may hold up.
 const PATIENCE: Duration = Duration::from_millis(1_000);
@@ -96,7 +82,7 @@ impl Driver {
             |device| DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), sink.clone());
         let (shards, rehearsal_cpu) = (options.scheduler_shards().clamp(1, MAX_SHARDS), options.rehearsal_cpu);
         let activity = watchdog.activity().clone();
-        let rehearser = Rehearser::new(clock, shards, rehearsal_cpu, log.is_some(), options.order, activity);
+        let rehearser = Rehearser::new(shards, rehearsal_cpu, log.is_some(), options.order, activity);
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?, rehearser.clone());
         let tables = (0..shards).map(|_| WaitingTable::default()).collect();
         let setup = Setup {
@@ -113,7 +99,10 @@ impl Driver {
         let (next_request, next_model, threads) = Default::default();
         let predictor = Arc::new(GroupPredictor::open(&options.device, rehearsal_cpu > 0.0));
         let driver = Driver { cluster, next_request, next_model, threads, predictor, log };
-        driver.hosts().iter().for_each(|host| host.belongs_to(&driver.cluster));
+        for host in driver.hosts() {
+            let scheduler = Arc::downgrade(&driver.cluster);
+            host.belongs_to(scheduler);
+        }
         let partitions = |(device, kinds): (usize, &Vec<DeviceKind>)| {
             let slot = move |(partition, kind)| (device, PartitionId(partition as u32), kind);
             kinds.clone().into_iter().enumerate().map(slot)
@@ -126,7 +115,10 @@ impl Driver {
             let (cluster, metrics) = (driver.cluster.clone(), metrics.rehearsal());
             let kinds = planned_devices(kinds);
             let retrainer = GroupRetrainer::new(driver.predictor.clone());
-            let work = move || rehearser.work(&cluster, &kinds, retrainer, &metrics);
+            let work = move || {
+                let adopts = || cluster.handler().hosts.iter().for_each(|host| host.tell_groups());
+                rehearser.work(&cluster, &kinds, (retrainer, adopts), &metrics);
+            };
             let thread = std::thread::Builder::new().name("rehearsal".to_owned()).spawn(work)?;
             driver.threads.lock().push(thread);
         }
@@ -190,29 +182,6 @@ impl Driver {
         &self.predictor
     }
 
-    /// The rehearsal of device policies.
-    pub fn policies(&self) -> &DeviceRehearser {
-        &self.rehearser().devices
-    }
-
-    /// The events that the rehearsal of device policies listens to.
-    pub fn device_events(&self) -> Arc<DeviceEvents> {
-        self.policies().events.clone()
-    }
-
-    /// Sets the versions of a model that are in service from now on.
-    pub fn serves<'a>(&self, model: &str, versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) {
-        let its = |version: &'a Arc<LoadedVersion>| {
-            let queue = version.queues().first().map(|(_, queue)| queue.place.model);
-            Some((version.auto.clone()?, queue))
-        };
-        let slots = |on: &DeviceSet| {
-            let host = on.devices.first().and_then(|device| self.hosts().get(*device));
-            host.map_or(1, |host| host.slots(on.partition))
-        };
-        self.policies().serves(model, versions.filter_map(its).collect(), slots);
-    }
-
     /// From now on [`Driver::grant`] grants the slots, and `hears` learns when they are done. No
     /// request may be submitted then.
     pub fn is_granted_from_afar(&self, hears: HearsOfSlots) {
@@ -222,9 +191,9 @@ impl Driver {
 
     /// Gives a slot a batch that another process's scheduler has made. The slot must be free, and
     /// must [run](Self::runs) the batch's model.
-    pub fn grant(&self, slot: DeviceId, batch: BatchId, jobs: Vec<(RequestId, QueuedCall)>) {
+    pub fn grant(&self, slot: DeviceId, batch: BatchId, jobs: Vec<(RequestId, QueuedCall)>, own: &mut OwnLaunch) {
         let (host, lane) = self.cluster.handler().slot(slot);
-        host.grant(lane, batch, jobs, self.clock().now());
+        host.grant(lane, batch, jobs, self.clock().now(), own);
     }
 
     /// By slot: its device and its partition.
@@ -233,17 +202,15 @@ impl Driver {
         slots.iter().map(|(host, lane)| (host.device, host.slot_partition(*lane).0 as usize)).collect()
     }
 
-    /// Whether a slot exists, is in service, and runs a version.
-    pub fn runs(&self, slot: DeviceId, loaded: &LoadedVersion) -> bool {
+    /// Whether a slot exists, is in service, and runs the batches of a queue.
+    pub fn runs(&self, slot: DeviceId, queue: &Queue) -> bool {
         let pool = self.cluster.handler();
         let slot = pool.slots.read().get(slot.0 as usize).cloned();
         let Some((host, lane)) = slot.filter(|(host, _)| pool.is_in_service(host.device)) else { return false };
         let partition = host.slot_partition(lane);
-        let is_placed = |(_, queue): &(_, Arc<Queue>)| {
-            queue.placed.devices.contains(&host.device) && queue.placed.partitions.contains(&partition)
-        };
-        loaded.hosts.on_device(host.device).is_some_and(|model| model.lost().is_none())
-            && loaded.queues().first().is_some_and(is_placed)
+        queue.on_device(host.device).is_some_and(|model| model.lost().is_none())
+            && queue.placed.devices.contains(&host.device)
+            && queue.placed.partitions.contains(&partition)
     }
 
     pub fn hosts(&self) -> &[Arc<DeviceHost>] {
@@ -273,17 +240,18 @@ impl Driver {
     }
 
     /// Adds a queue for requests of a model to the scheduler. Batches run on the devices of
-    /// `placed`, with the latencies of `profiles`, by site.
+    /// `placed`, with the latencies of `profiles`, by site. `models`: the version on each device.
     pub fn add_queue(
         &self,
         model: &str,
         options: ModelOptions,
         placed: &Placed,
         profiles: Vec<LatencyProfile>,
+        models: Box<[Arc<HostedModel>]>,
     ) -> Arc<Queue> {
         let place = self.cluster.add_model(options.clone());
         self.rehearser().added(place, model, &options);
-        Arc::new(Queue::new(place, options, placed, profiles, self.clock().now()))
+        Arc::new(Queue::new(place, options, placed, profiles, models, self.clock().now()))
     }
 
     /// Removes a queue if no request waits in it. Returns whether it was removed.
@@ -301,21 +269,22 @@ impl Driver {
         self.rehearser().removed(queue);
     }
 
-    /// Hands a request over. The answer always comes through the call's `reply`.
-    pub fn submit(&self, id: RequestId, queued: QueuedCall) {
+    /// Hands a request over. The answer always comes through the call's `reply`. `own`: the calling
+    /// thread's wish for a launch.
+    pub fn submit(&self, id: RequestId, queued: QueuedCall, own: &mut OwnLaunch) {
         let (place, loaded) = (queued.queue.place, queued.queue.gathers.then(|| queued.call.loaded.clone()));
-        self.cluster.post(place, Event::Submit(id, queued));
+        self.cluster.post(place, Event::Submit(id, queued), own);
         // This comes afterwards, so that of two simultaneous requests the later finds the earlier.
         if let Some(other) = loaded.and_then(|loaded| loaded.gathers_in(place)) {
-            self.cluster.flush_model(other);
+            self.cluster.flush_model(other, own);
         }
     }
 
     /// Hands over several requests, which can share batches. A request whose client has gone is
     /// left out: its ticket has counted it.
-    pub fn submit_all(&self, requests: impl Iterator<Item = (RequestId, QueuedCall)>) {
+    pub fn submit_all(&self, requests: impl Iterator<Item = (RequestId, QueuedCall)>, own: &mut OwnLaunch) {
         let mut overtaken: SmallVec<[QueueHandle; 1]> = SmallVec::new();
-        self.cluster.post_all(requests.filter_map(|(id, queued)| {
+        let events = requests.filter_map(|(id, queued)| {
             let (call, place) = (&queued.call, queued.queue.place);
             if call.reply.is_closed() {
                 if queued.has_place {
@@ -327,13 +296,14 @@ impl Driver {
                 overtaken.extend(call.loaded.gathers_in(place));
             }
             Some((place, Event::Submit(id, queued)))
-        }));
-        overtaken.into_iter().for_each(|queue| self.cluster.flush_model(queue));
+        });
+        self.cluster.post_all(events, own);
+        overtaken.into_iter().for_each(|queue| self.cluster.flush_model(queue, own));
     }
 
     /// Cancels a request.
     pub fn cancel(&self, queue: QueueHandle, id: RequestId) {
-        self.cluster.post(queue, Event::Cancel(queue.model, id));
+        self.cluster.post(queue, Event::Cancel(queue.model, id), &mut OwnLaunch::default());
     }
 }
 

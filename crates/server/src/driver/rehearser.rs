@@ -10,31 +10,33 @@ use downbeat_core::cluster::{
 };
 use downbeat_core::journal::cluster::TrialRecord;
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId, Time};
-use downbeat_driver::{Cluster, QueueHandle};
+use downbeat_driver::{Cluster, Handler, QueueHandle};
 use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::WAKE_MARGIN;
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
-use super::device_pool::DevicePool;
-use super::device_rehearser::{DeviceRehearser, DeviceTrials};
-use super::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 use crate::activity::Activity;
-use crate::clock::Clock;
 use crate::metrics::RehearsalMetrics;
 use crate::retraining::GroupRetrainer;
+use crate::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
+
+/// How long before its latest start a deferred batch starts. On a machine with other work, this
+/// leaves time for late alarms, for runs longer than their profile, and for the answer's way. The
+/// margin costs no capacity: while the devices are busy, a batch may still start until its latest
+/// start.
+pub const WAKE_MARGIN: Duration = Duration::from_millis(5);
 
 /// How often the thread looks for work, and takes new events.
 const EVERY: Duration = Duration::from_millis(50);
 /// The most arrivals and answers that a shard leaves for the rehearsal.
-pub(super) const MOST: usize = 16 << 10;
+const MOST: usize = 16 << 10;
 /// Replayed events between two looks at the clock: about 100 us.
 const EVENTS: u64 = 256;
 /// The thread may save up its share of this many seconds, so that a trial is not spread out
 /// needlessly.
 const SAVED: f64 = 0.5;
 /// The most executions that wait for the rehearsal. Of more, the last ones stay.
-pub(super) const RUNS: usize = 256;
+const RUNS: usize = 256;
 /// Seconds over which the reported share of a core is averaged.
 const SAID_OVER: f64 = 10.0;
 
@@ -46,8 +48,6 @@ pub struct Rehearser {
     /// Whether there is a decision log, which gets the trials.
     is_logged: bool,
     arrivals: ArrivalRings,
-    /// The rehearsal of device policies.
-    pub devices: DeviceRehearser,
     /// Times of executions, as shares of their profiles' times.
     runs: ArrayQueue<(ModelId, f64)>,
     told: Mutex<Told>,
@@ -92,20 +92,12 @@ struct Queue {
 impl Rehearser {
     /// A rehearser for a scheduler with so many shards and this order of turns. It has this `share`
     /// of a core's time. `is_logged`: whether there is a decision log.
-    pub fn new(
-        clock: Clock,
-        shards: usize,
-        share: f64,
-        is_logged: bool,
-        order: OrderPolicy,
-        activity: Arc<Activity>,
-    ) -> Arc<Self> {
+    pub fn new(shards: usize, share: f64, is_logged: bool, order: OrderPolicy, activity: Arc<Activity>) -> Arc<Self> {
         Arc::new(Rehearser {
             share,
             order,
             is_logged,
             arrivals: ArrivalRings::new(shards, MOST),
-            devices: DeviceRehearser::new(clock, shards, share > 0.0),
             runs: ArrayQueue::new(RUNS),
             told: Mutex::default(),
             wake: Condvar::new(),
@@ -163,7 +155,7 @@ impl Rehearser {
     }
 
     /// The behaviours of the scheduler's queues, and the result of the last trial.
-    pub fn status(&self, cluster: &Cluster<DevicePool>) -> SchedulerStatus {
+    pub fn status(&self, cluster: &Cluster<impl Handler>) -> SchedulerStatus {
         let told = self.told.lock();
         let queue = |queue: &Queue| {
             let by = match queue.set {
@@ -178,7 +170,7 @@ impl Rehearser {
         };
         let mut queues: Vec<(QueueHandle, QueueStatus)> = told.queues.values().map(queue).collect();
         let adaptive = |model: ModelId| told.queues.get(&model).is_some_and(|queue| queue.adaptive);
-        let now = cluster.handler().clock.now();
+        let now = cluster.handler().now();
         let last = told.last.as_ref().map(|(at, decision)| TrialStatus::of(decision, now.since(*at), adaptive));
         let cpu = CpuStatus { budget: self.share, used: told.used };
         let (trials, changes, arrivals_lost) = (told.trials, told.changed, told.lost);
@@ -194,8 +186,7 @@ impl Rehearser {
             status.behaviour = cluster.behaviour(*handle);
         }
         let models = queues.into_iter().map(|(_, status)| status).collect();
-        let device_policies = self.devices.status();
-        SchedulerStatus { trials, changes, cpu, arrivals_lost, order, models, last_trial: last, device_policies }
+        SchedulerStatus { trials, changes, cpu, arrivals_lost, order, models, last_trial: last }
     }
 
     /// Ends [`Rehearser::work`].
@@ -205,12 +196,13 @@ impl Rehearser {
         self.activity.stir();
     }
 
-    /// The life of the thread, for so many devices of each kind.
+    /// The life of the thread, for so many devices of each kind. `adopts` is called when the
+    /// predictor of operator groups has changed.
     pub fn work(
         &self,
-        cluster: &Cluster<DevicePool>,
+        cluster: &Cluster<impl Handler>,
         devices: &[u32],
-        mut retrainer: GroupRetrainer,
+        (mut retrainer, adopts): (GroupRetrainer, impl Fn()),
         metrics: &RehearsalMetrics,
     ) {
         // If the system refuses the low priority, the thread runs at the normal priority.
@@ -221,13 +213,12 @@ impl Rehearser {
         for (kind, count) in (0..).map(DeviceKind).zip(devices) {
             rehearsal.set_devices(kind, *count);
         }
-        let now = || cluster.handler().clock.now();
+        let now = || cluster.handler().now();
         let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
-        let (mut trials, mut idle) = (DeviceTrials::default(), false);
+        let mut idle = false;
         while self.listen(&mut rehearsal, idle) {
             idle = false;
             self.hear(&mut rehearsal, &mut feed, now, metrics);
-            self.devices.hear(&mut trials, metrics);
             account.pass(now());
             let heard = now();
             // The thread works no longer than it takes to fill a ring.
@@ -238,17 +229,16 @@ impl Rehearser {
                     metrics.changes.inc_by(u64::from(decision.changed));
                     self.say(cluster, decision);
                 }
-                let on_devices = self.devices.step(&mut trials, EVENTS, metrics);
                 let has_trained = retrainer.step(|is_adopted| {
                     metrics.trainings.inc();
                     metrics.adoptions.inc_by(u64::from(is_adopted));
                     if is_adopted {
-                        cluster.handler().hosts.iter().for_each(|host| host.tell_groups());
+                        adopts();
                     }
                 });
                 account.spend();
-                if used < EVENTS && on_devices < EVENTS && !has_trained {
-                    idle = used == 0 && on_devices == 0;
+                if used < EVENTS && !has_trained {
+                    idle = used == 0;
                     break;
                 }
             }
@@ -299,7 +289,6 @@ impl Rehearser {
             match event {
                 Event::Came(arrival) => rehearsal.arrival(arrival),
                 Event::Answered { at, model, requests, lost } => rehearsal.answered(at, model, requests, lost),
-                Event::Ended { .. } => {}
             }
         }
         if feed.skipped() > skipped {
@@ -313,7 +302,7 @@ impl Rehearser {
     }
 
     /// Gives the scheduler's queues the behaviours that a trial has found.
-    fn say(&self, cluster: &Cluster<DevicePool>, decision: RehearsalDecision) {
+    fn say(&self, cluster: &Cluster<impl Handler>, decision: RehearsalDecision) {
         let mut said = Vec::new();
         let mut told = self.told.lock();
         told.trials += 1;
@@ -331,12 +320,11 @@ impl Rehearser {
             tracing::debug!(?said, order = %decision.order, "the rehearsal found something better");
         }
         let order = told.order.filter(|_| decision.changed);
-        told.last = Some((cluster.handler().clock.now(), decision));
+        told.last = Some((cluster.handler().now(), decision));
         drop(told);
         for (shard, trial) in shards.into_values().zip(trial.into_iter().cycle()) {
             cluster.note_trial(shard, trial);
         }
-        self.devices.behave(said.iter().map(|(queue, behaviour)| (queue.model, *behaviour)).collect());
         said.into_iter().for_each(|(queue, behaviour)| cluster.set_behaviour(queue, behaviour));
         order.into_iter().for_each(|order| cluster.set_order(order));
     }

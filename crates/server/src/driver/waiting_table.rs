@@ -1,7 +1,7 @@
 //! The payloads of a shard's requests, and the handling of events and decisions.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 
 use downbeat_core::cluster::{Output, PastArrival, Reject, Request, Shard, Ticket};
 use downbeat_core::journal::Journal;
@@ -9,7 +9,7 @@ use downbeat_core::{Duration, ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment, QueueHandle};
 
 use super::device_pool::DevicePool;
-use super::queued_call::QueuedCall;
+use crate::host::{CounterHasher, OwnLaunch, QueuedCall};
 
 /// An event of a shard.
 #[expect(clippy::large_enum_variant, reason = "nearly all are requests, and a box would cost each an allocation")]
@@ -23,27 +23,10 @@ pub enum Event {
 #[derive(Default)]
 pub struct WaitingTable(HashMap<RequestId, (QueuedCall, Ticket), BuildHasherDefault<CounterHasher>>);
 
-/// Hashes a request id, which is a counter. Spreading the ids is enough.
-#[derive(Default)]
-pub struct CounterHasher(u64);
-
-impl Hasher for CounterHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        }
-    }
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(20);
-    }
-}
-
 impl Handler for DevicePool {
     type Event = Event;
     type RequestTable = WaitingTable;
+    type Context = OwnLaunch;
 
     fn now(&self) -> Time {
         self.clock.now()
@@ -72,13 +55,20 @@ impl Handler for DevicePool {
         }
     }
 
-    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, output: Output) {
+    fn carry_out(
+        &self,
+        moment: Moment,
+        shard: &mut Journal<Shard>,
+        table: &mut WaitingTable,
+        output: Output,
+        own: &mut OwnLaunch,
+    ) {
         match output {
             Output::Dispatch { batch, device, mut members, .. } => {
                 let calls = members.drain(..).filter_map(|id| Some((id, table.take(id)?))).collect();
                 shard.recycle(members);
                 let (host, slot) = self.slot(device);
-                host.grant(slot, batch, calls, moment.now);
+                host.grant(slot, batch, calls, moment.now, own);
             }
             Output::Drop { request, reason, .. } => {
                 if let Some(queued) = table.take(request) {

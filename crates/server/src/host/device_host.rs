@@ -9,25 +9,29 @@ use downbeat_core::device::{
 use downbeat_core::journal::Journal;
 use downbeat_core::journal::device::DeviceInput;
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
-use downbeat_driver::{Cluster, LOG_BUFFER, LogSink, hand_over};
+use downbeat_driver::{LOG_BUFFER, LogSink, hand_over};
 use downbeat_engine::{Lane, Part, Share};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::crew::{Crew, Seat};
 use super::device_state::{Actions, DeviceState, Resident, Write};
-use super::history::{History, PastLaunches};
+use super::history::History;
 use super::hosted_model::HostedModel;
+use super::lane_host::{LaneHost, OwnLaunch};
 use super::launch::{Grant, Head, Outcome};
 use super::occupancy::Occupancy;
+use super::queued_call::QueuedCall;
+use super::request_events::Watched;
 use super::request_table::Entry;
-use super::{answering, lane, own_launch};
+use super::slot_events::{Ran, SlotEvents};
+use super::{answering, lane, preparation};
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::device_report::GroupsReport;
-use crate::driver::{DevicePool, QueuedCall, SlotDone};
 use crate::metrics::DeviceMetrics;
 use crate::reply;
+use crate::timeline::PastLaunches;
 use crate::watchdog::Watchdog;
 
 /// A device at work: everything that runs on it, for all models, both from the scheduler and from
@@ -46,14 +50,14 @@ pub struct DeviceHost {
     crews: Box<[Arc<Crew>]>,
     pub(crate) clock: Clock,
     pub(super) watchdog: Arc<Watchdog>,
-    pub(super) occupancy: Arc<Occupancy>,
+    pub(crate) occupancy: Arc<Occupancy>,
     pub(super) inner: Mutex<DeviceState>,
     alarm: Condvar,
     history: Mutex<History>,
     /// The log that receives the decisions of the device's scheduler.
     log: Option<Arc<dyn LogSink>>,
-    /// The cluster's scheduler, whose batches come to the slots.
-    cluster: OnceLock<Weak<Cluster<DevicePool>>>,
+    /// The scheduler whose batches come to the slots.
+    slot_events: OnceLock<Weak<dyn SlotEvents>>,
 }
 
 impl DeviceHost {
@@ -90,7 +94,7 @@ impl DeviceHost {
             alarm: Condvar::new(),
             history: Mutex::default(),
             log,
-            cluster: OnceLock::new(),
+            slot_events: OnceLock::new(),
         });
         let its = host.clone();
         std::thread::Builder::new().name(format!("alarm-{device}")).spawn(move || its.ring_alarms())?;
@@ -98,8 +102,8 @@ impl DeviceHost {
     }
 
     /// From now on the slots are this scheduler's. Once.
-    pub fn belongs_to(&self, cluster: &Arc<Cluster<DevicePool>>) {
-        let was_free = self.cluster.set(Arc::downgrade(cluster)).is_ok();
+    pub fn belongs_to(&self, scheduler: Weak<dyn SlotEvents>) {
+        let was_free = self.slot_events.set(scheduler).is_ok();
         assert!(was_free, "a device has one scheduler");
     }
 
@@ -192,7 +196,7 @@ impl DeviceHost {
             inner.tell_groups(now);
             self.settle(&mut inner, now, &mut actions);
         }
-        self.carry_out(actions, None);
+        self.carry_out(actions, None, &mut OwnLaunch::default());
     }
 
     /// Lets a model go; its threads end once their present launches are over.
@@ -210,7 +214,7 @@ impl DeviceHost {
             gone
         });
         self.occupancy.forget(model.id);
-        self.carry_out(actions, None);
+        self.carry_out(actions, None, &mut OwnLaunch::default());
         if let Some(ready) = ready {
             ready(Err("the model goes".to_owned()));
         }
@@ -232,10 +236,18 @@ impl DeviceHost {
         self.alarm.notify_all();
     }
 
-    /// Brings a batch of the scheduler, dispatched at `dispatched`, to a slot.
-    pub fn grant(&self, slot: usize, batch: BatchId, mut jobs: Vec<(RequestId, QueuedCall)>, dispatched: Time) {
-        let first = jobs.first().map(|(_, job)| (job.queue.clone(), job.call.loaded.hosts.on_device(self.device)));
-        let Some((queue, Some(model))) = first else {
+    /// Brings a batch of the scheduler, dispatched at `dispatched`, to a slot. `own`: the calling
+    /// thread's wish for a launch.
+    pub fn grant(
+        &self,
+        slot: usize,
+        batch: BatchId,
+        mut jobs: Vec<(RequestId, QueuedCall)>,
+        dispatched: Time,
+        own: &mut OwnLaunch,
+    ) {
+        let its = |job: &QueuedCall| Some((job.queue.clone(), job.queue.on_device(self.device)?.clone()));
+        let Some((queue, model)) = jobs.first().and_then(|(_, job)| its(job)) else {
             panic!("a batch has requests, and comes to a device that their model is on");
         };
         let requests = jobs.len() as u32;
@@ -261,14 +273,14 @@ impl DeviceHost {
             for (_, job) in jobs {
                 answering::reject_call(&model, job.call, reject.clone(), rows, now);
             }
-            self.complete(&grant, None);
+            self.complete(&grant, None, own);
         }
-        self.carry_out(actions, None);
+        self.carry_out(actions, None, own);
     }
 
     /// Takes a request of `length` in, for the model's policy to decide about. The answer comes
-    /// through the call's `reply`, always.
-    pub fn submit(&self, model: &HostedModel, id: RequestId, call: Call, length: u32) {
+    /// through the call's `reply`, always. `own`: the calling thread's wish for a launch.
+    pub fn submit(&self, model: &HostedModel, id: RequestId, call: Call, length: u32, own: &mut OwnLaunch) {
         let size = call.admitted.rows;
         model.work.came(size);
         let padded = model.tensors.padded_length(length);
@@ -284,7 +296,8 @@ impl DeviceHost {
             }
             match result {
                 Ok(()) => {
-                    let watched = model.guard.as_ref().map(|guard| guard.begin(now, id, size, request.deadline));
+                    let watch = |listener| Watched::begin(listener, now, id, size, request.deadline);
+                    let watched = model.listener.as_ref().map(watch);
                     inner.table.insert(id, Entry { watched, ..Entry::new(call, length) });
                     None
                 }
@@ -294,7 +307,7 @@ impl DeviceHost {
         if let Some((call, reject, now)) = rejected {
             answering::reject_call(model, call, reject, size, now);
         }
-        self.carry_out(actions, None);
+        self.carry_out(actions, None, own);
     }
 
     /// Cancels a request whose client has gone. The caller has counted it.
@@ -304,98 +317,30 @@ impl DeviceHost {
             inner.tell(now, DeviceInput::Cancel(model.id, request));
             Some(entry)
         });
-        self.carry_out(actions, None);
+        self.carry_out(actions, None, &mut OwnLaunch::default());
     }
 
-    /// A lane begins a launch.
-    pub(super) fn begin(&self, head: &Head) -> Time {
-        let now = self.clock.now();
-        self.occupancy.begin(now, head.partition, head.model.id);
-        head.model.work.begin(now);
-        now
+    /// The scheduler of the slots.
+    fn slot_events(&self) -> Option<Arc<dyn SlotEvents>> {
+        self.slot_events.get().and_then(Weak::upgrade)
     }
 
-    /// A lane has ended a launch, which it had from `begin` to `end`.
-    pub(super) fn finish(&self, head: Head, begin: Time, end: Time, outcome: Outcome) {
-        let Head { launch, lane, partition, model, grant } = head;
-        let was_alone = self.occupancy.end(end, partition, model.id);
-        let is_last = usize::from(launch.segments.end) == model.segments();
-        model.work.end(end, end.since(begin), is_last.then_some(launch.rows));
-        let asked = outcome.members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
-        model.metrics.record_launch(&launch, asked, end.since(begin));
-        let (has_failed, alone) = (!outcome.failed.is_empty(), outcome.alone);
-        model.tell_run(&launch, end.since(begin), was_alone && !has_failed);
-        self.history.lock().push(&launch, lane, partition, begin, end);
-        let span = Span { start: begin, end };
-        if !has_failed {
-            model.tell_batch(&launch, span);
-        }
-        let ran = (!alone && !has_failed).then_some((partition, launch.rows, end));
-        // A client that asks again at once must not meet the guess that its answer has just
-        // replaced.
-        let tried = grant.as_ref().filter(|grant| grant.is_guess).zip(ran);
-        tried.into_iter().for_each(|(grant, ran)| self.learn(grant, ran));
-        let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
-        let ((ran_alone, now), actions) = self.decide(&model, end_launch);
-        reply::together(|| answering::answer_alone(self.device, ran_alone, now));
-        self.carry_out(actions, Some(launch.rows));
-        if let Some(grant) = grant {
-            if let Some(ran) = ran.filter(|_| !grant.is_guess) {
-                self.learn(&grant, ran);
-            }
-            self.complete(&grant, ran);
-            if has_failed && model.lost().is_some() {
-                self.retire();
-            }
-        }
+    /// Tells the scheduler the time of a batch that ran well.
+    fn learn(&self, grant: &Grant, ran: Ran) {
+        self.slot_events().into_iter().for_each(|scheduler| scheduler.ran(self.device, grant, ran));
     }
 
-    /// Learns the time of a batch of `rows` items in a partition, which ended at the given time.
-    fn learn(&self, grant: &Grant, (partition, rows, end): (PartitionId, u32, Time)) {
-        let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
-        // The scheduler plans with the time from dispatch to completion, not with the engine's run
-        // alone.
-        let (queue, rehearser) = (&grant.queue, &cluster.handler().rehearser);
-        let (mut refiner, took) = (queue.refiner(self.device, partition).lock(), end.since(grant.dispatched));
-        if rehearser.listens() {
-            rehearser.ran(queue.place, took.as_secs_f64() / refiner.profile().latency(rows).as_secs_f64());
-        }
-        let is_new = refiner.observe(rows, took, end).is_some();
-        drop(refiner);
-        if is_new {
-            let profiles = queue.placed.profiles(|site| queue.refiners[site].lock().profile().clone());
-            rehearser.profiled(queue.place, profiles.clone());
-            cluster.set_profile(queue.place, profiles);
-        }
+    /// Tells the scheduler that a slot is done with its batch. `ran`: if the batch ran well.
+    fn complete(&self, grant: &Grant, ran: Option<Ran>, own: &mut OwnLaunch) {
+        let Some(scheduler) = self.slot_events() else { return };
+        scheduler.done(grant, ran.map_or_else(|| self.clock.now(), |ran| ran.end), ran, own);
     }
 
-    /// Tells the scheduler that a slot is done with its batch. `ran` is given if the batch ran
-    /// well: its partition, its items and its end.
-    fn complete(&self, grant: &Grant, ran: Option<(PartitionId, u32, Time)>) {
-        let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
-        let (queue, rehearser) = (&grant.queue, &cluster.handler().rehearser);
-        if rehearser.listens() {
-            let at = ran.map_or_else(|| self.clock.now(), |(_, _, end)| end);
-            rehearser.answered(queue.place, at, grant.requests, false);
-        }
-        match cluster.handler().granted_from_afar.get() {
-            None => cluster.complete(grant.slot, grant.batch),
-            Some(hears) => {
-                let ran = ran.map(|(_, rows, end)| (rows, end.since(grant.dispatched)));
-                hears(SlotDone { batch: grant.batch, ran });
-            }
-        }
-    }
-
-    /// Takes the device's slots out of the scheduler's service, unless they are the last: those
-    /// stay, to answer queued requests with errors.
+    /// Tells the scheduler that the device is lost.
     fn retire(&self) {
-        let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
+        let Some(scheduler) = self.slot_events() else { return };
         let slots: SmallVec<[DeviceId; 4]> = self.inner.lock().slots.iter().map(|(slot, _)| *slot).collect();
-        if cluster.handler().retire(self.device) {
-            tracing::error!(device = self.device, "the device is lost and out of service");
-            slots.into_iter().for_each(|slot| cluster.remove_device(slot));
-        }
+        scheduler.lost(self.device, &slots);
     }
 
     /// Tells the device's scheduler something about a model, and takes its decisions.
@@ -441,27 +386,24 @@ impl DeviceHost {
     /// Tells the scheduler until when models with lanes of their own have work in the partitions of
     /// its slots.
     fn tell_loads(&self, inner: &DeviceState, now: Time) {
-        let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
+        let Some(slot_events) = self.slot_events() else { return };
         let scheduler = inner.scheduler();
         for (slot, lane) in &inner.slots {
             let partition = scheduler.lane(*lane).filter(|_| inner.is_mixed).map(|lane| lane.partition);
-            cluster.set_load(*slot, partition.map_or(Time::ZERO, |partition| scheduler.load(now, partition)));
+            slot_events.load(*slot, partition.map_or(Time::ZERO, |partition| scheduler.load(now, partition)));
         }
     }
 
     /// Carries out decisions, and the decisions that follow. `rows`: items of the launch that has
-    /// ended.
-    pub(super) fn carry_out(&self, mut actions: Actions, rows: Option<u32>) {
+    /// ended. `own`: the calling thread's wish for a launch.
+    pub(super) fn carry_out(&self, mut actions: Actions, rows: Option<u32>, own: &mut OwnLaunch) {
         loop {
             let Actions { writes, launches, prepares, ends, replies, drops, decided } = actions;
             ends.iter().for_each(|lane| lane.seat.stop());
             for seat in launches {
-                match self.me.upgrade() {
-                    Some(me) => own_launch::offer(&me, &seat),
-                    None => seat.call(),
-                }
+                own.offer(&seat, || Some(self.me.upgrade()? as Arc<dyn LaneHost>));
             }
-            prepares.into_iter().for_each(|preparation| preparation.start(self.me.upgrade()));
+            prepares.into_iter().for_each(|wanted| self.me.upgrade().map_or((), |me| preparation::start(me, wanted)));
             reply::together(|| {
                 answering::reply(replies, rows.unwrap_or(0), decided);
                 let give_up = |(entry, reason)| answering::drop_entry(entry, reason, decided);
@@ -490,7 +432,7 @@ impl DeviceHost {
                 inner.tell(now, DeviceInput::Timeout);
                 self.settle(&mut inner, now, &mut actions);
                 drop(inner);
-                self.carry_out(actions, None);
+                self.carry_out(actions, None, &mut OwnLaunch::default());
                 inner = self.inner.lock();
                 continue;
             }
@@ -504,22 +446,11 @@ impl DeviceHost {
         }
     }
 
-    /// Whether the client of any of these requests still waits.
-    pub(super) fn is_awaited<'a>(&self, mut requests: impl Iterator<Item = &'a RequestId>) -> bool {
-        let inner = self.inner.lock();
-        requests.any(|request| inner.table.is_awaited(*request))
-    }
-
     /// How long a new request of the model would probably wait until it begins: until the device
     /// has done all launched and waiting work, of all models.
     pub(super) fn free_in(&self, model: &HostedModel) -> Duration {
         let (inner, now) = (self.inner.lock(), self.clock.now());
         inner.scheduler().free_at(now, model.id).since(now)
-    }
-
-    /// How many of the scheduler's slots there are in a partition.
-    pub(crate) fn slots(&self, partition: PartitionId) -> u32 {
-        self.inner.lock().scheduler().shared_lanes(partition).len() as u32
     }
 
     /// The partition of one of the scheduler's slots.
@@ -570,5 +501,64 @@ impl DeviceHost {
             complete,
             launches,
         }
+    }
+}
+
+impl LaneHost for DeviceHost {
+    fn device(&self) -> usize {
+        self.device
+    }
+
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn watchdog(&self) -> &Arc<Watchdog> {
+        &self.watchdog
+    }
+
+    fn begin(&self, head: &Head) -> Time {
+        let now = self.clock.now();
+        self.occupancy.begin(now, head.partition, head.model.id);
+        head.model.work.begin(now);
+        now
+    }
+
+    fn finish(&self, head: Head, begin: Time, end: Time, outcome: Outcome, own: &mut OwnLaunch) {
+        let Head { launch, lane, partition, model, grant } = head;
+        self.occupancy.end(end, partition, model.id);
+        let is_last = usize::from(launch.segments.end) == model.segments();
+        model.work.end(end, end.since(begin), is_last.then_some(launch.rows));
+        let asked = outcome.members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
+        model.metrics.record_launch(&launch, asked, end.since(begin));
+        let (has_failed, alone) = (!outcome.failed.is_empty(), outcome.alone);
+        self.history.lock().push(&launch, lane, partition, begin, end);
+        let span = Span { start: begin, end };
+        if !has_failed {
+            model.tell_batch(&launch, span);
+        }
+        let ran = (!alone && !has_failed).then_some(Ran { partition, rows: launch.rows, end });
+        // A client that asks again at once must not meet the guess that its answer has just
+        // replaced.
+        let tried = grant.as_ref().filter(|grant| grant.is_guess).zip(ran);
+        tried.into_iter().for_each(|(grant, ran)| self.learn(grant, ran));
+        let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
+        let ((ran_alone, now), actions) = self.decide(&model, end_launch);
+        reply::together(|| answering::answer_alone(self.device, ran_alone, now));
+        self.carry_out(actions, Some(launch.rows), own);
+        if let Some(grant) = grant {
+            if let Some(ran) = ran.filter(|_| !grant.is_guess) {
+                self.learn(&grant, ran);
+            }
+            self.complete(&grant, ran, own);
+            if has_failed && model.lost().is_some() {
+                self.retire();
+            }
+        }
+    }
+
+    fn is_awaited(&self, mut requests: &mut dyn Iterator<Item = &RequestId>) -> bool {
+        let inner = self.inner.lock();
+        Iterator::any(&mut requests, |request| inner.table.is_awaited(*request))
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use downbeat_core::device::{
-    DeviceDrop, DeviceOutput, DeviceReject, DeviceScheduler, LaneId, Launch, Note, PartitionId, RingRun, Span,
+    DeviceDrop, DeviceOutput, DeviceReject, DeviceScheduler, LaneId, LaneSpec, Launch, Note, PartitionId, RingRun, Span,
 };
 use downbeat_core::journal::Journal;
 use downbeat_core::journal::device::{DeviceInput, DeviceRefusal};
@@ -16,8 +16,6 @@ use super::answering::Alone;
 use super::crew::Seat;
 use super::hosted_model::HostedModel;
 use super::launch::{Grant, Head, Outcome, Work};
-use super::moving::MoveReady;
-use super::preparation::Preparation;
 use super::request_table::{Entry, RequestTable};
 use crate::batch_codec::Admitted;
 use crate::device_report::{GroupedModel, GroupsReport};
@@ -74,6 +72,18 @@ pub struct Actions {
     /// When the last decision was taken.
     pub decided: Time,
 }
+
+/// Lanes that a policy of a model has asked for.
+pub struct Preparation {
+    pub model: Arc<HostedModel>,
+    pub partition: PartitionId,
+    /// The scheduler's numbers for the lanes; `specs`: the kind of each.
+    pub lanes: Vec<LaneId>,
+    pub specs: Vec<LaneSpec>,
+}
+
+/// Hears that lanes are ready in another partition, or why they could not be made.
+pub type MoveReady = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// Inputs on their way into the ring.
 pub struct Write {
@@ -147,7 +157,7 @@ impl DeviceState {
             self.models.values().filter_map(|resident| Some((&resident.model, resident.model.group.as_ref()?)));
         let mut report: Option<GroupsReport> = None;
         for (model, group) in members {
-            let report = report.get_or_insert_with(|| GroupsReport::new(self.scheduler().groups(), &group.predictor));
+            let report = report.get_or_insert_with(|| group.predictor.report(self.scheduler().groups()));
             let (model, version) = (model.name.clone(), model.version.clone());
             report.models.push(GroupedModel { model, version, alone: group.misfit.clone() });
         }
@@ -299,7 +309,7 @@ impl DeviceState {
                     let partition = to.first().and_then(|lane| self.scheduler().lane(*lane)).map(|lane| lane.partition);
                     if let Some((Resident { model, .. }, partition)) = self.models.get(&model).zip(partition) {
                         model.metrics.record_switch();
-                        model.guard.iter().for_each(|guard| guard.moved(now, device, partition));
+                        model.listener.iter().for_each(|listener| listener.moved(now, device, partition));
                         tracing::info!(model = %model.name, device, %partition, "runs on other lanes from now on");
                     }
                 }

@@ -3,61 +3,12 @@
 use std::collections::VecDeque;
 
 use downbeat_core::device::{Launch, PartitionId};
-use downbeat_core::{Duration, ModelId, Time};
-use serde::{Deserialize, Serialize};
+use downbeat_core::{ModelId, Time};
+
+use crate::timeline::{PastLaunch, REMEMBERED};
 
 /// The most launches that are remembered; the oldest are forgotten first.
 const MOST: usize = 16_384;
-/// How long launches are remembered.
-pub const REMEMBERED: Duration = Duration::from_millis(60_000);
-
-/// A launch that has ended.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct PastLaunch {
-    /// Index of its lane.
-    pub lane: u32,
-    /// The partition of the launch; 0 if the device is not divided.
-    #[serde(default)]
-    pub partition: u32,
-    /// The batch's number, as the device counts.
-    pub batch: u64,
-    /// The scheduler's number for the batch, if the scheduler made it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub granted: Option<u64>,
-    /// The segments that it ran, the last excluded.
-    pub segments: [u16; 2],
-    /// Items that were asked for.
-    pub rows: u32,
-    /// Items that were computed.
-    pub computed_rows: u32,
-    /// The length to which its members were padded; 0 if the model's shapes are fixed.
-    pub length: u32,
-    /// When it began, nanoseconds of the server's clock.
-    pub begin_ns: u64,
-    /// When it ended.
-    pub end_ns: u64,
-}
-
-/// The last launches of a model version on a device.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct PastLaunches {
-    /// Model name.
-    pub model: String,
-    /// Model version.
-    pub version: String,
-    /// Number of the device.
-    pub device: usize,
-    /// Number of the partition; 0 if the device is not divided.
-    pub partition: u32,
-    /// The device policy.
-    pub policy: String,
-    /// The largest batch of each lane.
-    pub lanes: Vec<u32>,
-    /// Whether no launch of the time in question is missing.
-    pub complete: bool,
-    /// The launches, in the order of their ends.
-    pub launches: Vec<PastLaunch>,
-}
 
 /// The last launches of a device.
 #[derive(Debug, Default)]

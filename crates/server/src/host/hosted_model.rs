@@ -4,17 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use downbeat_core::device::{LaneSpec, Launch, PartitionId, Span};
-use downbeat_core::{Duration, LatencyProfile, ModelId};
+use downbeat_core::{LatencyProfile, ModelId};
 use downbeat_engine::{Lane, Model};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::exits::Exit;
-use super::metrics::LaneMetrics;
-use super::policy_guard::PolicyGuard;
+use super::request_events::RequestEvents;
 use super::tensors::BatchTensors;
 use super::work_meter::WorkMeter;
-use crate::auto_model::AutoModel;
 use crate::group_predictor::GroupMember;
+use crate::metrics::LaneMetrics;
 use crate::model_health::ModelHealth;
 
 /// A model version on one device.
@@ -43,10 +42,8 @@ pub struct HostedModel {
     pub work: WorkMeter,
     /// Sets how large its batches may be, if a controller outside its policy decides that.
     pub batch_control: OnceLock<BatchControl>,
-    /// Watches its policy, if `auto` chose the policy.
-    pub guard: Option<Arc<PolicyGuard>>,
-    /// Hears of its launches, where `auto` was asked for.
-    pub auto: Option<Arc<AutoModel>>,
+    /// Hears of its requests.
+    pub listener: Option<Arc<dyn RequestEvents>>,
     /// The model's part in operator groups, if its operators run in groups with other models.
     pub group: Option<GroupMember>,
     pub health: Arc<ModelHealth>,
@@ -70,15 +67,6 @@ pub type BatchControl = Box<dyn Fn(&HostedModel, u32, Span) + Send + Sync>;
 impl HostedModel {
     pub fn segments(&self) -> usize {
         self.model.segments()
-    }
-
-    /// Tells the rehearsal how long a launch took, if all segments ran in it and it had its
-    /// partition alone.
-    pub(super) fn tell_run(&self, launch: &Launch, took: Duration, alone: bool) {
-        let is_whole = usize::from(launch.segments.end - launch.segments.first) == self.segments();
-        if let Some(auto) = self.auto.as_ref().filter(|_| is_whole && alone) {
-            auto.ran(took.as_secs_f64() / self.profile.latency(launch.computed_rows).as_secs_f64());
-        }
     }
 
     /// Reports a whole batch that has run to the batch control.

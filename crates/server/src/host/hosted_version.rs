@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use downbeat_core::{Duration, Time};
-use serde::{Deserialize, Serialize};
 
 use super::device_host::DeviceHost;
-use super::history::PastLaunches;
 use super::hosted_model::HostedModel;
 use super::padding::Padding;
-use super::policy_guard::PolicyGuard;
+use crate::activity::Activity;
 use crate::batch_codec::{Admitted, BatchCodec};
 use crate::error::ServiceError;
+use crate::timeline::PastLaunches;
 
 /// The devices that a model version is on. Dropping it lets them forget the version.
 pub struct HostedVersion {
@@ -20,17 +19,6 @@ pub struct HostedVersion {
     /// Whether device policies make its batches; otherwise the scheduler does.
     pub is_routed: bool,
     padding: Option<Arc<Padding>>,
-}
-
-/// The answer of `GET /v2/timeline`: the last launches on the lanes of devices.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct Timeline {
-    /// The begin of the timeline. This and all other times are nanoseconds of the server's clock.
-    pub from_ns: u64,
-    /// The end of the timeline: now.
-    pub now_ns: u64,
-    /// By model, version and device.
-    pub devices: Vec<PastLaunches>,
 }
 
 impl HostedVersion {
@@ -47,11 +35,6 @@ impl HostedVersion {
     /// The version on its first device.
     pub fn first(&self) -> &HostedModel {
         &self.devices[0].1
-    }
-
-    /// The guard of its policy, if `auto` chose the policy.
-    pub fn guard(&self) -> Option<&PolicyGuard> {
-        self.first().guard.as_deref()
     }
 
     /// The length of a request, 0 if the model's shapes are fixed.
@@ -100,9 +83,14 @@ impl HostedVersion {
         self.devices.iter().map(|(host, model)| host.waiting(model)).sum()
     }
 
-    /// Wakes the server, if it rests.
-    pub fn stir(&self) {
-        self.devices[0].0.watchdog.activity().stir();
+    /// Whether models of the server run or load.
+    pub fn activity(&self) -> &Arc<Activity> {
+        self.devices[0].0.watchdog.activity()
+    }
+
+    /// The version on each device.
+    pub fn models(&self) -> Box<[Arc<HostedModel>]> {
+        self.devices.iter().map(|(_, model)| model.clone()).collect()
     }
 
     pub fn update_metrics(&self) {

@@ -12,19 +12,21 @@ use downbeat_engine::{Lane, Pinned, State, ask_for_short_slices, at_normal_prior
 use parking_lot::Mutex;
 
 use super::crew::{Crew, Seat};
-use super::device_host::DeviceHost;
 use super::hosted_model::HostedModel;
+use super::lane_host::{LaneHost, OwnLaunch, Taken, Wanted};
 use super::launch::{Body, Head, Outcome, Source, Work};
-use super::own_launch::{self, Wanted};
 use super::tensors::Member;
 use crate::batch_codec::Outputs;
+use crate::clock::Clock;
 use crate::engine_run::{self, RunFailure, Running, Watch};
 use crate::statistics::Phases;
 use crate::watchdog::{Owner, Post};
 
 /// A thread that runs launches. The crew gets another thread if a run on this one does not end.
 struct Worker {
-    host: Arc<DeviceHost>,
+    host: Arc<dyn LaneHost>,
+    device: usize,
+    clock: Clock,
     /// The crew of the thread; `None`: the thread is a guest.
     crew: Option<Arc<Crew>>,
     flights: Mutex<Flights>,
@@ -62,7 +64,7 @@ struct Begun<'a> {
 struct Run<'a> {
     model: Arc<HostedModel>,
     watch: Watch<'a>,
-    host: &'a DeviceHost,
+    clock: Clock,
     seat: Arc<Seat>,
     /// The number of the model's lane.
     lane: usize,
@@ -91,23 +93,23 @@ struct LeftBehind;
 ///
 /// # Errors
 /// If the operating system has no thread left.
-pub fn start(host: Arc<DeviceHost>, crew: Arc<Crew>) -> std::io::Result<std::thread::JoinHandle<()>> {
-    let name = format!("lane-{}", host.device);
-    let worker = Arc::new(Worker { host, crew: Some(crew.clone()), flights: Mutex::default() });
+pub fn start(host: Arc<dyn LaneHost>, crew: Arc<Crew>) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let name = format!("lane-{}", host.device());
+    let worker = Worker::new(host, Some(crew.clone()));
     at_normal_priority(move || std::thread::Builder::new().name(name).spawn(move || worker.work(&crew)))
 }
 
 impl Guest {
     /// The calling thread, on a device.
-    pub fn at(host: Arc<DeviceHost>) -> Arc<Self> {
-        let worker = Arc::new(Worker { host, crew: None, flights: Mutex::default() });
+    pub fn at(host: Arc<dyn LaneHost>) -> Arc<Self> {
+        let worker = Worker::new(host, None);
         let owner: Weak<Worker> = Arc::downgrade(&worker);
-        let post = worker.host.watchdog.post(owner);
+        let post = worker.host.watchdog().post(owner);
         Arc::new(Guest { worker, post })
     }
 
     /// Whether it is on this device.
-    pub fn is_at(&self, host: &Arc<DeviceHost>) -> bool {
+    pub fn is_at(&self, host: &Arc<dyn LaneHost>) -> bool {
         Arc::ptr_eq(&self.worker.host, host)
     }
 
@@ -125,18 +127,23 @@ impl Guest {
             let Some(work) = seat.next_or_release() else { return true };
             let Ok(begun) = self.worker.begin(&self.post, &seat, work) else { return false };
             let (begin, end, outcome) = self.worker.end(begun, Time::ZERO);
-            let (finished, next) = own_launch::follow(Wanted::BriefRest, || self.worker.finish(begin, end, outcome));
-            if finished.is_err() {
+            let mut own = OwnLaunch::wants(Wanted::BriefRest);
+            if self.worker.finish(begin, end, outcome, &mut own).is_err() {
                 return false;
             }
             seat.release();
-            follows = next;
+            follows = own.take().map(|Taken { seat, .. }| seat);
         }
         true
     }
 }
 
 impl Worker {
+    fn new(host: Arc<dyn LaneHost>, crew: Option<Arc<Crew>>) -> Arc<Self> {
+        let (device, clock) = (host.device(), host.clock());
+        Arc::new(Worker { host, device, clock, crew, flights: Mutex::default() })
+    }
+
     /// The life of a thread.
     fn work(self: Arc<Self>, crew: &Arc<Crew>) {
         ask_for_short_slices();
@@ -144,7 +151,7 @@ impl Worker {
         // Pins the thread now, not in the first launch. If pinning fails, the engine reports it.
         drop(crew.cores.as_ref().map(Pinned::to));
         let owner: Weak<Worker> = Arc::downgrade(&self);
-        let post = self.host.watchdog.post(owner);
+        let post = self.host.watchdog().post(owner);
         let mut follows = None;
         while let Some(seat) = follows.take().or_else(|| crew.take()) {
             match self.serve(&post, &seat) {
@@ -176,20 +183,18 @@ impl Worker {
             }
             let (begin, end, outcome) = self.end(begun, done);
             done = end;
-            let (finished, follows) = match next {
-                Some(_) => (self.finish(begin, done, outcome), None),
-                None => own_launch::follow(Wanted::Of(seat.crew.clone()), || self.finish(begin, done, outcome)),
-            };
-            finished?;
-            if follows.is_some() {
+            let wanted = if next.is_some() { Wanted::None } else { Wanted::Of(seat.crew.clone()) };
+            let mut own = OwnLaunch::wants(wanted);
+            self.finish(begin, done, outcome, &mut own)?;
+            if let Some(Taken { seat: follows, .. }) = own.take() {
                 seat.release();
-                return Ok(follows);
+                return Ok(Some(follows));
             }
         }
     }
 
     /// The first of its launches has ended, and is seen to unless the thread was left behind.
-    fn finish(&self, begin: Time, end: Time, outcome: Outcome) -> Result<(), LeftBehind> {
+    fn finish(&self, begin: Time, end: Time, outcome: Outcome, own: &mut OwnLaunch) -> Result<(), LeftBehind> {
         let mut flights = self.flights.lock();
         if flights.left_behind.is_some() {
             return Err(LeftBehind);
@@ -199,7 +204,7 @@ impl Worker {
         let seat = if flights.launches.is_empty() { flights.seat.take() } else { None };
         drop((flights, seat));
         if let Some((head, _)) = head {
-            self.host.finish(head, begin, end, outcome);
+            self.host.finish(head, begin, end, outcome, own);
         }
         Ok(())
     }
@@ -207,28 +212,40 @@ impl Worker {
     /// Begins a launch of a lane, unless the thread was left behind: then it is seen to.
     fn begin<'a>(&'a self, post: &'a Post, seat: &Arc<Seat>, work: Work) -> Result<Begun<'a>, LeftBehind> {
         let Work { mut head, mut body } = work;
-        let (host, launch, model) = (&*self.host, &head.launch, head.model.clone());
+        let (launch, model) = (&head.launch, head.model.clone());
         let expected = match &mut head.grant {
             Some(grant) => {
-                let refiner = grant.queue.refiner(host.device, head.partition).lock();
+                let refiner = grant.queue.refiner(self.device, head.partition).lock();
                 let profile = refiner.profile();
                 grant.is_guess = profile.known().is_some_and(|known| launch.rows > known);
                 profile.latency(launch.rows)
             }
             None => model.profile.latency(launch.computed_rows),
         };
-        let watch = Watch { post, health: model.health.clone(), device: host.device, limit: post.limit(expected) };
+        let watch = Watch { post, health: model.health.clone(), device: self.device, limit: post.limit(expected) };
         let Launch { segments, rows, computed_rows, length, .. } = *launch;
         let (is_granted, lane, partition) = (head.grant.is_some(), head.lane, head.partition);
         let seat = seat.clone();
-        let run = Run { model, watch, host, seat, lane, partition, is_granted, segments, rows, computed_rows, length };
-        let begin = host.begin(&head);
+        let run = Run {
+            model,
+            watch,
+            clock: self.clock,
+            seat,
+            lane,
+            partition,
+            is_granted,
+            segments,
+            rows,
+            computed_rows,
+            length,
+        };
+        let begin = self.host.begin(&head);
         let mut flights = self.flights.lock();
         if let Some(reason) = flights.left_behind.clone() {
             drop(flights);
             let outcome = Outcome::failed(body.requests(), &RunFailure::Ended(reason));
             let outcome = Outcome { members: body.members, ..outcome };
-            host.finish(head, begin, host.clock.now(), outcome);
+            self.host.finish(head, begin, self.clock.now(), outcome, &mut OwnLaunch::default());
             return Err(LeftBehind);
         }
         flights.launches.push_back((head, begin));
@@ -248,7 +265,7 @@ impl Worker {
         // run.
         let begin = begin.max(done);
         let assembled = assembled.max(begin);
-        let now = |outcome| (self.host.clock.now(), outcome);
+        let now = |outcome| (self.clock.now(), outcome);
         let ended = run.caught(|| match stage {
             Stage::Over(outcome) => now(outcome),
             Stage::Runs(running) => end_run(&run, &body, running, (begin, assembled)),
@@ -306,8 +323,8 @@ impl Begun<'_> {
 impl Owner for Worker {
     fn is_awaited(&self) -> bool {
         let flights = self.flights.lock();
-        let members = flights.launches.iter().flat_map(|(head, _)| &head.launch.members);
-        flights.launches.is_empty() || self.host.is_awaited(members)
+        let mut members = flights.launches.iter().flat_map(|(head, _)| &head.launch.members);
+        flights.launches.is_empty() || self.host.is_awaited(&mut members)
     }
 
     /// Answers the launches on this thread, and gives its crew another thread.
@@ -323,12 +340,12 @@ impl Owner for Worker {
         let (host, failure) = (&self.host, RunFailure::Ended(reason.to_owned()));
         let started = self.crew.as_ref().map_or(Ok(()), |crew| start(host.clone(), crew.clone()).map(drop));
         if let Err(error) = started {
-            host.watchdog.give_up(format!("there is no thread left for a lane of device {}: {error}", host.device));
+            host.watchdog().give_up(format!("there is no thread left for a lane of device {}: {error}", self.device));
         }
         seat.iter().for_each(Seat::release);
         for (head, begin) in launches {
             let outcome = Outcome::failed(head.launch.members.iter().copied(), &failure);
-            host.finish(head, begin, host.clock.now(), outcome);
+            host.finish(head, begin, self.clock.now(), outcome, &mut OwnLaunch::default());
         }
     }
 }
@@ -349,7 +366,7 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
     let (first, end) = (usize::from(run.segments.first), usize::from(run.segments.end));
     let begun = run.on_lane(|engine| {
         let state = assemble(run, engine, body);
-        *assembled = run.host.clock.now();
+        *assembled = run.clock.now();
         engine_run::begin(run.watch.clone(), engine, first..end, state?)
     });
     match begun {
@@ -361,7 +378,7 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
 /// Waits for the end of a launch that began at `begin` and whose tensors were assembled at
 /// `assembled`. Returns when the launch ended, and its outcome.
 fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled): (Time, Time)) -> (Time, Outcome) {
-    let clock = run.host.clock;
+    let clock = run.clock;
     let end = usize::from(run.segments.end);
     let ran = running.end();
     let computed = clock.now();

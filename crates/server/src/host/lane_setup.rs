@@ -19,15 +19,14 @@ use super::exits::Exit;
 use super::hosted_model::{EngineLanes, HostedModel, WarmUpLanes};
 use super::hosted_version::HostedVersion;
 use super::input_rings::InputRings;
-use super::metrics::LaneMetricsFamily;
 use super::padding::Padding;
 use super::padding_check;
-use super::policy_guard::PolicyGuard;
+use super::request_events::RequestEvents;
 use super::tensors::BatchTensors;
-use crate::auto_model::AutoModel;
 use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
 use crate::group_predictor::GroupMember;
+use crate::metrics::LaneMetricsFamily;
 use crate::model_health::ModelHealth;
 use crate::model_memory::{HeldMemory, MemoryPart};
 
@@ -35,7 +34,7 @@ use crate::model_memory::{HeldMemory, MemoryPart};
 const PADDING_BUDGET: Duration = Duration::from_millis(5_000);
 /// The thread of a frontend may run launches up to this long. Its other clients do not notice such
 /// a delay, and two threads need about as long to change places.
-pub(crate) const BRIEF: Duration = Duration::from_micros(100);
+const BRIEF: Duration = Duration::from_micros(100);
 
 /// Why a device policy cannot have a model that can be served otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -69,10 +68,8 @@ pub struct LaneSetup<'a> {
     pub profile: LatencyProfile,
     pub segments: SegmentProfile,
     pub policy: &'a ChosenPolicy,
-    /// The guard of the policy, if `auto` chose the policy.
-    pub guard: Option<Arc<PolicyGuard>>,
-    /// Receives the model's launches, if the user asked for `auto`.
-    pub auto: Option<Arc<AutoModel>>,
+    /// Hears of the requests that the policy decides about.
+    pub listener: Option<Arc<dyn RequestEvents>>,
     /// How long a request waits for company by the configuration
     /// ([`ServerOptions::queue_delay`](crate::options::ServerOptions::queue_delay)).
     pub queue_delay: Duration,
@@ -244,8 +241,7 @@ impl<'a> Started<'a> {
             profile: setup.profile.clone(),
             exits,
             knee: setup.knee.map(|knee| knee.saturating_mul(own.len().max(1) as u32)),
-            guard: setup.guard.clone(),
-            auto: setup.auto.clone(),
+            listener: setup.listener.clone(),
             group: setup.group.clone(),
             work: Default::default(),
             batch_control: OnceLock::new(),

@@ -8,10 +8,9 @@ use downbeat_core::journal::device::{DeviceInput, DeviceRefusal};
 
 use super::crew::Seat;
 use super::device_host::DeviceHost;
+use super::device_state::{DeviceState, MoveReady};
 use super::hosted_model::HostedModel;
-
-/// Hears that lanes are ready in another partition, or why they could not be made.
-pub type MoveReady = Box<dyn FnOnce(Result<(), String>) + Send>;
+use super::lane_host::OwnLaunch;
 
 impl DeviceHost {
     /// Makes lanes for a model in another partition, in the background, while it goes on with its
@@ -32,29 +31,28 @@ impl DeviceHost {
                 Err(DeviceRefusal::Move(refused)) => Err(refused),
                 Err(other) => panic!("a move is not refused as {other}"),
             });
-        self.carry_out(actions, None);
+        self.carry_out(actions, None, &mut OwnLaunch::default());
         told
     }
 
     /// Moves a model's next launches to the lanes that are ready in another partition. Returns
     /// whether there were any.
     pub fn change_over(&self, model: &HostedModel) -> bool {
-        let switch = |inner: &mut super::device_state::DeviceState, now| {
-            matches!(inner.journal.apply(now, DeviceInput::Switch(model.id)), Ok(true))
-        };
+        let switch =
+            |inner: &mut DeviceState, now| matches!(inner.journal.apply(now, DeviceInput::Switch(model.id)), Ok(true));
         let (switched, actions) = self.decide(model, switch);
-        self.carry_out(actions, None);
+        self.carry_out(actions, None, &mut OwnLaunch::default());
         switched
     }
 
     /// Limits the model's next batches to `rows` items. Returns whether its policy has batches that
     /// can be limited.
     pub fn limit(&self, model: &HostedModel, rows: u32) -> bool {
-        let limit = |inner: &mut super::device_state::DeviceState, now| {
+        let limit = |inner: &mut DeviceState, now| {
             matches!(inner.journal.apply(now, DeviceInput::Limit(model.id, rows)), Ok(true))
         };
         let (limited, actions) = self.decide(model, limit);
-        self.carry_out(actions, None);
+        self.carry_out(actions, None, &mut OwnLaunch::default());
         limited
     }
 
@@ -80,7 +78,7 @@ impl DeviceHost {
             // Lanes are made for a policy or for a move, never for both at a time.
             (inner.moves.remove(&model.id), made)
         });
-        self.carry_out(actions, None);
+        self.carry_out(actions, None, &mut OwnLaunch::default());
         if let Some(ready) = ready {
             ready(outcome);
         }

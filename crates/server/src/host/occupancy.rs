@@ -23,21 +23,10 @@ pub struct Occupancy {
 struct Running {
     /// By partition: its launches that run.
     launches: Box<[u32]>,
-    /// By partition: the launches that run on some of its compute units.
-    reach: Box<[Reach]>,
+    /// By partition: the time that each model has had some of its compute units.
+    used: Box<[DeviceUse]>,
     /// The busy time is counted up to this instant.
     counted: Time,
-}
-
-/// The launches that run on a partition, or on one that shares compute units with it.
-#[derive(Default)]
-struct Reach {
-    /// Launches that run.
-    launches: u32,
-    /// Several launches ran at a time since the last idle moment.
-    crowded: bool,
-    /// The time that each model has had the partition.
-    used: DeviceUse,
 }
 
 impl Occupancy {
@@ -54,9 +43,9 @@ impl Occupancy {
         let meet = |a: usize, b: usize| a == b || cpus.as_ref().is_some_and(|cpus| !cpus[a].common(cpus[b]).is_empty());
         let partitions = 0..weights.len();
         let beside = partitions.clone().map(|a| partitions.clone().filter(|b| meet(a, *b)).collect()).collect();
-        let reach = partitions.map(|_| Reach::default()).collect();
+        let used = partitions.map(|_| DeviceUse::default()).collect();
         let launches = vec![0; weights.len()].into();
-        let running = Mutex::new(Running { launches, reach, counted: Time::ZERO });
+        let running = Mutex::new(Running { launches, used, counted: Time::ZERO });
         Occupancy { metrics, weights, cpus, beside, running }
     }
 
@@ -64,36 +53,25 @@ impl Occupancy {
     pub fn begin(&self, now: Time, partition: PartitionId, model: ModelId) {
         let mut running = self.running.lock();
         self.count(&mut running, now, partition, |launches| launches + 1);
-        self.reach(&mut running, partition, |reach| {
-            reach.launches += 1;
-            reach.crowded = reach.launches > 1;
-            reach.used.begin(now, model);
-        });
+        self.reach(&mut running, partition, |used| used.begin(now, model));
     }
 
-    /// Ends a launch. Returns whether its partition surely ran no other launch meanwhile, not even
-    /// on the compute units that other partitions share with it.
-    pub fn end(&self, now: Time, partition: PartitionId, model: ModelId) -> bool {
+    /// A launch of a model ends.
+    pub fn end(&self, now: Time, partition: PartitionId, model: ModelId) {
         let mut running = self.running.lock();
         self.count(&mut running, now, partition, |launches| launches.saturating_sub(1));
-        let own = running.reach.get(partition.0 as usize);
-        let alone = own.is_some_and(|reach| reach.launches == 1 && !reach.crowded);
-        self.reach(&mut running, partition, |reach| {
-            reach.launches = reach.launches.saturating_sub(1);
-            reach.used.end(now, model);
-        });
-        alone
+        self.reach(&mut running, partition, |used| used.end(now, model));
     }
 
     /// How long a partition, or something of it, has been busy for other models by now.
     pub fn others(&self, now: Time, partition: PartitionId, model: ModelId) -> Duration {
         let mut running = self.running.lock();
-        running.reach.get_mut(partition.0 as usize).map_or(Duration::ZERO, |reach| reach.used.others(now, model))
+        running.used.get_mut(partition.0 as usize).map_or(Duration::ZERO, |used| used.others(now, model))
     }
 
     /// A model has gone.
     pub fn forget(&self, model: ModelId) {
-        self.running.lock().reach.iter_mut().for_each(|reach| reach.used.forget(model));
+        self.running.lock().used.iter_mut().for_each(|used| used.forget(model));
     }
 
     /// The busy part of the device, with this many launches in each partition.
@@ -127,9 +105,9 @@ impl Occupancy {
     }
 
     /// Calls `tell` for each partition that shares compute units with `partition`, and for itself.
-    fn reach(&self, running: &mut Running, partition: PartitionId, mut tell: impl FnMut(&mut Reach)) {
+    fn reach(&self, running: &mut Running, partition: PartitionId, mut tell: impl FnMut(&mut DeviceUse)) {
         for index in self.beside.get(partition.0 as usize).into_iter().flatten() {
-            tell(&mut running.reach[*index]);
+            tell(&mut running.used[*index]);
         }
     }
 }
@@ -165,10 +143,10 @@ mod tests {
         let at = |ms: u64| Time::from_nanos(ms * 1_000_000);
         occupancy.begin(at(100), first, ModelId(0));
         occupancy.begin(at(100), second, ModelId(1));
-        assert!(occupancy.end(at(200), first, ModelId(0)), "the other has the other core");
+        occupancy.end(at(200), first, ModelId(0));
         occupancy.begin(at(300), both, ModelId(2));
-        assert!(!occupancy.end(at(400), second, ModelId(1)), "it had to share its core");
-        assert!(!occupancy.end(at(500), both, ModelId(2)), "so had the one that shared it");
+        occupancy.end(at(400), second, ModelId(1));
+        occupancy.end(at(500), both, ModelId(2));
         assert_eq!(
             occupancy.others(at(500), both, ModelId(2)),
             Duration::from_nanos(250_000_000),
@@ -189,10 +167,10 @@ mod tests {
         occupancy.begin(at(200), large, ModelId(0));
         assert_eq!(busy_ms(), 25.0);
         occupancy.begin(at(300), large, ModelId(0));
-        assert!(occupancy.end(at(400), small, ModelId(0)), "what runs in other partitions is not beside it");
+        occupancy.end(at(400), small, ModelId(0));
         assert_eq!(busy_ms(), 225.0, "all of it for as long as both are at work");
-        assert!(!occupancy.end(at(500), large, ModelId(0)));
-        assert!(!occupancy.end(at(600), large, ModelId(0)), "one was beside it");
+        occupancy.end(at(500), large, ModelId(0));
+        occupancy.end(at(600), large, ModelId(0));
         assert_eq!(busy_ms(), 375.0, "two launches in a partition are no more than one");
         occupancy.begin(at(1_000), small, ModelId(0));
         assert_eq!(busy_ms(), 375.0, "nothing ran");

@@ -10,17 +10,9 @@ use parking_lot::Mutex;
 
 use super::crew::Seat;
 use super::device_host::DeviceHost;
+use super::device_state::Preparation;
 use super::hosted_model::HostedModel;
 use crate::watchdog::Owner;
-
-/// Lanes that a policy of a model has asked for.
-pub struct Preparation {
-    pub model: Arc<HostedModel>,
-    pub partition: PartitionId,
-    /// The scheduler's numbers for the lanes; `specs`: the kind of each.
-    pub lanes: Vec<LaneId>,
-    pub specs: Vec<LaneSpec>,
-}
 
 /// Lanes with a thread each.
 type Made = Vec<Arc<Seat>>;
@@ -33,19 +25,15 @@ struct Preparing {
     lanes: Mutex<Option<Vec<LaneId>>>,
 }
 
-impl Preparation {
-    /// Makes the lanes on `host` in the background, and tells the host the outcome once. If one
-    /// lane fails, none is made.
-    pub fn start(self, host: Option<Arc<DeviceHost>>) {
-        let Some(host) = host else { return };
-        let Preparation { model, partition, lanes, specs } = self;
-        let preparing = Arc::new(Preparing { host, model, lanes: Mutex::new(Some(lanes)) });
-        let its = preparing.clone();
-        let name = format!("prepare-{}", preparing.host.device);
-        let started = std::thread::Builder::new().name(name).spawn(move || its.work(partition, &specs));
-        if let Err(error) = started {
-            preparing.tell(Err(format!("there is no thread left to make them on: {error}")));
-        }
+/// Makes lanes on `host` in the background, and tells the host the outcome once. If one lane fails,
+/// none is made.
+pub fn start(host: Arc<DeviceHost>, Preparation { model, partition, lanes, specs }: Preparation) {
+    let preparing = Arc::new(Preparing { host, model, lanes: Mutex::new(Some(lanes)) });
+    let its = preparing.clone();
+    let name = format!("prepare-{}", preparing.host.device);
+    let started = std::thread::Builder::new().name(name).spawn(move || its.work(partition, &specs));
+    if let Err(error) = started {
+        preparing.tell(Err(format!("there is no thread left to make them on: {error}")));
     }
 }
 

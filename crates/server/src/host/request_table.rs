@@ -1,19 +1,36 @@
 //! The requests of a device: their calls, their inputs, and their states between launches.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::BuildHasherDefault;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use downbeat_core::device::{InputSource, Launch, RingRun};
 use downbeat_core::{RequestId, Time};
 use downbeat_engine::{State, StateError};
 
 use super::launch::{Body, Source};
-use super::policy_guard::Watched;
+use super::request_events::Watched;
 use super::tensors::Member;
 use crate::batch_codec::{Admitted, Outputs};
 use crate::call::Call;
-use crate::driver::CounterHasher;
 use crate::statistics::Phases;
+
+/// Hashes a request id, which is a counter. Spreading the ids is enough.
+#[derive(Default)]
+pub struct CounterHasher(u64);
+
+impl Hasher for CounterHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(20);
+    }
+}
 
 /// A request that is not answered.
 pub struct Entry {
@@ -29,7 +46,7 @@ pub struct Entry {
     pub begin: Option<Time>,
     pub phases: Phases,
     pub outputs: Option<Outputs>,
-    /// Set while a guard watches its model's policy.
+    /// Set if a listener hears of its end.
     pub watched: Option<Watched>,
 }
 

@@ -13,18 +13,18 @@ use tokio::sync::oneshot;
 use super::device_host::DeviceHost;
 use super::hosted_model::{HostedModel, WarmUpLanes};
 use super::hosted_version::HostedVersion;
+use super::lane_host::OwnLaunch;
 use super::lane_setup::brief_rows;
 use super::tensors::BatchTensors;
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::error::ServiceError;
-use crate::loaded_version::LoadedVersion;
 use crate::metrics::Metrics;
 use crate::model_health::ModelHealth;
 use crate::options::RunLimits;
-use crate::policy_report::{AskedFor, PolicyReport};
 use crate::reply::Reply;
+use crate::version_record::{Version, VersionRecord};
 use crate::watchdog::Watchdog;
 
 /// The receiver of a client's answer.
@@ -34,7 +34,8 @@ pub type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
 pub struct Served {
     pub host: Arc<DeviceHost>,
     pub model: Arc<HostedModel>,
-    pub loaded: Arc<LoadedVersion>,
+    pub hosts: HostedVersion,
+    pub record: Arc<Version>,
     pub metrics: Metrics,
     sent: AtomicU64,
 }
@@ -92,8 +93,7 @@ impl Served {
             profile,
             exits: [].into(),
             knee: None,
-            guard: None,
-            auto: None,
+            listener: None,
             group: None,
             work: Default::default(),
             batch_control: OnceLock::new(),
@@ -104,22 +104,28 @@ impl Served {
         });
         host.add_model(model.clone(), policy, engines).unwrap();
         let hosts = HostedVersion::new(vec![(host.clone(), model.clone())], true, None);
-        let loaded = Arc::new(LoadedVersion::new(hosts, PolicyReport::asked("at_once", AskedFor::All), its, 100));
-        Served { host, model, loaded, metrics, sent: AtomicU64::new(0) }
+        let (names, activity) = (("m".to_owned(), "1".to_owned()), hosts.activity().clone());
+        let record = Arc::new(Box::new(VersionRecord::new(names, model.model.clone(), its, activity, 100)));
+        Served { host, model, hosts, record, metrics, sent: AtomicU64::new(0) }
     }
 
     /// Sends a request of one item, which is its answer too.
     pub fn send(&self, item: u8) -> (RequestId, Answer) {
-        self.send_with(item, Time::MAX, false)
+        self.send_own(item, &mut OwnLaunch::default())
+    }
+
+    /// Sends a request; the calling thread may take the launch that follows.
+    pub fn send_own(&self, item: u8, own: &mut OwnLaunch) -> (RequestId, Answer) {
+        self.send_with(item, Time::MAX, false, own)
     }
 
     /// Sends a request; a probe has `deadline` as the deadline that it would have had.
-    pub fn send_with(&self, item: u8, deadline: Time, is_probe: bool) -> (RequestId, Answer) {
+    pub fn send_with(&self, item: u8, deadline: Time, is_probe: bool, own: &mut OwnLaunch) -> (RequestId, Answer) {
         let (reply, answer) = Reply::channel();
         let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
         let call = Call {
             admitted,
-            loaded: self.loaded.clone(),
+            loaded: self.record.clone(),
             arrival: self.host.clock.now(),
             deadline,
             deadline_is_slo: false,
@@ -127,13 +133,13 @@ impl Served {
             reply,
         };
         let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));
-        self.host.submit(&self.model, request, call, 0);
+        self.host.submit(&self.model, request, call, 0, own);
         (request, answer)
     }
 
     /// A metric's value, summed over its labels.
     pub fn metric(&self, label: &str) -> f64 {
-        self.loaded.hosts.update_metrics();
+        self.hosts.update_metrics();
         let text = self.metrics.render().unwrap();
         let lines = text.lines().filter(|line| !line.starts_with('#') && line.contains(label));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()

@@ -6,9 +6,9 @@ use axum::http::StatusCode;
 use super::answer::{HandlerResult, HttpError, ok};
 use super::state::HttpState;
 use crate::client::Client;
-use crate::host::REMEMBERED;
 use crate::offload;
 use crate::service::Service;
+use crate::timeline::REMEMBERED;
 
 /// The length of the timeline, unless a client asks for another.
 const DEFAULT_SECONDS: f64 = 5.0;

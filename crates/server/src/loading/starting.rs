@@ -7,38 +7,42 @@ use downbeat_core::device::{AutoInputs, GuardOptions, PolicyName, SegmentProfile
 use downbeat_engine::{Lane, Model};
 
 use super::{Loading, Runnable};
-use crate::auto_model::AutoModel;
 use crate::engines::MOST_EXECUTORS;
 use crate::group_predictor::GroupMember;
-use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, PolicyGuard};
-use crate::policy_choice::Profiled;
+use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, RequestEvents};
+use crate::policy_choice::{Chosen, Profiled};
+use crate::policy_guard::PolicyGuard;
+use crate::profile_store::ProfileStore;
+use crate::profiler::Threads;
 use crate::row_judgement::RowJudgement;
 use crate::warm_up::{self, Sample};
 
 impl Loading<'_> {
     /// The version's part in operator groups, if its policy runs groups.
     pub(super) fn group(&self, model: &dyn Model, threads: usize) -> Option<GroupMember> {
-        let (predictor, engine) = (self.context.predictor.clone(), self.source.engine.info());
-        let place = (&engine, threads, self.part.map(|part| &*part.size));
-        let file = (&*self.definition.name, self.number, self.file);
+        let (size, predictor) = (self.part.map(|part| &*part.size), self.context.predictor.clone());
+        let place = ProfileStore::place_key(&self.source.engine.info(), Threads::Chosen(threads), size);
+        let file = || ProfileStore::file_key(self.file).map_err(|error| format!("{}: {error}", self.file.display()));
         let is_one = self.policy.name == PolicyName::OVERLAP;
-        is_one.then(|| GroupMember::new(predictor, file, place, model.segments()))
+        is_one
+            .then(|| GroupMember::new(predictor, (&self.definition.name, self.number), file, &place, model.segments()))
     }
 
-    /// Starts its lanes on its devices, and warms them up.
+    /// Starts its lanes on its devices, and warms them up. Returns them with the guard of the policy
+    /// that `auto` chose.
     pub(super) fn start(
         &self,
         Runnable { model, codec, padding, device: measured, lane }: Runnable,
-        auto: Option<Arc<AutoModel>>,
+        chosen: Option<&Chosen>,
         Profiled { profile, threads, .. }: &Profiled,
         segments: SegmentProfile,
-    ) -> anyhow::Result<HostedVersion> {
+    ) -> anyhow::Result<(HostedVersion, Option<Arc<PolicyGuard>>)> {
         let (context, definition) = (self.context, &self.definition);
         let samples = warm_up::samples(definition, &codec)?;
         let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
         let hosts = self.hosts();
         let id = context.driver.next_model();
-        let guard = auto.as_deref().filter(|_| self.routed).map(|auto| Arc::new(self.guard(auto, id, &hosts)));
+        let guard = chosen.filter(|_| self.routed).map(|chosen| Arc::new(self.guard(chosen, id, &hosts)));
         let setup = LaneSetup {
             id,
             name: &definition.name,
@@ -48,8 +52,7 @@ impl Loading<'_> {
             segments,
             profile: profile.clone(),
             policy: self.policy,
-            guard,
-            auto,
+            listener: guard.clone().map(|guard| guard as Arc<dyn RequestEvents>),
             queue_delay: context.options.queue_delay(&definition.name, definition.batching.max_queue_delay),
             drop: self.drops(),
             queue_bound: context.queue_bound(definition),
@@ -71,7 +74,7 @@ impl Loading<'_> {
                 limit,
             ),
         };
-        self.start_lanes(setup, padding, &samples, (measured, lane))
+        Ok((self.start_lanes(setup, padding, &samples, (measured, lane))?, guard))
     }
 
     /// The hosts of its devices.
@@ -81,8 +84,8 @@ impl Loading<'_> {
     }
 
     /// The guard of the policy that `auto` chose.
-    fn guard(&self, auto: &AutoModel, id: ModelId, hosts: &[Arc<DeviceHost>]) -> PolicyGuard {
-        let AutoInputs { profile, max_batch, launch, .. } = auto.chosen.inputs.clone();
+    fn guard(&self, chosen: &Chosen, id: ModelId, hosts: &[Arc<DeviceHost>]) -> PolicyGuard {
+        let AutoInputs { profile, max_batch, launch, .. } = chosen.inputs.clone();
         let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop: self.drops() };
         PolicyGuard::new(options, self.context.clock, id, self.placed.home(), hosts)
     }

@@ -30,7 +30,7 @@ use crate::options::{
 use crate::partitions::Partitions;
 use crate::placement::{self, Placement};
 use crate::serving::Serving;
-use crate::shares::DeviceShares;
+use crate::shares::{DeviceShares, ShareMetrics};
 use crate::watchdog::Watchdog;
 
 impl Registry {
@@ -70,7 +70,7 @@ impl Registry {
         let model_memory = ModelMemory::new(&options, limit);
         let (on, said) = (driver.clone(), metrics.clone());
         let shares_woken = Arc::new(tokio::sync::Notify::new());
-        let shares = shares(&options, &partitions, &driver, &metrics, &shares_woken);
+        let shares = shares(&options, &partitions, &driver, &metrics, &shares_woken)?;
         let context = LoadContext::new(options.clone(), engines, partitions, on, placement, said, model_memory.clone());
         let loader = Arc::new(Loader::new(context));
         let budget = ByteBudget::new(limit);
@@ -177,20 +177,24 @@ fn load_permits(options: &ServerOptions) -> [tokio::sync::Semaphore; 2] {
 }
 
 /// The shares of each device, where models move by themselves.
+///
+/// # Errors
+/// If two metrics had the same name: a defect.
 fn shares(
     options: &ServerOptions,
     partitions: &Partitions,
     driver: &Driver,
     metrics: &Metrics,
     woken: &Arc<tokio::sync::Notify>,
-) -> Arc<[DeviceShares]> {
+) -> Result<Arc<[DeviceShares]>, prometheus::Error> {
+    let metrics = ShareMetrics::register(metrics.registry())?;
     let parts: Arc<[Part]> = partitions.parts.clone().into();
     let of = |host: &Arc<DeviceHost>| {
         let (host, parts, by_hand) = (host.clone(), parts.clone(), partitions.by_hand());
-        DeviceShares::new(host, parts, &options.device, by_hand, woken.clone(), metrics.shares.clone())
+        DeviceShares::new(host, parts, &options.device, by_hand, woken.clone(), metrics.clone())
     };
     let hosts = driver.hosts().iter().filter(|_| options.device.shares == SharesBy::Auto);
-    hosts.map(of).collect()
+    Ok(hosts.map(of).collect())
 }
 
 /// Checks whether options name models that no repository has.

@@ -12,13 +12,13 @@ use super::model_entry::VersionState;
 use crate::autoscale::AutoscaleStatus;
 use crate::cluster_report::ClusterReport;
 use crate::device_report::DevicesReport;
-use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
-use crate::host::{REMEMBERED, Timeline};
 use crate::options::ModelControl;
 use crate::policy_report::PolicyReport;
+use crate::scheduler_status::SchedulerStatus;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{ServedModel, statistics, unknown_model};
+use crate::timeline::{REMEMBERED, Timeline};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -147,8 +147,7 @@ impl Service for Registry {
 
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
         let loaded = self.served(name)?.version(version)?.clone();
-        let rehearsal = loaded.auto.as_ref().and_then(|auto| self.driver.policies().last_trial(auto.number));
-        Ok(PolicyReport { rehearsal, ..loaded.policy() })
+        Ok(loaded.policy())
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {

@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(judged.len(), 4);
         assert!(judged.iter().all(|judged| !judged.adopted && judged.before < 0.06), "{judged:?}");
         assert_eq!(*predictor.in_use().unwrap(), stored());
-        let report = predictor.retraining().unwrap();
+        let report = predictor.learning().unwrap().report();
         assert_eq!((report.trainings, report.adopted, predictor.mean_error()), (4, 0, Some(0.05)));
     }
 
@@ -256,7 +256,7 @@ mod tests {
     fn where_there_is_no_time_for_it_nothing_is_heard() {
         let (_folder, predictor) = predictor(false);
         assert!(serve(&predictor, 512, 1.6).is_empty());
-        assert!(predictor.retraining().is_none() && predictor.learning().is_none());
+        assert!(predictor.learning().is_none());
     }
 
     #[test]

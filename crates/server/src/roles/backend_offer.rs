@@ -117,7 +117,7 @@ impl OfferMaker {
         let key = loaded.codec.profiled_key();
         let queue = loaded.queue(&key)?;
         let runs = |(slot, _): &(usize, &(usize, usize))| {
-            self.registry.driver.runs(downbeat_core::DeviceId(*slot as u32), loaded)
+            self.registry.driver.runs(downbeat_core::DeviceId(*slot as u32), &queue)
         };
         let profile = |(slot, (device, partition)): (usize, &(usize, usize))| {
             let partition = downbeat_core::device::PartitionId(*partition as u32);

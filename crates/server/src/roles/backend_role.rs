@@ -16,10 +16,11 @@ use super::machine::{Machine, Step};
 use super::status::StatusBoard;
 use super::tensors::Tensors;
 use crate::call::Call;
-use crate::driver::{QueuedCall, SlotDone};
+use crate::driver::SlotDone;
 use crate::error::ServiceError;
-use crate::host::run_own;
+use crate::host::{QueuedCall, run_own};
 use crate::loaded_version::LoadedVersion;
+use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::reply::{Answer, Gathered, Reply};
 use crate::serving::InFlight;
@@ -111,7 +112,7 @@ impl BackendRole {
                     // A short batch without another beside it runs on the node's thread. Two
                     // changes of threads would take longer than the batch.
                     let is_alone = self.node.batches() == 1;
-                    run_own(is_alone, || self.registry.driver.grant(DeviceId(slot), id, jobs));
+                    run_own(is_alone, |own| self.registry.driver.grant(DeviceId(slot), id, jobs, own));
                 }
                 prepared => {
                     let failed = prepared.err();
@@ -137,7 +138,8 @@ impl BackendRole {
         if let Some(reason) = loaded.out_of_service() {
             return Err(ServiceError::Unavailable(format!("model '{name}': {reason}")));
         }
-        if loaded.hosts.is_routed || !self.registry.driver.runs(DeviceId(slot), &loaded) {
+        let runs = |(_, queue): &(_, Arc<Queue>)| self.registry.driver.runs(DeviceId(slot), queue);
+        if loaded.hosts.is_routed || !loaded.queues().first().is_some_and(runs) {
             return Err(ServiceError::Internal(format!("model '{name}' does not run on slot {slot} of this backend")));
         }
         let (mut jobs, mut rows, mut of_shape) = (Vec::with_capacity(members.len()), 0u32, None);

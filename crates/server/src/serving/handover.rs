@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use downbeat_core::{RequestId, Time};
 
-use crate::driver::{Driver, QueuedCall};
-use crate::host::run_own;
+use crate::driver::Driver;
+use crate::host::{QueuedCall, run_own};
 use crate::turn_end;
 
 /// Requests that a thread holds back, at most.
@@ -51,7 +51,7 @@ impl HeldBack {
 /// of the thread's turn. `is_alone`: no other request of its model is in flight.
 pub(super) fn hand_over(driver: &Arc<Driver>, id: RequestId, queued: QueuedCall, arrival: Time, is_alone: bool) {
     let Some(turn) = turn_end::turn() else {
-        return run_own(is_alone, || driver.submit(id, queued));
+        return run_own(is_alone, |own| driver.submit(id, queued, own));
     };
     let (now, is_full) = HELD_BACK.with_borrow_mut(|held| {
         let other = held.driver.as_ref().is_some_and(|other| !Arc::ptr_eq(other, driver));
@@ -66,7 +66,7 @@ pub(super) fn hand_over(driver: &Arc<Driver>, id: RequestId, queued: QueuedCall,
         (None, held.calls.len() >= MOST || arrival.since(held.since) > turn_end::most_held())
     });
     if let Some(queued) = now {
-        run_own(is_alone, || driver.submit(id, queued));
+        run_own(is_alone, |own| driver.submit(id, queued, own));
     } else if is_full {
         flush();
     }
@@ -77,7 +77,7 @@ pub(super) fn hand_over(driver: &Arc<Driver>, id: RequestId, queued: QueuedCall,
 fn flush() {
     let (driver, mut calls) = HELD_BACK.with_borrow_mut(|held| (held.driver.take(), std::mem::take(&mut held.calls)));
     let Some(driver) = driver else { return };
-    run_own(true, || driver.submit_all(calls.drain(..)));
+    run_own(true, |own| driver.submit_all(calls.drain(..), own));
     // The allocation is for the next turn.
     HELD_BACK.with_borrow_mut(|held| {
         if held.calls.capacity() == 0 {

@@ -76,7 +76,7 @@ fn serve(engine: EchoModel, options: &DeviceOptions) -> (Served, DeviceShares) {
     });
     let served =
         Served::new(Arc::new(engine), policy.unwrap(), &parts, RunLimits::default(), Arc::new(|_, _, _| Ok(())));
-    let metrics = served.metrics.shares.clone();
+    let metrics = ShareMetrics::register(served.metrics.registry()).unwrap();
     let shares =
         DeviceShares::new(served.host.clone(), parts.into(), options, BTreeMap::new(), Arc::default(), metrics);
     (served, shares)

@@ -30,16 +30,11 @@ async fn where_lanes_are_free(models: &Models) -> Registry {
 
 /// The same server, with other options.
 async fn where_lanes_are_free_and(models: &Models, change: impl FnOnce(&mut ServerOptions)) -> Registry {
-    where_lanes_do(models, [100, 100], change).await
+    where_lanes_were_measured(models, [100, 100], ", \"settled\": true", change).await
 }
 
 /// The same with an overlap: a launch that takes 100 ns alone takes so long beside another, for
-/// batches of one and of eight.
-pub async fn where_lanes_do(models: &Models, together: [u64; 2], change: impl FnOnce(&mut ServerOptions)) -> Registry {
-    where_lanes_were_measured(models, together, ", \"settled\": true", change).await
-}
-
-/// The same server, with the measurements of `settled`.
+/// batches of one and of eight. `settled` is the end of the stored measurements.
 async fn where_lanes_were_measured(
     models: &Models,
     together: [u64; 2],

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod auto;
-mod auto_rehearsal;
 mod classification;
 mod executors;
 mod exits;

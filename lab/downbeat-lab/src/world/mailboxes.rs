@@ -59,6 +59,7 @@ impl Handler for Virtual {
     type Event = Event;
     /// The tickets of waiting requests.
     type RequestTable = BTreeMap<RequestId, Ticket>;
+    type Context = ();
 
     fn now(&self) -> Time {
         Time::from_nanos(self.now_ns.load(Ordering::Relaxed))
@@ -82,7 +83,14 @@ impl Handler for Virtual {
         }
     }
 
-    fn carry_out(&self, _: Moment, _: &mut Journal<Shard>, requests: &mut Self::RequestTable, output: Output) {
+    fn carry_out(
+        &self,
+        _: Moment,
+        _: &mut Journal<Shard>,
+        requests: &mut Self::RequestTable,
+        output: Output,
+        (): &mut (),
+    ) {
         match &output {
             Output::Dispatch { members, .. } => {
                 for member in members {

@@ -341,7 +341,7 @@ impl<'c> World<'c> {
             self.requests.insert(id, Open { request, place: Place::Queue(place) });
             let asked = Request { id, model: place.model, deadline, queue_expiry: Time::MAX, level, size };
             // The shard's acceptance or refusal is heard later.
-            self.cluster.post(|cluster| cluster.post(place, Event::Submit(asked)));
+            self.cluster.post(|cluster| cluster.post(place, Event::Submit(asked), &mut ()));
             return;
         }
         let free_at = |device: &usize| self.hosts[*device].scheduler.free_at(now, request.model);
@@ -366,7 +366,9 @@ impl<'c> World<'c> {
         let Some(Open { request, place }) = self.requests.get(&id) else { return };
         match *place {
             // The shard's confirmation is heard later.
-            Place::Queue(place) => self.cluster.post(|cluster| cluster.post(place, Event::Cancel(place.model, id))),
+            Place::Queue(place) => {
+                self.cluster.post(|cluster| cluster.post(place, Event::Cancel(place.model, id), &mut ()))
+            }
             Place::Device(device) => {
                 if self.hosts[device].cancel(self.now, request.model, id) {
                     self.end(id, Ending::Cancelled, outside);
@@ -407,7 +409,7 @@ impl<'c> World<'c> {
                         Done::Request(id, ending) => self.end(id, ending, outside),
                         Done::Batch(slot, batch) => {
                             self.ledger.completed(now, slot, batch);
-                            self.cluster.post(|cluster| cluster.complete(slot, batch));
+                            self.cluster.post(|cluster| cluster.complete(slot, batch, &mut ()));
                         }
                         Done::Prepare(model) => self.preparing.push_back((now + self.preparation, index, model)),
                     }

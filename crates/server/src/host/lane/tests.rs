@@ -18,11 +18,11 @@ use downbeat_engine::{LoadError, Model, Pending, Place, RunError};
 use parking_lot::Condvar;
 use serde::{Deserialize, Serialize};
 
-use super::super::PastLaunch;
 use super::super::own_launch::run_own;
 use super::super::test_support::{self, Answer, Served, failure, item};
 use super::*;
 use crate::options::RunLimits;
+use crate::timeline::PastLaunch;
 
 /// A time limit for events that are certain to come.
 const LONG: StdDuration = StdDuration::from_secs(60);
@@ -226,6 +226,11 @@ impl OneLane {
         self.served.send(item).1
     }
 
+    /// Sends a request; the calling thread may take the launch that follows.
+    fn send_own(&self, item: u8, own: &mut OwnLaunch) -> Answer {
+        self.served.send_own(item, own).1
+    }
+
     fn past(&self) -> Vec<PastLaunch> {
         self.served.host.past(&self.served.model, Time::ZERO).launches
     }
@@ -267,13 +272,13 @@ fn the_next_launch_is_enqueued_early_and_answered_in_order() {
 fn who_was_let_through_and_met_the_deadline_lets_the_next_through() {
     let served = OneLane::new(RunLimits::default());
     let now = served.served.host.clock.now();
-    let tries = || served.served.loaded.probes.lock().tries(now, Doubt::Guess, Duration::ZERO);
+    let tries = || served.served.record.probes.lock().tries(now, Doubt::Guess, Duration::ZERO);
     assert!(tries() && !tries(), "one at a time");
     for (deadline, is_probe, may) in [(Time::ZERO, true, false), (Time::MAX, false, false), (Time::MAX, true, true)] {
         // The launch may end before it comes: otherwise the lane would first wait for another
         // behind it.
         served.device.end(1);
-        let (_, answer) = served.served.send_with(1, deadline, is_probe);
+        let (_, answer) = served.served.send_with(1, deadline, is_probe, &mut OwnLaunch::default());
         assert_eq!(item(answer), 1);
         assert_eq!(tries(), may, "{deadline:?}, {is_probe}");
     }
@@ -336,7 +341,7 @@ fn a_brief_launch_runs_on_the_thread_that_brought_its_request() {
     for (may, is_bounded, here) in [(true, true, true), (true, false, false), (false, true, false)] {
         let served = OneLane::of(RunLimits::default(), is_bounded);
         served.device.end(1000);
-        let mut answer = run_own(may, || served.send(7));
+        let mut answer = run_own(may, |own| served.send_own(7, own));
         if here {
             // The answer comes before `send` returns.
             assert_eq!(answer.try_recv().unwrap().unwrap()[0].data[0], 7);
@@ -353,7 +358,7 @@ fn a_thread_runs_one_launch_of_its_own_and_the_lanes_thread_the_next() {
     let served = OneLane::with_brief_launches(RunLimits::default());
     served.device.end(1000);
     let me = std::thread::current().id();
-    let (mine, other) = run_own(true, || (served.send(1), served.send(2)));
+    let (mine, other) = run_own(true, |own| (served.send_own(1, own), served.send_own(2, own)));
     assert_eq!((item(mine), item(other)), (1, 2));
     let threads = served.device.state.lock().threads.clone();
     assert_eq!((threads.len(), threads.iter().filter(|thread| **thread == me).count()), (2, 1));
@@ -368,8 +373,8 @@ fn a_launch_is_its_lanes_again_where_the_thread_that_brought_it_panics() {
     served.device.end(1000);
     let (keep, kept) = std::sync::mpsc::channel();
     let panicked = std::panic::catch_unwind(AssertUnwindSafe(|| {
-        run_own(true, || {
-            keep.send(served.send(5)).unwrap();
+        run_own(true, |own| {
+            keep.send(served.send_own(5, own)).unwrap();
             panic!("on purpose");
         })
     }));
@@ -387,12 +392,12 @@ fn an_endless_brief_launch_leaves_the_work_to_other_threads() {
     let (answers, answered) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         // Stays in the engine until the device is done.
-        run_own(true, || answers.send(its.send(1)).unwrap());
+        run_own(true, |own| answers.send(its.send_own(1, own)).unwrap());
         let health = &its.served.model.health;
         while health.left_behind() > 0 || health.refuses().is_some() {
             std::thread::yield_now();
         }
-        let mut again = run_own(true, || its.send(2));
+        let mut again = run_own(true, |own| its.send_own(2, own));
         (again.try_recv().map(|answer| answer.unwrap()[0].data[0]), std::thread::current().id())
     });
     let error = failure(answered.recv().unwrap());

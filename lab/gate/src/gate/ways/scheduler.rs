@@ -36,6 +36,7 @@ struct Devices {
 impl Handler for Devices {
     type Event = Request;
     type RequestTable = ();
+    type Context = ();
 
     fn now(&self) -> Time {
         Time::from_nanos(self.now_ns.load(Ordering::Relaxed))
@@ -46,7 +47,7 @@ impl Handler for Devices {
         self.answered.fetch_add(u64::from(handled.is_err()), Ordering::Relaxed);
     }
 
-    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, (): &mut (), output: Output) {
+    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, (): &mut (), output: Output, (): &mut ()) {
         match output {
             Output::Dispatch { batch, device, members, expected, .. } => {
                 self.answered.fetch_add(members.len() as u64, Ordering::Relaxed);
@@ -79,12 +80,12 @@ pub fn run(plan: &Plan, models: u32) -> Result<()> {
             };
             while let Some(Reverse((end, device, batch))) = due() {
                 now_ns.store(end.as_nanos(), Ordering::Relaxed);
-                cluster.complete(device, batch);
+                cluster.complete(device, batch, &mut ());
             }
             now_ns.store(at.as_nanos(), Ordering::Relaxed);
             cluster.ring_due();
             let place = places[request.model.0 as usize];
-            cluster.post(place, Request { model: place.model, ..request });
+            cluster.post(place, Request { model: place.model, ..request }, &mut ());
         }
         posted += count;
         let answered = cluster.handler().answered.load(Ordering::Relaxed);

@@ -3,11 +3,8 @@
 use std::collections::BTreeMap;
 
 use downbeat_core::cluster::{Behaviour, Ground, Order, RehearsalDecision};
-use downbeat_core::device::Candidate;
 use downbeat_core::{Duration, ModelId};
 use serde::Serialize;
-
-use crate::policy_report::DeviceTrialStatus;
 
 /// The behaviours of the scheduler's queues, and their reasons.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -27,49 +24,6 @@ pub struct SchedulerStatus {
     pub models: Vec<QueueStatus>,
     /// The result of the last trial.
     pub last_trial: Option<TrialStatus>,
-    /// The device policies of models with `auto`.
-    pub device_policies: DeviceRehearsalStatus,
-}
-
-/// The rehearsal of device policies, for the models with `auto` in service.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct DeviceRehearsalStatus {
-    /// Completed trials of a model's policies.
-    pub trials: u64,
-    /// Trials that found a better policy.
-    pub changes: u64,
-    /// Trials whose replay of the present policy did not match the real results. Such a trial
-    /// changes nothing.
-    pub unfaithful: u64,
-    /// Policies that lost against `exclusive` in service.
-    pub losses: u64,
-    /// The policy of each model.
-    pub models: Vec<DevicePolicyStatus>,
-}
-
-/// The policy of a model with `auto`.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct DevicePolicyStatus {
-    /// The model's name.
-    pub model: String,
-    /// The model's version.
-    pub version: String,
-    /// The policy with its settings, beside the settings that were written for the model.
-    #[serde(flatten)]
-    pub candidate: Candidate,
-    /// Policies with settings that can be replayed, this one included; 0: the model is not
-    /// rehearsed.
-    pub candidates: usize,
-    /// Completed trials of this model.
-    pub trials: u64,
-    /// This model's trials that found a better policy.
-    pub changes: u64,
-    /// This model's trials whose replay did not match the real results.
-    pub unfaithful: u64,
-    /// This model's policies that lost against `exclusive` in service.
-    pub losses: u64,
-    /// The result of the last trial of the model's policies.
-    pub last_trial: Option<DeviceTrialStatus>,
 }
 
 /// The cost of the rehearsal, as shares of a core's time.

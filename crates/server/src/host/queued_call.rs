@@ -24,7 +24,7 @@ pub struct QueuedCall {
 
 impl QueuedCall {
     /// Answers a request that was not admitted.
-    pub(super) fn reject(self, reject: &Reject, now: Time) {
+    pub fn reject(self, reject: &Reject, now: Time) {
         let profile = self.queue.refiner(0, self.queue.placed.home()).lock().profile().clone();
         self.call.reject(reject, &profile, now);
     }

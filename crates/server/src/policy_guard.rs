@@ -7,9 +7,8 @@ use downbeat_core::device::{AutoGuard, GuardEnd, GuardOptions, GuardReport, Guar
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use parking_lot::Mutex;
 
-use super::device_host::DeviceHost;
-use super::occupancy::Occupancy;
 use crate::clock::Clock;
+use crate::host::{DeviceHost, Occupancy, RequestEvents};
 
 /// The guard of a model version, on all its devices.
 pub struct PolicyGuard {
@@ -88,40 +87,22 @@ impl PolicyGuard {
     pub fn has_lost(&self) -> bool {
         self.guard.lock().report().state == GuardState::Back
     }
+}
 
-    /// From now on it runs in another partition of a device.
-    pub(super) fn moved(&self, now: Time, device: usize, to: PartitionId) {
-        self.devices.moved(now, device, to);
-    }
-
-    /// A request is taken in.
-    pub(super) fn begin(self: &Arc<Self>, now: Time, request: RequestId, rows: u32, deadline: Time) -> Watched {
+impl RequestEvents for PolicyGuard {
+    fn begin(&self, now: Time, request: RequestId, rows: u32, deadline: Time) {
         self.guard.lock().handle_request(now, request, rows, deadline, || self.devices.others(now));
-        Watched { guard: self.clone(), request, end: GuardEnd::Gone }
     }
-}
 
-/// A request that the guard watches, as long as this object lives.
-pub struct Watched {
-    guard: Arc<PolicyGuard>,
-    request: RequestId,
-    end: GuardEnd,
-}
-
-impl Watched {
-    /// Ends the request now, with this outcome.
-    pub(super) fn end(mut self, end: GuardEnd) {
-        self.end = end;
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        let PolicyGuard { clock, guard, devices } = &*self.guard;
-        let mut guard = guard.lock();
+    fn end(&self, request: RequestId, end: GuardEnd) {
+        let mut guard = self.guard.lock();
         // Read under the lock: for the guard time never goes back.
-        let now = clock.now();
-        guard.handle_end(now, self.request, self.end, || devices.others(now));
+        let now = self.clock.now();
+        guard.handle_end(now, request, end, || self.devices.others(now));
+    }
+
+    fn moved(&self, now: Time, device: usize, to: PartitionId) {
+        self.devices.moved(now, device, to);
     }
 }
 

@@ -1,0 +1,66 @@
+//! The answer to `GET /v2/timeline`.
+
+use downbeat_core::Duration;
+use serde::{Deserialize, Serialize};
+
+/// How long launches are remembered.
+pub const REMEMBERED: Duration = Duration::from_millis(60_000);
+
+/// The answer of `GET /v2/timeline`: the last launches on the lanes of devices.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct Timeline {
+    /// The begin of the timeline. This and all other times are nanoseconds of the server's clock.
+    pub from_ns: u64,
+    /// The end of the timeline: now.
+    pub now_ns: u64,
+    /// By model, version and device.
+    pub devices: Vec<PastLaunches>,
+}
+
+/// A launch that has ended.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct PastLaunch {
+    /// Index of its lane.
+    pub lane: u32,
+    /// The partition of the launch; 0 if the device is not divided.
+    #[serde(default)]
+    pub partition: u32,
+    /// The batch's number, as the device counts.
+    pub batch: u64,
+    /// The scheduler's number for the batch, if the scheduler made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granted: Option<u64>,
+    /// The segments that it ran, the last excluded.
+    pub segments: [u16; 2],
+    /// Items that were asked for.
+    pub rows: u32,
+    /// Items that were computed.
+    pub computed_rows: u32,
+    /// The length to which its members were padded; 0 if the model's shapes are fixed.
+    pub length: u32,
+    /// When it began, nanoseconds of the server's clock.
+    pub begin_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+}
+
+/// The last launches of a model version on a device.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct PastLaunches {
+    /// Model name.
+    pub model: String,
+    /// Model version.
+    pub version: String,
+    /// Number of the device.
+    pub device: usize,
+    /// Number of the partition; 0 if the device is not divided.
+    pub partition: u32,
+    /// The device policy.
+    pub policy: String,
+    /// The largest batch of each lane.
+    pub lanes: Vec<u32>,
+    /// Whether no launch of the time in question is missing.
+    pub complete: bool,
+    /// The launches, in the order of their ends.
+    pub launches: Vec<PastLaunch>,
+}

@@ -42,7 +42,7 @@ pub fn condemn(ordinal: u32, name: &str, words: &str) {
 
 impl Device {
     /// The device with this number. The driver must be loaded and initialised
-    /// ([`super::preflight`]).
+    /// ([`crate::preflight`]).
     ///
     /// # Errors
     /// If the device does not exist, or has no memory left for a context.

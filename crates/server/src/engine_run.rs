@@ -9,7 +9,6 @@ use downbeat_engine::{Lane, Pending, RunError, State};
 
 use crate::batch_codec::{BatchCodec, Outputs};
 use crate::model_health::{ModelHealth, RunCount};
-use crate::unanswered::Unanswered;
 use crate::watchdog::Post;
 
 /// Why a run gave nothing.
@@ -22,16 +21,6 @@ pub enum RunFailure {
     /// The model is out of service, as a run of it does not end or its process has ended, for this
     /// reason.
     Refused(String),
-}
-
-impl RunFailure {
-    /// The reason by which the run's requests are counted.
-    pub fn counts_as(&self) -> Unanswered {
-        match self {
-            RunFailure::Engine(_) => Unanswered::Engine,
-            RunFailure::Ended(_) | RunFailure::Refused(_) => Unanswered::RunEnded,
-        }
-    }
 }
 
 impl From<String> for RunFailure {

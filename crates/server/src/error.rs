@@ -32,9 +32,6 @@ pub enum ServiceError {
     /// `DEADLINE_EXCEEDED`.
     #[error("{0}")]
     DeadlineExceeded(String),
-    /// The client went away: HTTP 499, `CANCELLED`.
-    #[error("{0}")]
-    Cancelled(String),
     /// The model is not ready, or the server drains: HTTP 503, `UNAVAILABLE`.
     #[error("{0}")]
     Unavailable(String),
@@ -56,7 +53,6 @@ impl ServiceError {
             | ServiceError::TooLarge(message)
             | ServiceError::QueueFull { message, .. }
             | ServiceError::DeadlineExceeded(message)
-            | ServiceError::Cancelled(message)
             | ServiceError::Unavailable(message)
             | ServiceError::Unimplemented(message)
             | ServiceError::Internal(message) => message,
@@ -65,8 +61,8 @@ impl ServiceError {
         self
     }
 
-    /// The number of the error's kind in messages from backends to frontends, from 0 in the order
-    /// above.
+    /// The number of the error's kind in messages from backends to frontends. Earlier versions used
+    /// 6 for another kind.
     pub fn code(&self) -> u16 {
         match self {
             ServiceError::InvalidArgument(_) => 0,
@@ -75,7 +71,6 @@ impl ServiceError {
             ServiceError::TooLarge(_) => 3,
             ServiceError::QueueFull { .. } => 4,
             ServiceError::DeadlineExceeded(_) => 5,
-            ServiceError::Cancelled(_) => 6,
             ServiceError::Unavailable(_) => 7,
             ServiceError::Unimplemented(_) => 8,
             ServiceError::Internal(_) => 9,
@@ -91,7 +86,6 @@ impl ServiceError {
             3 => ServiceError::TooLarge(message),
             4 => ServiceError::QueueFull { message, retry_after: Duration::ZERO },
             5 => ServiceError::DeadlineExceeded(message),
-            6 => ServiceError::Cancelled(message),
             7 => ServiceError::Unavailable(message),
             8 => ServiceError::Unimplemented(message),
             _ => ServiceError::Internal(message),
@@ -107,10 +101,6 @@ impl ServiceError {
             ServiceError::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, tonic::Code::ResourceExhausted),
             ServiceError::QueueFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::ResourceExhausted),
             ServiceError::DeadlineExceeded(_) => (StatusCode::GATEWAY_TIMEOUT, tonic::Code::DeadlineExceeded),
-            // nginx's "client closed request"; no registered status means that.
-            ServiceError::Cancelled(_) => {
-                (StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST), tonic::Code::Cancelled)
-            }
             ServiceError::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::Unavailable),
             ServiceError::Unimplemented(_) => (StatusCode::NOT_IMPLEMENTED, tonic::Code::Unimplemented),
             ServiceError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, tonic::Code::Internal),

@@ -1,5 +1,7 @@
 //! The reasons why requests got no result, with their names in metrics.
 
+use crate::error::ServiceError;
+
 /// Why a request of a model got no result.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Unanswered {
@@ -7,7 +9,8 @@ pub enum Unanswered {
     QueueFull,
     /// Rejected: even alone on an idle device it would end after its deadline.
     Impossible,
-    /// Dropped from the queue: it cannot end by its deadline any more.
+    /// Dropped from the queue: it cannot end by its deadline any more. In a cluster also: the
+    /// deadline passed without a run, as no scheduler led or the backend was lost.
     Hopeless,
     /// Dropped from the queue's head for a larger batch behind it (window drop).
     Sacrificed,
@@ -22,10 +25,11 @@ pub enum Unanswered {
     Unloaded,
     /// The engine failed.
     Engine,
-    /// The run took too long and was ended, or the version is out of service because a run could
-    /// not be ended.
+    /// The run took too long and was ended, or the version is out of service: a run could not be
+    /// ended, its process has ended, or its device is lost.
     RunEnded,
-    /// The process that ran it is lost, or no scheduler led that could have found another.
+    /// The backend that ran the request is lost, and the request may not run again, or was tried
+    /// too often.
     Lost,
 }
 
@@ -49,6 +53,15 @@ impl Unanswered {
     ];
 
     pub const COUNT: usize = Unanswered::TABLE.len();
+
+    /// The reason of a run without a result, by the error that the client gets. A server and a
+    /// frontend of a cluster, which knows nothing but the error, count alike.
+    pub fn of(failure: &ServiceError) -> Self {
+        match failure {
+            ServiceError::DeadlineExceeded(_) | ServiceError::Unavailable(_) => Unanswered::RunEnded,
+            _ => Unanswered::Engine,
+        }
+    }
 
     /// The labels of `downbeat_requests_not_answered_total`, in the order of the enum.
     pub fn labels() -> [&'static str; Unanswered::COUNT] {
@@ -79,3 +92,23 @@ const _: () = {
         place += 1;
     }
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frontend_counts_a_backends_failure_as_one_server_does() {
+        let kinds: [(fn(String) -> ServiceError, Unanswered); 4] = [
+            (ServiceError::Unavailable, Unanswered::RunEnded),
+            (ServiceError::DeadlineExceeded, Unanswered::RunEnded),
+            (ServiceError::Internal, Unanswered::Engine),
+            (ServiceError::InvalidArgument, Unanswered::Engine),
+        ];
+        for (kind, reason) in kinds {
+            let here = kind("no result".to_owned());
+            let told = ServiceError::of_code(here.code(), here.to_string());
+            assert_eq!((Unanswered::of(&here), Unanswered::of(&told)), (reason, reason), "{here:?}");
+        }
+    }
+}

@@ -390,18 +390,33 @@ fn a_backend_that_never_says_what_it_offers_is_not_waited_for_for_ever() {
     assert_eq!(world.refused(frontend), [(0, Refusal::Rejected(Reject::UnknownModel))]);
 }
 
-/// Another scheduler led for a while, and the frontend has not heard of the new lead: it uses an
-/// alias of an earlier one.
+/// The frontend has not heard of the second lead: it uses an alias of the first one.
 #[test]
 fn a_scheduler_that_leads_again_forgets_its_old_requests() {
-    let mut world = World::leading();
+    let mut world = World::new(1, 2);
+    let begin = |world: &mut World| {
+        world.pass(LOST_AFTER);
+        assert!(world.node.leads().is_some());
+    };
+    begin(&mut world);
     let backend = world.backend(1, vec![], offer(1, vec![model("m", ms(5), 1)]));
     let frontend = world.frontend(2);
-    world.pass(LOST_AFTER + ms(1));
-    world.ask_of(frontend, 7, &[0], ms(100));
+    world.ask(frontend, &[0, 1], ms(1_000));
+    assert_eq!((world.plans(backend).len(), world.node.requests()), (1, 2), "one runs, and one waits");
+
+    let other = world.connect(9, Role::Scheduler { rank: 0 });
+    world.say(other, Message::Standing { epoch: Epoch { number: 7, rank: 0 }, leads: true });
+    assert_eq!((world.node.leads(), world.node.requests()), (None, 0), "another scheduler leads");
+    world.disconnect(other);
+    begin(&mut world);
+    assert_eq!(world.node.requests(), 0, "the requests of the first lead are forgotten");
+
+    world.say(backend, Message::UnderWay(vec![]));
+    world.say(backend, Message::Offer(offer(1, vec![model("m", ms(5), 1)])));
+    world.ask(frontend, &[0], ms(100));
     assert_eq!((world.refused(frontend), world.node.requests()), (vec![], 0), "no such name was given in this lead");
-    world.say(frontend, Message::Queue { alias: QueueAlias(7), key: queue("m", &[]) });
-    world.ask_of(frontend, 7, &[0], ms(100));
+    world.say(frontend, Message::Queue { alias: QueueAlias(0), key: queue("m", &[]) });
+    world.ask(frontend, &[0], ms(100));
     assert_eq!(world.plans(backend).iter().map(numbers).collect::<Vec<_>>(), [[0]]);
     world.ask_of(frontend, u32::MAX, &[1], ms(100));
     let full = Refusal::Rejected(Reject::QueueFull { bound: 0 });

@@ -66,7 +66,7 @@ pub fn answer_alone(device: usize, (answered, failed): Alone, now: Time) {
         // A client that left was counted by its ticket.
         if !entry.call.reply.is_closed() {
             let failure = entry.call.loaded.failure(device, &reason);
-            entry.call.fail(reason.counts_as(), failure, now);
+            entry.call.fail(Unanswered::of(&failure), failure, now);
         }
     }
 }

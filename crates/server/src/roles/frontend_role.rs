@@ -98,12 +98,7 @@ fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Ten
         RequestEnd::Ran(Outcome::Outputs(outputs)) => return Ok(outputs),
         RequestEnd::Ran(Outcome::Failed { code, message }) => {
             let error = ServiceError::of_code(code, message);
-            let reason = if matches!(error, ServiceError::DeadlineExceeded(_)) {
-                Unanswered::RunEnded
-            } else {
-                Unanswered::Engine
-            };
-            (reason, error)
+            (Unanswered::of(&error), error)
         }
         RequestEnd::Refused(Refusal::Rejected(Reject::UnknownModel) | Refusal::Dropped(DropReason::ModelRemoved)) => {
             let message = format!(

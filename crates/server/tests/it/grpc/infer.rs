@@ -107,7 +107,6 @@ async fn every_error_has_its_status() {
         ("too_large", Code::ResourceExhausted),
         ("queue_full", Code::ResourceExhausted),
         ("deadline", Code::DeadlineExceeded),
-        ("cancelled", Code::Cancelled),
         ("unavailable", Code::Unavailable),
         ("unimplemented", Code::Unimplemented),
         ("internal", Code::Internal),

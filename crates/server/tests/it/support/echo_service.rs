@@ -113,7 +113,6 @@ pub fn failure(name: &str) -> ServiceError {
     match name {
         "queue_full" => ServiceError::QueueFull { message, retry_after: Duration::from_millis(1_500) },
         "deadline" => ServiceError::DeadlineExceeded(message),
-        "cancelled" => ServiceError::Cancelled(message),
         "unavailable" => ServiceError::Unavailable(message),
         "unimplemented" => ServiceError::Unimplemented(message),
         "too_large" => ServiceError::TooLarge(message),

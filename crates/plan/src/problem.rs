@@ -46,7 +46,7 @@ impl Model {
 ///     models: vec![model("a", 300.0), model("b", 200.0), model("c", 100.0)],
 ///     sub_clusters: 2, max_rate: None, max_memory: None, memory_weight: 0.0, max_disruption: None,
 /// };
-/// let options = Options { time_limit: Duration::from_secs(1), seed: 1, method: Method::Search };
+/// let options = Options { time_limit: Duration::from_millis(1_000), seed: 1, method: Method::Search };
 /// // So small a problem needs no clock. For others the caller tells how much time has elapsed.
 /// let plan = plan(&problem, &options, &|| Duration::ZERO)?;
 /// // `a` alone has as many requests as `b` and `c` together.

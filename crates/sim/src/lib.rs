@@ -50,5 +50,5 @@ pub use recording::{MAX_REQUESTS, RecordedBatch, RecordedRequest, Recording};
 pub use report::{DELAY_BINS, ModelReport, Report, Window, mean, quantile};
 pub use sample::{Delays, Outcome, Sample, Sizes, check_seeds};
 pub use scenario::{BadScenario, MOST_DEVICES, Popularity, Scenario, Shape, UnknownPopularity};
-pub use simulation::{EVENTS_PER_SECOND, Load, Simulation};
+pub use simulation::{Load, Simulation};
 pub use system::{Downbeat, System};

@@ -13,7 +13,7 @@ use crate::pace::Pace;
 use crate::system::{Downbeat, System};
 
 /// The replayed events that the rehearsal may have in a second: about 5% of a core.
-pub const EVENTS_PER_SECOND: u64 = 250_000;
+const EVENTS_PER_SECOND: u64 = 250_000;
 
 /// A model and its requests.
 #[derive(Clone, Debug)]

@@ -63,7 +63,7 @@ pub use output::{Departure, DropReason, Dropped, Output, Reject};
 pub use rate_meter::RateMeter;
 pub use reason::{DispatchReason, DropDetail, StartBound};
 pub use rehearsal::{Decision as RehearsalDecision, Ground, PastArrival, Rehearsal, Tried};
-pub(crate) use rehearsal::{ExecutionNoise, Past, RATES, Random, Score, Tally};
+pub(crate) use rehearsal::{ExecutionNoise, RATES, Random};
 pub use request::{PriorityLevel, Request, TimeoutAction};
 pub use request_queue::Ticket;
 pub use scheduler::{Scheduler, Stats, TimeoutReason};

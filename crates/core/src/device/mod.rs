@@ -22,8 +22,8 @@
 //! | [`Staged`] | which requests are in a batch while it runs: new, stretch, split | DVABatch |
 //! | [`Overlapped`] | nothing: [`overlap`] decides for all its models which operators run side by side | Abacus |
 //!
-//! [`AutoInputs`] chooses a model's policy by measurements, and a [`DeviceRehearsal`] by the
-//! requests since then. An [`AutoGuard`] watches the chosen policy.
+//! [`AutoInputs`] chooses a model's policy by measurements. An [`AutoGuard`] watches the chosen
+//! policy. A [`DeviceReplay`] compares policies on recorded requests.
 //!
 //! [`spatial`] decides the share of the device that each model runs on (GSLICE), for every policy.
 //!
@@ -48,7 +48,7 @@ mod output;
 pub mod overlap;
 mod overlapped;
 mod policy;
-mod rehearsal;
+mod replay;
 mod request;
 mod request_pool;
 mod resident;
@@ -75,7 +75,7 @@ pub use note::Note;
 pub use output::DeviceOutput;
 pub use overlapped::{Overlapped, OverlappedOptions};
 pub use policy::DevicePolicy;
-pub use rehearsal::{Candidate, DeviceDecision, DeviceRehearsal, RehearsedModel, Replayable, TriedPolicy};
+pub use replay::{Candidate, DeviceReplay, ReplayCount, Replayable, ReplayedModel};
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
 pub use request_pool::{PoolStats, RequestPool};
 pub use scheduler::{BadLayout, BadMove, BadPolicy, DeviceModel, DeviceScheduler, Layout};

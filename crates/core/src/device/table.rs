@@ -220,6 +220,11 @@ impl ModelSpec {
         self.policy
     }
 
+    /// The policy's options by name.
+    pub fn options(&self) -> &Value {
+        &self.options
+    }
+
     /// Makes the policy, without requests.
     ///
     /// # Errors

@@ -1,13 +1,11 @@
-//! `downbeat-lab auto`: the device policy `auto` on random workloads, with and without its
-//! rehearsal, beside all fixed policies.
+//! `downbeat-lab auto`: the device policy `auto` on random workloads, beside all fixed policies.
 
 use std::fmt;
 
 use crate::device::{AutoOutcome, AutoRun, MeasuredForAuto, Played, RandomDeviceWorkload};
 use anyhow::ensure;
 use clap::Args;
-use downbeat_core::device::DeviceDecision;
-use downbeat_core::{Duration, Time, quantiles};
+use downbeat_core::{Duration, quantiles};
 use downbeat_report::{Page, Table};
 use downbeat_sim::parallel;
 use serde::Serialize;
@@ -18,9 +16,8 @@ use downbeat::run_output::RunOutput;
 ///
 /// 1 or 2 models with random times share 1 to 3 devices. Arrivals are even, Poisson or bursty.
 /// Loads are 0.2 to 1.3 of the devices' throughput with one batch after another. Each workload runs
-/// with each candidate of the rehearsal for all its models. It also runs with auto's choice when it
-/// loads the models, and with the rehearsal's changes to that choice. A workload follows from
-/// --seed and its number.
+/// with each candidate for all its models, and with auto's choice when it loads the models. A
+/// workload follows from --seed and its number.
 ///
 /// Examples:
 ///   downbeat-lab auto --seed 1 --workloads 20
@@ -44,7 +41,7 @@ pub struct AutoArgs {
     #[arg(long, default_value_t = 40.0, value_name = "SECONDS", allow_negative_numbers = true)]
     span: f64,
 
-    /// Seconds at the begin of the span that do not count: the rehearsal learns.
+    /// Seconds at the begin of the span that do not count.
     #[arg(long, default_value_t = 20.0, value_name = "SECONDS", allow_negative_numbers = true)]
     warm_up: f64,
 
@@ -60,13 +57,8 @@ struct Row {
     good: f64,
     /// The mean time to the answer of requests answered in time, milliseconds.
     latency_ms: f64,
-    /// The rehearsal's changes, each after this many seconds.
-    changes: Vec<(f64, DeviceDecision)>,
     /// Policies that the guard gave up for exclusive.
     lost: u64,
-    /// Trials whose replay of the models' policies differed from the real outcome. Such trials
-    /// changed nothing.
-    unfaithful: u64,
     /// The candidates that the models had at the end.
     last: Vec<String>,
 }
@@ -76,17 +68,16 @@ struct Row {
 struct Judged {
     number: u32,
     workload: String,
-    /// Fixed policies, then `auto` without and with the rehearsal.
+    /// Fixed policies, then `auto`.
     rows: Vec<Row>,
     /// The fixed policy with the most good requests. Of policies within half a percent it is the
     /// one with the lowest mean latency.
     best: String,
-    /// Good requests of `auto` without and with the rehearsal, as shares of the best fixed
-    /// policy's.
-    good: [f64; 2],
-    /// Mean latencies of both as shares of that policy's, if as many requests are good to half a
-    /// percent.
-    latency: [Option<f64>; 2],
+    /// Good requests of `auto`, as a share of the best fixed policy's.
+    good: f64,
+    /// The mean latency of `auto` as a share of that policy's, if as many requests are good to half
+    /// a percent.
+    latency: Option<f64>,
     lost: u64,
 }
 
@@ -117,8 +108,7 @@ pub fn run(args: &AutoArgs) -> anyhow::Result<()> {
         }
         let judged = judge(args, number, args.output.threads())?;
         if !quiet && args.only.is_none() {
-            let [without, with] = judged.good;
-            progress.say(&format!("{}: without {without:.3}, with {with:.3} of {}", judged.workload, judged.best));
+            progress.say(&format!("{}: {:.3} of {}", judged.workload, judged.good, judged.best));
         }
         workloads.push(judged);
     }
@@ -134,7 +124,7 @@ fn judge(args: &AutoArgs, number: u32, threads: usize) -> anyhow::Result<Judged>
     let longest = measured.iter().max_by_key(|measured| measured.candidates.len());
     let candidates = longest.map_or(&[][..], |measured| &measured.candidates);
     let fixed = (0..candidates.len()).map(Played::Fixed);
-    let jobs: Vec<Played> = fixed.chain([Played::Auto, Played::Rehearsed]).collect();
+    let jobs: Vec<Played> = fixed.chain([Played::Auto]).collect();
     let run = AutoRun {
         workload: &workload,
         span: Duration::from_secs_f64(args.span),
@@ -144,35 +134,28 @@ fn judge(args: &AutoArgs, number: u32, threads: usize) -> anyhow::Result<Judged>
     let outcomes = parallel::map(&jobs, threads, |played| run.run(&measured, *played), |_| ());
     let outcomes = outcomes.into_iter().collect::<Result<Vec<AutoOutcome>, _>>()?;
     let names = candidates.iter().map(|one| one.candidate.to_string());
-    let names = names.chain(["auto".to_owned(), "auto, rehearsed".to_owned()]);
+    let names = names.chain(["auto".to_owned()]);
     let row = |(policy, outcome): (String, &AutoOutcome)| Row {
         policy,
         good: outcome.good(),
         latency_ms: outcome.latency * 1e3,
-        changes: outcome
-            .changes
-            .iter()
-            .map(|(at, change)| (at.since(Time::ZERO).as_secs_f64(), change.clone()))
-            .collect(),
         lost: outcome.lost_policies,
-        unfaithful: outcome.unfaithful,
         last: outcome.last.iter().map(ToString::to_string).collect(),
     };
     let rows: Vec<Row> = names.zip(&outcomes).map(row).collect();
-    let (fixed, autos) = rows.split_at(candidates.len());
+    let Some((auto, fixed)) = rows.split_last() else { anyhow::bail!("auto did not run") };
     let most = fixed.iter().map(|row| row.good).fold(0.0, f64::max);
     let good = fixed.iter().filter(|row| row.good >= most - ALIKE);
     let best = good.min_by(|a, b| a.latency_ms.total_cmp(&b.latency_ms));
     let ratio = |row: &Row| if most > 0.0 { row.good / most } else { 1.0 };
     let latency =
         |row: &Row| best.filter(|_| row.good >= most - ALIKE).map(|best| row.latency_ms / best.latency_ms.max(1e-9));
-    let [without, with] = autos else { anyhow::bail!("there are two runs of auto") };
     Ok(Judged {
         number,
         workload: workload.to_string(),
         best: best.map_or(String::new(), |best| best.policy.clone()),
-        good: [ratio(without), ratio(with)],
-        latency: [latency(without), latency(with)],
+        good: ratio(auto),
+        latency: latency(auto),
         lost: outcomes.iter().map(|outcome| outcome.lost).sum(),
         rows,
     })
@@ -183,30 +166,27 @@ impl Judgement {
         Table::of(&self.workloads)
             .number("workload", |judged| judged.number)
             .text("best fixed", |judged| &judged.best)
-            .number("auto", |judged| format!("{:.3}", judged.good[0]))
-            .number("rehearsed", |judged| format!("{:.3}", judged.good[1]))
-            .some("auto, latency", |judged| Some(format!("{:.2}", judged.latency[0]?)))
-            .some("rehearsed, latency", |judged| Some(format!("{:.2}", judged.latency[1]?)))
+            .number("auto", |judged| format!("{:.3}", judged.good))
+            .some("latency", |judged| Some(format!("{:.2}", judged.latency?)))
             .text("at the end", |judged| judged.rows.last().map_or(String::new(), |row| row.last.join(", ")))
     }
 
-    /// Returns a sentence for each kind of `auto` about all workloads together.
+    /// Returns sentences about all workloads together.
     fn sentences(&self) -> String {
         let mut sentences = Vec::new();
-        for (at, name) in ["auto", "auto, rehearsed"].into_iter().enumerate() {
-            let good = self.workloads.iter().map(|judged| judged.good[at]);
-            let latency = self.workloads.iter().filter_map(|judged| judged.latency[at]);
-            let alike = latency.clone().count();
-            if let Some([least, tenth, median]) = quantiles(good, [0.0, 0.1, 0.5]) {
-                sentences.push(format!(
-                    "{name}: good requests of the best fixed policy's: least {least:.3}, tenth percentile {tenth:.3}, median {median:.3}."
-                ));
-            }
-            if let Some([middle, ninth, most]) = quantiles(latency, [0.5, 0.9, 1.0]) {
-                sentences.push(format!(
-                    "Where as many are good ({alike}), their mean latency is {middle:.2} times its, ninth decile {ninth:.2}, at most {most:.2}."
-                ));
-            }
+        let latency = self.workloads.iter().filter_map(|judged| judged.latency);
+        let alike = latency.clone().count();
+        if let Some([least, tenth, median]) =
+            quantiles(self.workloads.iter().map(|judged| judged.good), [0.0, 0.1, 0.5])
+        {
+            sentences.push(format!(
+                "Good requests of the best fixed policy's: least {least:.3}, tenth percentile {tenth:.3}, median {median:.3}."
+            ));
+        }
+        if let Some([middle, ninth, most]) = quantiles(latency, [0.5, 0.9, 1.0]) {
+            sentences.push(format!(
+                "Where as many are good ({alike}), their mean latency is {middle:.2} times its, ninth decile {ninth:.2}, at most {most:.2}."
+            ));
         }
         sentences.join(" ")
     }
@@ -226,9 +206,7 @@ impl fmt::Display for Judgement {
                 .text("policy", |row| &row.policy)
                 .number("in time", |row| format!("{:.4}", row.good))
                 .number("latency ms", |row| format!("{:.2}", row.latency_ms))
-                .number("changes", |row| row.changes.len())
                 .number("lost", |row| row.lost)
-                .number("not as it was", |row| row.unfaithful)
                 .text("at the end", |row| row.last.join(", "))
                 .fmt(f);
         }

@@ -3,33 +3,29 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::device::{
-    AutoInputs, Candidate, LaneId, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, RehearsedModel,
-    Replayable, SegmentProfile, SegmentRange, WrittenSettings,
+    AutoInputs, Candidate, LaneId, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, Replayable,
+    ReplayedModel, SegmentProfile, SegmentRange, WrittenSettings,
 };
 use downbeat_core::{Duration, LatencyProfile, Time};
-use rand_distr::{Distribution, Normal};
 
 use super::contended::{Completed, ContendedDevice};
 use super::failure::DeviceFailure;
 use super::model::EmulatedModel;
 use super::random::RandomModel;
 use crate::world::Serving;
-use downbeat_sim::random;
 
 /// The numbers of stages that are tried.
 const STAGES: [usize; 2] = [2, 4];
 /// The batches that run beside one another when two lanes are measured together.
 const TOGETHER: u64 = 8;
-/// The launches from which a model's noise is measured.
-const NOISE: usize = 128;
 /// The most items that may wait.
 const QUEUE_BOUND: u32 = 1 << 20;
 
 /// The measurements that are made when a model is loaded under `auto`.
 #[derive(Clone, Debug)]
 pub struct MeasuredForAuto {
-    /// The model as the rehearsal knows it.
-    pub rehearsed: RehearsedModel,
+    /// The model with its measurements.
+    pub model: ReplayedModel,
     /// The policies that the model may have.
     pub candidates: Vec<Replayable>,
     /// The number of the candidate that `auto` chooses when the model is loaded.
@@ -53,7 +49,7 @@ impl MeasuredForAuto {
         let overlap = Overlap::new(sizes.map(|rows| together(emulated, rows)).to_vec());
         let latencies: Vec<_> = (1..=*max_batch).map(|rows| (rows, profile.total(rows, 0))).collect();
         let adaptive = DispatchPolicy::Adaptive { consolidate: false };
-        let rehearsed = RehearsedModel {
+        let model = ReplayedModel {
             options: ModelOptions::new(LatencyProfile::from_points(&latencies)?, adaptive, DropPolicy::Adaptive),
             model: PolicyModel {
                 partition: PartitionId::default(),
@@ -71,8 +67,9 @@ impl MeasuredForAuto {
             // The profile includes the launch.
             launch: Duration::ZERO,
             written: WrittenSettings::new(),
+            shares: Vec::new(),
         };
-        let candidates = rehearsed.candidates();
+        let candidates = model.candidates();
         let stages = |one: &Replayable| one.candidate.settings.get("stages").and_then(serde_json::Value::as_u64);
         let cut = |one: &Replayable| {
             let index = STAGES.iter().position(|count| stages(one) == Some(*count as u64));
@@ -80,13 +77,13 @@ impl MeasuredForAuto {
         };
         let cut = candidates.iter().map(cut).collect();
         let start = start(&profile, &cuts, &overlap, *max_batch, &candidates);
-        Ok(MeasuredForAuto { rehearsed, candidates, start, cut })
+        Ok(MeasuredForAuto { model, candidates, start, cut })
     }
 
     /// Returns how a candidate is served on this many devices.
     pub(super) fn serving(&self, candidate: usize, devices: usize) -> Serving {
         match &self.candidates[candidate].spec {
-            None => Serving::Cluster(self.rehearsed.options.clone()),
+            None => Serving::Cluster(self.model.options.clone()),
             Some(spec) => Serving::Devices(spec.clone(), (0..devices).collect()),
         }
     }
@@ -116,13 +113,6 @@ fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
     }
     let together = Duration::from_nanos(sum.as_nanos() / count.max(1));
     OverlapPoint { batch: rows, alone: model.time(rows, 0), together }
-}
-
-/// Returns launch times as shares of the mean, as a server measures them before anything runs
-/// beside them.
-pub(super) fn noise(deviation: f64, seed: u64) -> Vec<f64> {
-    let normal = Normal::new(1.0, deviation).ok().filter(|_| deviation > 0.0);
-    normal.map_or(Vec::new(), |normal| normal.sample_iter(random(seed, u64::MAX >> 1)).take(NOISE).collect())
 }
 
 /// Returns the candidate that `auto` chooses when a model is loaded.

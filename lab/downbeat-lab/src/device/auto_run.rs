@@ -1,25 +1,18 @@
-//! Models on a few devices. The policies are fixed, chosen by `auto` when the models are loaded, or
-//! rehearsed.
+//! Models on a few devices. The policies are fixed, or chosen by `auto` when the models are loaded.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use downbeat_core::cluster::{NetworkBudget, PastArrival};
-use downbeat_core::device::{
-    AutoGuard, Candidate, DeviceDecision, DeviceRehearsal, DeviceUse, GuardEnd, GuardOptions, Launch, Layout,
-    SegmentRange,
-};
+use downbeat_core::cluster::NetworkBudget;
+use downbeat_core::device::{AutoGuard, Candidate, DeviceUse, GuardEnd, GuardOptions, Launch, Layout, SegmentRange};
 use downbeat_core::{DeviceKind, Duration, ModelId, RequestId, Time};
 
-use super::auto_measured::{MeasuredForAuto, noise};
+use super::auto_measured::MeasuredForAuto;
 use super::failure::DeviceFailure;
 use super::random::RandomDeviceWorkload;
 use crate::world::{self, Ask, Ending, Fault, Order, Outside, World};
 use downbeat_sim::ArrivalStream;
-use downbeat_sim::EVENTS_PER_SECOND;
 use downbeat_sim::Network;
 
-/// The least time between two steps of the rehearsal, each with its share of replayed events.
-const TICK: Duration = Duration::from_millis(20);
 /// The time to load a model anew under another policy. Until then requests go to the former policy.
 const LOADING: Duration = Duration::from_millis(1_000);
 
@@ -31,8 +24,6 @@ pub enum Played {
     Fixed(usize),
     /// The choice of `auto` when models are loaded, until its guard goes back to `exclusive`.
     Auto,
-    /// The choice of `auto` at the start, and then the decisions of the rehearsal.
-    Rehearsed,
 }
 
 /// The outcome of a run, over the requests that came once [`AutoRun::settled`] had passed.
@@ -44,16 +35,10 @@ pub struct AutoOutcome {
     pub latency: f64,
     /// Requests of the whole run that were neither answered, nor dropped or refused by a policy.
     pub lost: u64,
-    /// The rehearsal's decisions that changed a policy, each with its instant.
-    pub changes: Vec<(Time, DeviceDecision)>,
     /// The policies that lost against `exclusive`, by the guard.
     pub lost_policies: u64,
-    /// Trials that did not faithfully replay the models' current policies.
-    pub unfaithful: u64,
     /// By model: the candidate that served it at the end.
     pub last: Vec<Candidate>,
-    /// The replayed events.
-    pub events: u64,
     sum: f64,
     answered: u64,
 }
@@ -157,8 +142,6 @@ struct Watch<'a> {
     models: Vec<ServedModel<'a>>,
     /// By device.
     uses: Vec<DeviceUse>,
-    rehearsal: Option<DeviceRehearsal>,
-    ticked: Time,
     open: BTreeMap<RequestId, Open>,
     faults: VecDeque<Fault>,
     outcome: AutoOutcome,
@@ -166,21 +149,13 @@ struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     fn new(run: &'a AutoRun<'a>, measured: &'a [MeasuredForAuto], played: Played, streams: Vec<ArrivalStream>) -> Self {
-        let mut rehearsal = DeviceRehearsal::new(run.seed);
-        rehearsal.set_devices(run.workload.devices as u32, 1);
         let (mut models, mut first) = (Vec::new(), 0);
         for ((measured, mut stream), model) in measured.iter().zip(streams).zip(&run.workload.models) {
             let count = measured.candidates.len();
             let current = match played {
                 Played::Fixed(candidate) => candidate.min(count - 1),
-                Played::Auto | Played::Rehearsed => measured.start,
+                Played::Auto => measured.start,
             };
-            let id = ModelId(models.len() as u32);
-            rehearsal.set_model(id, Some(measured.rehearsed.clone()));
-            rehearsal.set_current(id, &measured.candidates[current].candidate);
-            for share in noise(run.workload.noise, run.seed) {
-                rehearsal.ran(id, share);
-            }
             models.push(ServedModel {
                 measured,
                 next: stream.next_arrival(),
@@ -196,13 +171,10 @@ impl<'a> Watch<'a> {
             first += count;
         }
         let outcome = AutoOutcome { models: vec![(0, 0); models.len()], ..AutoOutcome::default() };
-        let rehearsal = (played == Played::Rehearsed).then_some(rehearsal);
         let mut watch = Watch {
             run,
             models,
             uses: (0..run.workload.devices).map(|_| DeviceUse::default()).collect(),
-            rehearsal,
-            ticked: Time::ZERO,
             open: BTreeMap::new(),
             faults: VecDeque::new(),
             outcome,
@@ -216,13 +188,13 @@ impl<'a> Watch<'a> {
     /// Watches the policy that a model has, if it is not `exclusive`.
     fn guard(&mut self, model: usize) {
         let served = &mut self.models[model];
-        let rehearsed = &served.measured.rehearsed;
+        let measured = &served.measured.model;
         let options = || GuardOptions {
-            profile: rehearsed.model.profile.clone(),
-            max_batch: rehearsed.model.max_batch,
-            launch: rehearsed.launch,
+            profile: measured.model.profile.clone(),
+            max_batch: measured.model.max_batch,
+            launch: measured.launch,
             at_once: self.run.workload.devices as u32,
-            drop: rehearsed.model.drop,
+            drop: measured.model.drop,
         };
         served.guard = (served.current > 0).then(|| AutoGuard::new(options()));
     }
@@ -240,49 +212,17 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Tells the guard and the rehearsal how a request ended. The rehearsal only hears of requests
-    /// of the current policy.
-    fn tell_end(&mut self, now: Time, request: RequestId, open: &Open, took: Option<Duration>) {
-        let Open { model, candidate, deadline, .. } = *open;
-        let good = took.is_some() && now <= deadline;
+    /// Tells the guard of a model how a request ended.
+    fn tell_end(&mut self, now: Time, request: RequestId, model: usize, end: GuardEnd) {
         let Watch { models, uses, .. } = self;
         let served = &mut models[model];
-        let end = if took.is_some() { GuardEnd::Answered } else { GuardEnd::Dropped };
         let number = served.number();
         let lost = |guard: &mut AutoGuard| guard.handle_end(now, request, end, || others(uses, now, number));
         if served.guard.as_mut().is_some_and(lost) {
             served.guard = None;
             served.coming = Some((now + LOADING, 0));
             self.outcome.lost_policies += 1;
-            if let Some(rehearsal) = &mut self.rehearsal {
-                rehearsal.set_lost(now, ModelId(model as u32));
-            }
         }
-        if let Some(rehearsal) = &mut self.rehearsal
-            && self.models[model].current == candidate
-        {
-            rehearsal.ended(took, good);
-        }
-    }
-
-    /// Lends the rehearsal the time that has passed, and carries out its decision.
-    fn rehearse(&mut self, now: Time) {
-        let passed = now.since(self.ticked);
-        let Some(rehearsal) = self.rehearsal.as_mut().filter(|_| passed >= TICK) else { return };
-        self.ticked = now;
-        if self.models.iter().any(|model| model.coming.is_some()) {
-            return;
-        }
-        self.outcome.events += rehearsal.step((EVENTS_PER_SECOND as f64 * passed.as_secs_f64().min(1.0)) as u64);
-        let Some(decision) = rehearsal.poll_decision() else { return };
-        if !decision.changed {
-            self.outcome.unfaithful += u64::from(!decision.faithful);
-            return;
-        }
-        let served = &mut self.models[decision.model.0 as usize];
-        let found = served.measured.candidates.iter().position(|one| one.candidate == decision.best);
-        served.coming = found.map(|candidate| (now + LOADING, candidate));
-        self.outcome.changes.push((now, decision));
     }
 
     /// Brings candidates into service whose loading has ended.
@@ -299,9 +239,6 @@ impl<'a> Watch<'a> {
             match served.open[former] {
                 0 => self.faults.push_back(Fault::Remove(served.first + former)),
                 _ => drop(served.leaving.insert(former)),
-            }
-            if let Some(rehearsal) = &mut self.rehearsal {
-                rehearsal.set_current(ModelId(model as u32), &served.measured.candidates[candidate].candidate);
             }
             switched.push(model);
         }
@@ -336,19 +273,13 @@ impl Outside for Watch<'_> {
             guard.handle_request(now, request, 1, deadline, || others(&mut self.uses, now, number));
         }
         self.open.insert(request, Open { model, candidate: served.current, arrival: now, deadline });
-        let ask = Ask { model: served.first + served.current, size: 1, length: 0, level: 0, deadline };
-        if let Some(rehearsal) = &mut self.rehearsal {
-            let (model, budget) = (ModelId(model as u32), served.slo);
-            rehearsal.arrival(PastArrival { at: now, budget, model, size: 1, level: 0 });
-        }
-        self.rehearse(now);
-        ask
+        Ask { model: served.first + served.current, size: 1, length: 0, level: 0, deadline }
     }
 
     fn arrived(&mut self, now: Time, request: RequestId, accepted: bool) -> Option<Time> {
         if !accepted && let Some(open) = self.open.remove(&request) {
             self.over(open.model, open.candidate);
-            self.tell_end(now, request, &open, None);
+            self.tell_end(now, request, open.model, GuardEnd::Dropped);
         }
         None
     }
@@ -357,7 +288,8 @@ impl Outside for Watch<'_> {
         let Some(open) = self.open.remove(&request) else { return };
         let Open { model, arrival, deadline, .. } = open;
         self.over(model, open.candidate);
-        self.tell_end(now, request, &open, (ending == Ending::Replied).then(|| now.since(arrival)));
+        let end = if ending == Ending::Replied { GuardEnd::Answered } else { GuardEnd::Dropped };
+        self.tell_end(now, request, model, end);
         match ending {
             Ending::Replied if self.counts(arrival) && now <= deadline => {
                 self.outcome.models[model].1 += 1;

@@ -1,8 +1,7 @@
-//! `auto` with its rehearsal in the world: it finds a suitable policy, and a change loses no
-//! request.
+//! `auto` with its guard in the world: a policy that loses goes back, and a change loses no request.
 
+use downbeat_core::Duration;
 use downbeat_core::device::PolicyName;
-use downbeat_core::{Duration, Time};
 use downbeat_lab::device::{
     AutoOutcome, AutoRun, DeviceLimits, EmulatedModel, MeasuredForAuto, MeasuredModel, Played, RandomDeviceWorkload,
     RandomModel, SegmentLaw,
@@ -75,56 +74,4 @@ fn a_policy_that_is_bad_on_a_shared_device_goes_back_and_the_other_stays() {
     let last: Vec<_> = outcome.last.iter().map(|candidate| candidate.policy).collect();
     assert_eq!((outcome.lost_policies, outcome.lost), (1, 0), "{outcome:?}");
     assert_eq!(last, [PolicyName::EXCLUSIVE, PolicyName::WINDOWED]);
-}
-
-fn play(rate: f64, seconds: u64, played: impl Fn(&MeasuredForAuto) -> (usize, Played)) -> AutoOutcome {
-    let workload = workload(rate);
-    let mut measured = vec![MeasuredForAuto::new(&workload.models[0]).unwrap()];
-    let (start, played) = played(&measured[0]);
-    measured[0].start = start;
-    let run =
-        AutoRun { workload: &workload, span: Duration::from_millis(1_000 * seconds), settled: Duration::ZERO, seed: 3 };
-    run.run(&measured, played).unwrap()
-}
-
-/// One batch after another (8 in 20 ms: 400 requests a second) is not enough, two side by side are.
-/// `auto` goes from `exclusive` to a policy with two lanes, and then every request is good.
-#[test]
-fn a_change_in_service_finds_what_suits_and_loses_nothing() {
-    let from_exclusive = play(480.0, 16, |_| (0, Played::Rehearsed));
-    let (at, change) = from_exclusive.changes.first().expect("it does better");
-    assert!(*at < Time::ZERO + Duration::from_millis(10_000), "{at}");
-    assert!(change.faithful && change.best.policy.makes_batches() && change.best.policy != PolicyName::WINDOWED);
-    // The world's checkers panic if a request has no end or two ends.
-    assert_eq!(from_exclusive.lost, 0);
-    let stays = play(480.0, 16, |_| (0, Played::Auto));
-    assert!(stays.good() < 0.85 && from_exclusive.good() > stays.good() + 0.08, "{stays:?} {from_exclusive:?}");
-}
-
-/// The load is half of the rate of one batch after another. No request is bad under either policy,
-/// so a change between the policies must lose none.
-#[test]
-fn between_policies_no_request_is_given_up() {
-    let slow = |measured: &MeasuredForAuto| {
-        let is_slow = |one: &downbeat_core::device::Replayable| one.candidate.policy == PolicyName::WINDOWED;
-        (measured.candidates.iter().rposition(is_slow).unwrap(), Played::Rehearsed)
-    };
-    let outcome = play(200.0, 16, slow);
-    // The guard or the rehearsal acts, whichever comes first.
-    assert!(outcome.lost_policies + outcome.changes.len() as u64 > 0 && outcome.lost == 0, "{outcome:?}");
-    assert!(outcome.last[0].policy != PolicyName::WINDOWED, "{outcome:?}");
-    assert_eq!(outcome.good(), 1.0, "{outcome:?}");
-}
-
-/// The rehearsal's choice is among the best candidates, as the world with its devices ranks them.
-#[test]
-fn it_ranks_policies_as_the_world_does() {
-    const RATE: f64 = 480.0;
-    let found = play(RATE, 8, |_| (0, Played::Rehearsed));
-    let count = MeasuredForAuto::new(&workload(RATE).models[0]).unwrap().candidates.len();
-    let fixed: Vec<AutoOutcome> = (0..count).map(|number| play(RATE, 4, |_| (number, Played::Fixed(number)))).collect();
-    let good = || fixed.iter().map(AutoOutcome::good);
-    let (best, worst) = (good().fold(0.0, f64::max), good().fold(1.0, f64::min));
-    let last = fixed.iter().find(|outcome| outcome.last == found.last).unwrap();
-    assert!(last.good() > best - 0.01 && best > worst + 0.1, "{:?}: {}, best {best}", found.last, last.good());
 }

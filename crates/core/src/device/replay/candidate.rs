@@ -1,5 +1,5 @@
-//! The candidates of a rehearsal: policies with settings for a model. A policy is a candidate only
-//! if the model's measurements suffice to replay it.
+//! The candidates of a replay: policies with settings for a model. A policy is a candidate only if
+//! the model's measurements suffice to replay it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -42,9 +42,9 @@ impl std::fmt::Display for Candidate {
     }
 }
 
-/// A model whose policies are rehearsed, with its measurements.
+/// A model whose requests are replayed, with its measurements.
 #[derive(Clone, Debug)]
-pub struct RehearsedModel {
+pub struct ReplayedModel {
     /// The scheduler's options for the model's batches under `exclusive`.
     pub options: ModelOptions,
     /// The model as policies are made for it: in one segment, and without a ring. Each policy tells
@@ -60,6 +60,9 @@ pub struct RehearsedModel {
     pub launch: Duration,
     /// The user's settings of the model. They hold for each policy that knows them.
     pub written: WrittenSettings,
+    /// The measured latencies of launches that had their device alone, as shares of the profile's.
+    /// Empty: launches take what the profile says.
+    pub shares: Vec<f64>,
 }
 
 /// A candidate with the policy that is made of it.
@@ -71,7 +74,7 @@ pub struct Replayable {
     pub spec: Option<ModelSpec>,
 }
 
-impl RehearsedModel {
+impl ReplayedModel {
     /// The candidates to replay, `exclusive` first. Measurements must allow a prediction of each.
     /// `exclusive` and `windowed` run one batch at a time, so that latencies suffice. `elastic`
     /// needs a measurement of two lanes that do not slow each other down. `staged` needs the

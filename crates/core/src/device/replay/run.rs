@@ -1,11 +1,11 @@
 //! The replay of past arrivals: the cluster's scheduler and device policies on emulated devices.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use super::candidate::{RehearsedModel, Replayable};
+use super::candidate::ReplayedModel;
 use super::emulated::EmulatedDevice;
-use super::hold_off::HoldOff;
-use crate::cluster::{Behaviour, ExecutionNoise, Output, PastArrival, Random, Request, Scheduler, Tally};
+use crate::cluster::{ExecutionNoise, Output, PastArrival, Random, Request, Scheduler};
 use crate::device::auto::Overlap;
 use crate::device::exclusive::ExclusiveOptions;
 use crate::device::launch::{GrantedBatch, Launch, Span};
@@ -13,50 +13,69 @@ use crate::device::output::DeviceOutput;
 use crate::device::request::DeviceRequest;
 use crate::device::scheduler::{DeviceScheduler, Layout};
 use crate::device::segment_profile::SegmentProfile;
-use crate::device::table::PolicyOptions;
+use crate::device::table::{ModelSpec, PolicyOptions};
 use crate::ids::{DeviceId, DeviceKind, LaneId, ModelId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
-/// A model with its candidates.
+/// Models on devices whose recorded requests are replayed.
+///
+/// A replay uses fresh copies of the state machines that serve models: a [`Scheduler`] for models
+/// under `exclusive`, and a [`DeviceScheduler`] for each device. The devices are emulated by
+/// measurements: profiles by batch size, latencies of segments, overlap of two lanes, hand-over
+/// time, and noise. The same inputs give the same counts.
+///
+/// Two facts are not measured, and the replay assumes them. More than two lanes do as much work as
+/// two do. Models share a device as lanes of one model do.
 #[derive(Clone, Debug)]
-pub(super) struct StagedModel {
-    pub model: RehearsedModel,
-    pub candidates: Vec<Replayable>,
-    /// The latencies of the model's launches, as shares of its profile's.
-    pub noise: ExecutionNoise,
-    /// The index of the model's current candidate.
-    pub current: usize,
-    /// The model's behaviour under `exclusive`.
-    pub behaviour: Option<Behaviour>,
-    /// The candidates that have lost in reality.
-    pub hold_off: HoldOff,
-}
-
-/// The devices and models of a replay.
-#[derive(Clone, Debug)]
-pub(super) struct Stage {
-    /// The models by number; `None`: there is none of that number.
-    pub models: Vec<Option<StagedModel>>,
+pub struct DeviceReplay {
+    /// The models, by their numbers in the arrivals.
+    pub models: Vec<ReplayedModel>,
+    /// The number of devices. Each model is on all of them.
     pub devices: u32,
     /// The batches that the cluster's scheduler runs at once on each device.
     pub at_once: u32,
-    /// How long before its last moment the scheduler starts a batch that waits.
+    /// How long before its last moment the scheduler starts a batch that waits for others.
     pub wake_margin: Duration,
+    /// Chooses the noise of launches.
     pub seed: u64,
 }
 
-/// A part of the past: the arrivals in `lead..end`, of which those from `counted` on count.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
-    pub lead: usize,
-    pub counted: usize,
-    pub end: usize,
+/// The outcome of a model's requests in a replay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReplayCount {
+    /// The requests.
+    pub requests: u64,
+    /// Requests that were answered by their deadline.
+    pub in_time: u64,
+    /// Requests that were answered after their deadline.
+    pub late: u64,
+    /// Requests that were refused or given up.
+    pub dropped: u64,
+    /// The sum over all answers of the time from the arrival.
+    pub delay: Duration,
 }
 
-/// A replay of the past with one candidate for each model.
-#[derive(Debug)]
-pub(super) struct Replay {
-    /// The models by number; `None`: there is none, and its requests are ignored.
+impl DeviceReplay {
+    /// Replays the arrivals, with a policy for each model (`None`: `exclusive`). Only the arrivals
+    /// in `counted` count. Returns the outcome by model.
+    pub fn run(
+        &self,
+        policies: &[Option<&ModelSpec>],
+        arrivals: &[PastArrival],
+        counted: Range<usize>,
+    ) -> Vec<ReplayCount> {
+        let mut run = Run::new(self, policies, arrivals, counted);
+        while run.step() {}
+        run.counts
+    }
+}
+
+/// A replay on its way.
+struct Run<'a> {
+    arrivals: &'a [PastArrival],
+    counted: Range<usize>,
+    counts: Vec<ReplayCount>,
+    /// The models by number; `None`: its policy cannot have it, and its requests are refused.
     models: Vec<Option<Played>>,
     scheduler: Scheduler,
     /// Our number of a model, by the scheduler's number.
@@ -66,15 +85,9 @@ pub(super) struct Replay {
     slots: Vec<(usize, LaneId)>,
     random: Random,
     next: usize,
-    end: usize,
-    /// The rate of the arrivals, in percent of the real rate.
-    percent: u64,
-    origin: Time,
     now: Time,
-    tally: Tally,
 }
 
-#[derive(Debug)]
 struct Played {
     /// The model's number in the cluster's scheduler; `None`: its batches are made on the devices.
     clustered: Option<ModelId>,
@@ -85,7 +98,6 @@ struct Played {
     noise: ExecutionNoise,
 }
 
-#[derive(Debug)]
 struct Device {
     scheduler: DeviceScheduler,
     emulated: EmulatedDevice,
@@ -93,35 +105,36 @@ struct Device {
     granted: BTreeMap<LaneId, DeviceId>,
 }
 
-impl Replay {
-    /// Prepares the replay of the arrivals of `part`, at `percent` of their real rate. `chosen` has
-    /// the index of each model's candidate.
-    pub fn new(stage: &Stage, chosen: &[usize], past: &[PastArrival], part: Part, percent: u64) -> Self {
-        let Part { lead, counted, end } = part;
-        let mut replay = Replay {
+impl<'a> Run<'a> {
+    fn new(
+        replay: &DeviceReplay,
+        policies: &[Option<&ModelSpec>],
+        arrivals: &'a [PastArrival],
+        counted: Range<usize>,
+    ) -> Self {
+        let mut run = Run {
+            arrivals,
+            counted,
+            counts: vec![ReplayCount::default(); replay.models.len()],
             models: Vec::new(),
             scheduler: Scheduler::new(),
             clustered: Vec::new(),
             devices: Vec::new(),
             slots: Vec::new(),
-            random: Random(stage.seed),
-            next: lead,
-            end,
-            percent,
-            origin: past.get(lead).map_or(Time::ZERO, |first| first.at),
+            random: Random(replay.seed),
+            next: 0,
             now: Time::ZERO,
-            tally: Tally::new(stage.models.len(), counted..end),
         };
-        replay.scheduler.set_wake_margin(Time::ZERO, stage.wake_margin);
-        for _ in 0..stage.devices.max(1) {
-            replay.add_device(stage.at_once.max(1));
+        run.scheduler.set_wake_margin(Time::ZERO, replay.wake_margin);
+        for _ in 0..replay.devices.max(1) {
+            run.add_device(replay.at_once.max(1));
         }
-        for (number, model) in (0..).map(ModelId).zip(&stage.models) {
-            let candidate = chosen.get(number.0 as usize).copied().unwrap_or(0);
-            let played = model.as_ref().and_then(|model| replay.add_model(number, model, candidate));
-            replay.models.push(played);
+        for (number, model) in (0..).map(ModelId).zip(&replay.models) {
+            let policy = policies.get(number.0 as usize).copied().flatten();
+            let played = run.add_model(number, model, policy);
+            run.models.push(played);
         }
-        replay
+        run
     }
 
     fn add_device(&mut self, at_once: u32) {
@@ -136,91 +149,74 @@ impl Replay {
         self.devices.push(Device { scheduler, emulated: EmulatedDevice::default(), granted });
     }
 
-    fn add_model(&mut self, number: ModelId, staged: &StagedModel, candidate: usize) -> Option<Played> {
-        let StagedModel { model, candidates, noise, behaviour, .. } = staged;
-        let spec = candidates.get(candidate)?.spec.as_ref();
+    fn add_model(&mut self, number: ModelId, model: &ReplayedModel, policy: Option<&ModelSpec>) -> Option<Played> {
         let mut profile = model.model.profile.clone();
         for device in &mut self.devices {
-            let built = match spec {
+            let built = match policy {
                 None => ExclusiveOptions { profile: profile.clone() }.build(),
                 Some(spec) => spec.build().ok()?,
             };
             profile = built.profile.clone();
             device.scheduler.handle_model(Time::ZERO, number, Some(built)).ok()?;
         }
-        let clustered = spec.is_none().then(|| {
+        let clustered = policy.is_none().then(|| {
             self.clustered.push(number);
-            let added = self.scheduler.add_model(Time::ZERO, model.options.clone());
-            self.scheduler.set_behaviour(Time::ZERO, added, *behaviour);
-            added
+            self.scheduler.add_model(Time::ZERO, model.options.clone())
         });
+        let mut noise = ExecutionNoise::default();
+        model.shares.iter().for_each(|share| noise.add(*share));
         let overlap = model.overlap.clone().unwrap_or_default();
-        Some(Played { clustered, profile, overlap, launch: model.launch, noise: noise.clone() })
+        Some(Played { clustered, profile, overlap, launch: model.launch, noise })
     }
 
-    /// Replays at most `events` events. Returns their number, and whether the replay is complete.
-    pub fn step(&mut self, past: &[PastArrival], events: u64) -> (u64, bool) {
-        let mut used = 0;
-        while used < events {
-            let arrival = if self.next < self.end { self.time_of(past, self.next) } else { Time::MAX };
-            let ends = self.devices.iter().filter_map(|device| device.emulated.next_end());
-            let end = ends.min().unwrap_or(Time::MAX);
-            let timers = self.devices.iter().filter_map(|device| device.scheduler.poll_timeout());
-            let timers = timers.map(|(at, _)| at).chain(self.scheduler.poll_timeout().map(|(at, _)| at));
-            let timer = timers.min().unwrap_or(Time::MAX);
-            let next = end.min(arrival).min(timer);
-            if next == Time::MAX {
-                return (used, true);
-            }
-            self.now = self.now.max(next);
-            if end == next {
-                self.complete();
-            } else if arrival == next {
-                self.arrive(past);
-            } else {
-                self.scheduler.handle_timeout(self.now);
-                for device in &mut self.devices {
-                    device.scheduler.handle_timeout(self.now);
-                }
-            }
-            self.decide(past);
-            used += 1;
+    /// Replays the next event; false: there is none.
+    fn step(&mut self) -> bool {
+        let arrival = self.arrivals.get(self.next).map_or(Time::MAX, |next| next.at);
+        let ends = self.devices.iter().filter_map(|device| device.emulated.next_end());
+        let end = ends.min().unwrap_or(Time::MAX);
+        let timers = self.devices.iter().filter_map(|device| device.scheduler.poll_timeout());
+        let timers = timers.map(|(at, _)| at).chain(self.scheduler.poll_timeout().map(|(at, _)| at));
+        let next = end.min(arrival).min(timers.min().unwrap_or(Time::MAX));
+        if next == Time::MAX {
+            return false;
         }
-        (used, false)
+        self.now = self.now.max(next);
+        if end == next {
+            self.complete();
+        } else if arrival == next {
+            self.arrive();
+        } else {
+            self.scheduler.handle_timeout(self.now);
+            for device in &mut self.devices {
+                device.scheduler.handle_timeout(self.now);
+            }
+        }
+        self.decide();
+        true
     }
 
-    /// The outcome of the replay.
-    pub fn into_tally(mut self) -> Tally {
-        self.tally.span = self.now.since(Time::ZERO);
-        self.tally
-    }
-
-    /// The time of an arrival in the replay.
-    fn time_of(&self, past: &[PastArrival], index: usize) -> Time {
-        Time::from_nanos(past[index].at.since(self.origin).as_nanos().saturating_mul(100) / self.percent)
-    }
-
-    fn arrive(&mut self, past: &[PastArrival]) {
+    fn arrive(&mut self) {
         let index = self.next;
         self.next += 1;
-        let PastArrival { budget, model, size, level, .. } = past[index];
-        let Some(played) = self.models.get(model.0 as usize).and_then(Option::as_ref) else { return };
+        let PastArrival { budget, model, size, level, .. } = self.arrivals[index];
+        self.count(index, |count| count.requests += 1);
         let (id, now) = (RequestId(index as u64), self.now);
         let deadline = if budget == Duration::MAX { Time::MAX } else { now + budget };
-        let accepted = match played.clustered {
-            Some(model) => {
+        let played = self.models.get(model.0 as usize).and_then(Option::as_ref);
+        let is_accepted = match played.map(|played| played.clustered) {
+            None => false,
+            Some(Some(model)) => {
                 let request = Request { id, model, deadline, queue_expiry: Time::MAX, level, size };
                 self.scheduler.handle_request(now, request).is_ok()
             }
-            None => {
+            Some(None) => {
                 let request = DeviceRequest { id, model, deadline, size, length: 0 };
                 let soonest = self.devices.iter_mut().min_by_key(|device| device.scheduler.free_at(now, model));
                 soonest.is_some_and(|device| device.scheduler.handle_request(now, &request).is_ok())
             }
         };
-        self.tally.offered(index, model);
-        if !accepted {
-            self.tally.bad(index, model);
+        if !is_accepted {
+            self.drop(id);
         }
     }
 
@@ -234,7 +230,6 @@ impl Replay {
 
     fn over(&mut self, number: usize, launch: &Launch, span: Span) {
         let device = &mut self.devices[number];
-        self.tally.busy += span.end.since(span.start);
         device.scheduler.handle_completion(self.now, launch.id, span, &[]);
         if let Some(batch) = launch.granted
             && let Some(slot) = device.granted.get(&launch.lane)
@@ -243,18 +238,18 @@ impl Replay {
         }
     }
 
-    fn decide(&mut self, past: &[PastArrival]) {
+    fn decide(&mut self) {
         loop {
             let mut more = false;
             self.tell_loads();
             while let Some(output) = self.scheduler.poll_output() {
                 more = true;
-                self.dispatch(past, output);
+                self.dispatch(output);
             }
             for number in 0..self.devices.len() {
                 while let Some(output) = self.devices[number].scheduler.poll_output() {
                     more = true;
-                    self.carry_out(past, number, output);
+                    self.carry_out(number, output);
                 }
             }
             if !more {
@@ -274,9 +269,9 @@ impl Replay {
         }
     }
 
-    fn dispatch(&mut self, past: &[PastArrival], output: Output) {
+    fn dispatch(&mut self, output: Output) {
         match output {
-            Output::Drop { request, .. } => self.bad(past, request),
+            Output::Drop { request, .. } => self.drop(request),
             Output::Dispatch { batch, device: slot, model, members, size, .. } => {
                 let (Some(model), Some((device, lane))) =
                     (self.clustered.get(model.0 as usize), self.slots.get(slot.0 as usize))
@@ -287,27 +282,22 @@ impl Replay {
                     GrantedBatch { id: batch, model: *model, lane: *lane, members: members.clone(), rows: size };
                 if self.devices[*device].scheduler.handle_batch(self.now, granted).is_err() {
                     self.scheduler.handle_completion(self.now, slot, batch);
-                    members.iter().for_each(|request| self.bad(past, *request));
+                    members.iter().for_each(|request| self.drop(*request));
                 }
                 self.scheduler.recycle(members);
             }
         }
     }
 
-    fn carry_out(&mut self, past: &[PastArrival], number: usize, output: DeviceOutput) {
+    fn carry_out(&mut self, number: usize, output: DeviceOutput) {
         match output {
             DeviceOutput::Admit { model, request, .. } => {
                 self.devices[number].scheduler.handle_input(self.now, model, request);
             }
             DeviceOutput::Launch(launch) => self.launch(number, launch),
             DeviceOutput::Group(launches) => launches.into_iter().for_each(|launch| self.launch(number, launch)),
-            DeviceOutput::Reply { request, .. } => {
-                let index = request.0 as usize;
-                let took = self.now.since(self.time_of(past, index));
-                let PastArrival { model, budget, .. } = past[index];
-                self.tally.done(index, model, took, budget);
-            }
-            DeviceOutput::Drop { request, .. } => self.bad(past, request),
+            DeviceOutput::Reply { request, .. } => self.reply(request),
+            DeviceOutput::Drop { request, .. } => self.drop(request),
             DeviceOutput::Prepare { model, .. } => {
                 self.devices[number].scheduler.handle_prepared(self.now, model, Ok(()));
             }
@@ -327,8 +317,27 @@ impl Replay {
         self.devices[number].emulated.launch(self.now, launch, alone, demand);
     }
 
-    fn bad(&mut self, past: &[PastArrival], request: RequestId) {
+    fn reply(&mut self, request: RequestId) {
         let index = request.0 as usize;
-        self.tally.bad(index, past[index].model);
+        let PastArrival { at, budget, .. } = self.arrivals[index];
+        let took = self.now.since(at);
+        self.count(index, |count| {
+            *(if took <= budget { &mut count.in_time } else { &mut count.late }) += 1;
+            count.delay += took;
+        });
+    }
+
+    fn drop(&mut self, request: RequestId) {
+        self.count(request.0 as usize, |count| count.dropped += 1);
+    }
+
+    /// Changes the count of an arrival's model, if the arrival counts.
+    fn count(&mut self, index: usize, change: impl FnOnce(&mut ReplayCount)) {
+        let model = self.arrivals[index].model.0 as usize;
+        if self.counted.contains(&index)
+            && let Some(count) = self.counts.get_mut(model)
+        {
+            change(count);
+        }
     }
 }

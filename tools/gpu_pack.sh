@@ -20,16 +20,16 @@ mkdir -p "$pack/1" "$pack/2" "$pack/stage" "$pack/wheel"
 stage=$pack/stage
 
 if [ -z "${BUILT:-}" ]; then
-  cargo build --release -p downbeat
+  cargo build --release -p downbeat -p downbeat-lab
   cargo build --release -p downbeat-engine-ort --example gpu_measure
   tests=$(cargo test --release --no-run -p downbeat-engine-ort --test it --message-format=json 2>/dev/null |
     python3 -c 'import json, sys; print([m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")][-1])')
 else
   tests=$(find "$target/release/deps" -name 'it-*' -type f -executable -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
 fi
-cp "$target/release/downbeat" "$target/release/examples/gpu_measure" "$stage"
+cp "$target/release/downbeat" "$target/release/downbeat-lab" "$target/release/examples/gpu_measure" "$stage"
 cp "$tests" "$stage/engine_tests"
-strip "$stage/downbeat" "$stage/gpu_measure" "$stage/engine_tests"
+strip "$stage/downbeat" "$stage/downbeat-lab" "$stage/gpu_measure" "$stage/engine_tests"
 
 # What a plain system lacks would be found out too late there.
 for binary in "$stage"/*; do

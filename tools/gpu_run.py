@@ -350,8 +350,8 @@ class Run:
         for model, length, batches in ((one, "32", "1,4,16"), (other, "128", "1,4,8")):
             self.run(step, [*profile, model, "--length", length, "--batch", self.batches(batches), "--shares", "4", "--segments", self.segments(4),
                             "--budget", limit * 0.5, *report(model)], told, limit)
-        self.run(step, [*profile, one, "--beside", other, "--length", "128", "--batch", self.batches("1,8"), "--budget", limit * 0.5,
-                        *report("pair")], told, limit)
+        pairs = [self.work / "downbeat-lab", "pairs", "--engine", "cuda", "--repository", self.zoo, one, other]
+        self.run(step, [*pairs, "--length", "128", "--batch", self.batches("1,8"), "--budget", limit * 0.5, *report("pair")], told, limit)
 
     def abacus(self):
         samples, names = self.out / "abacus.jsonl", self.names(*MODELS[:4])

@@ -17,7 +17,9 @@ def test_the_solver_that_is_missing_is_named(binary):
 
 def test_a_plan_that_is_not_proved_says_what_would_prove_it(binary, tmp_path):
     workload = tmp_path / "workload.toml"
-    workload.write_text(plan(binary, "--generate", "40", "--sub-clusters", "3", "--seed", "4").stdout)
+    model = "[[models]]\nname = 'm{0}'\nrate = {1}\nmemory_mib = {2}\nslo_ms = 25\nprofile = {{ alpha_ms = 1, beta_ms = 5 }}\n"
+    models = [model.format(i, 1 + i * 37 % 101, 10 + i * 53 % 97) for i in range(40)]
+    workload.write_text("sub_clusters = 3\n" + "".join(models))
     found = plan(binary, workload, "--time-limit", "1")
     assert found.returncode == 0 and ADVICE in found.stderr, found
     small = plan(binary, EXAMPLES / "workload.toml")

@@ -17,27 +17,23 @@ mod log_command;
 mod manual;
 mod mix_report;
 mod options_file;
-pub mod pair_report;
 mod picture;
 mod plan_command;
 mod plan_report;
 mod profile_command;
 mod profile_groups;
-mod profile_pairs;
 mod profile_report;
 mod profile_shares;
-mod profiled_model;
+pub mod profiled_model;
 mod resolve;
 pub mod run_output;
 mod serve_flags;
 pub mod share_report;
 pub mod simulate;
-mod slice_command;
-mod slice_report;
 mod timeline_command;
 mod triton_flags;
-mod units;
-mod watched;
+pub mod units;
+pub mod watched;
 mod what_if_command;
 
 use std::process::ExitCode;
@@ -48,10 +44,12 @@ use clap::{CommandFactory, Parser, Subcommand};
 use downbeat_report::note;
 use downbeat_server::options::{LogFormat, ServerOptions};
 
+pub use engine_command::{engine_choice, engine_for};
 pub use log_command::write_log;
 pub use options_file::read_text;
+pub use profile_shares::device_units;
 use resolve::Process;
-pub use resolve::options_of_text;
+pub use resolve::{open_repository, options_of_text};
 
 /// Serve deep-learning models under latency SLOs.
 #[derive(Parser, Debug)]
@@ -81,7 +79,6 @@ enum Command {
     Backend(Box<serve_flags::ServeFlags>),
     Infer(infer::InferArgs),
     Profile(Box<profile_command::ProfileArgs>),
-    Slice(slice_command::SliceArgs),
     Plan(plan_command::PlanArgs),
     Bench(Box<downbeat_bench::Args>),
     #[command(subcommand)]
@@ -123,8 +120,18 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Adds a tip if an argument is missing because `--json` has taken it for its file.
+/// Words of earlier command lines, and the commands of the lab that replace them.
+const MOVED: [(&str, &str); 2] = [("slice", "downbeat-lab slice"), ("--beside", "downbeat-lab pairs")];
+
+/// Adds a tip if the lab has the command, or if an argument is missing because `--json` has taken
+/// it for its file.
 fn with_tip(mut error: clap::Error, arguments: Vec<String>) -> clap::Error {
+    let unknown = error.get(ContextKind::InvalidSubcommand).or(error.get(ContextKind::InvalidArg));
+    let is_it = |(old, _): &&(&str, &str)| matches!(unknown, Some(ContextValue::String(word)) if word == old);
+    if let Some((_, new)) = MOVED.iter().find(is_it) {
+        let tip = format!("it is '{new}' now");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
     let taken = arguments.windows(2).find(|pair| pair[0] == "--json" && !pair[1].starts_with('-'));
     if let (ErrorKind::MissingRequiredArgument, Some([_, file])) = (error.kind(), taken) {
         let tip =
@@ -168,7 +175,6 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Backend(flags) => serve(&flags, Process::Backend, downbeat_server::serve_backend),
         Command::Infer(args) => Ok(infer::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Profile(args) => Ok(profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
-        Command::Slice(args) => Ok(slice_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Plan(args) => Ok(plan_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Bench(args) => Ok(downbeat_bench::run(*args)?),
         Command::Simulate(command) => Ok(simulate::run(&command).map(|()| ExitCode::SUCCESS)?),

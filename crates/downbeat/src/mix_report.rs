@@ -3,14 +3,13 @@
 use std::fmt::{self, Write};
 
 use downbeat_core::device::LaneMix;
-use downbeat_report::{Axis, Line, Page, Scale, Table, bars, lines};
+use downbeat_report::{Page, Table, bars};
 use downbeat_server::mix_profiler::MeasuredMix;
 use serde::Serialize;
 
 use crate::units::in_millis;
 
-/// Mixes of each load that are shown: the fastest, and as a warning the slowest (E²bird figure 12
-/// shows six and two).
+/// Mixes of each load that are shown: the fastest, and as a warning the slowest.
 const FASTEST_SHOWN: usize = 6;
 const SLOWEST_SHOWN: usize = 2;
 
@@ -60,40 +59,22 @@ impl MixReport {
         out
     }
 
-    /// A picture like E²bird's figure 12 for each load.
+    /// A picture of the times for each load.
     fn plots(&self) -> Vec<String> {
-        let mut plots = Vec::new();
-        for (total, mixes) in &self.loads {
-            let drawn: Vec<(String, &MeasuredMix)> =
-                shown(mixes).take(FASTEST_SHOWN).map(|m| (format!("{:.2} ms", in_millis(m.mean_ns)), m)).collect();
-            let shapes: Vec<Line<'_>> = drawn
-                .iter()
-                .map(|(name, m)| Line {
-                    name,
-                    points: (0..=total.ilog2()).map(|e| (f64::from(e), f64::from(m.mix.count(1 << e)))).collect(),
-                    stepped: false,
-                })
-                .collect();
-            plots.push(lines(
-                &format!("{total} items: lanes of each size"),
-                "How many lanes of each batch size the fastest mixes have (E²bird figure 12), and the mean time of their items.",
-                &Axis { label: "log2 of a lane's batch size", scale: Scale::Linear },
-                &Axis { label: "lanes", scale: Scale::Linear },
-                &shapes,
-            ));
-            let names = ["mean of the items".to_owned(), "longest lane".to_owned()];
+        let names = ["mean of the items".to_owned(), "longest lane".to_owned()];
+        let plot = |(total, mixes): &(u32, Vec<MeasuredMix>)| {
             let times: Vec<(String, Vec<f64>)> =
                 shown(mixes).map(|m| (short(&m.mix), vec![in_millis(m.mean_ns), in_millis(m.longest_ns)])).collect();
-            plots.push(bars(
+            bars(
                 &format!("{total} items: the fastest and the slowest mixes"),
                 "Time from the common start of all lanes.",
                 "",
                 "milliseconds",
                 &names,
                 &times,
-            ));
-        }
-        plots
+            )
+        };
+        self.loads.iter().map(plot).collect()
     }
 
     /// All mixes and their plots as one HTML page.

@@ -1,14 +1,13 @@
 //! `downbeat plan`: decides which models share a sub-cluster.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use downbeat_core::{Duration, Time};
 use downbeat_plan::workload::MAX_BYTES;
-use downbeat_plan::{HAS_SOLVER, Method, Options, PlanError, Workload, generate, plan};
-use downbeat_report::{Json, note, out};
+use downbeat_plan::{HAS_SOLVER, Method, Options, PlanError, Workload, plan};
+use downbeat_report::{Json, note};
 use downbeat_server::clock::Clock;
 
 use crate::options_file::text;
@@ -25,8 +24,8 @@ const NO_SOLVER: &str = "this build plans by local search alone; `cargo build --
 #[derive(Args, Debug)]
 pub struct PlanArgs {
     /// The workload file
-    #[arg(value_name = "WORKLOAD", required_unless_present = "generate")]
-    workload: Option<PathBuf>,
+    #[arg(value_name = "WORKLOAD")]
+    workload: PathBuf,
     /// The number of sub-clusters, in place of the workload's
     #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(1..))]
     sub_clusters: Option<u32>,
@@ -47,9 +46,6 @@ pub struct PlanArgs {
     running: Option<PathBuf>,
     #[command(flatten)]
     json: Json,
-    /// Print a random workload with this number of models instead, for a try
-    #[arg(long, value_name = "MODELS", conflicts_with = "workload", value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    generate: Option<u32>,
 }
 
 /// `--method`.
@@ -65,11 +61,7 @@ enum Chosen {
 /// # Errors
 /// If a file is wrong, or there is no partition.
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
-    if let Some(models) = args.generate {
-        let workload = generate(models as usize, args.sub_clusters.unwrap_or(20) as usize, args.seed);
-        return Ok(write!(out(), "{}", workload.to_toml())?);
-    }
-    let Some(path) = &args.workload else { bail!("no workload is given: downbeat plan WORKLOAD") };
+    let path = &args.workload;
     let shown = path.display();
     let mut workload = Workload::parse(&text(path, MAX_BYTES)?).map_err(|e| anyhow!("{shown}:{e}"))?;
     if let Some(sub_clusters) = args.sub_clusters {

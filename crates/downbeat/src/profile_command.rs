@@ -20,13 +20,12 @@ use downbeat_server::profiler::{self, Measurement};
 use crate::engine_command::{engine_choice, engine_for};
 use crate::mix_report::MixReport;
 use crate::profile_groups::{self, GroupFlags, SEGMENTS};
-use crate::profile_pairs::{self, PairFlags};
 use crate::profile_report::ProfileReport;
 use crate::profile_shares::{self, ShareFlags};
 use crate::profiled_model::{ModelWanted, ProfiledModel};
 use crate::resolve;
 use crate::share_report::ShareReport;
-use crate::units;
+use crate::units::{self, BatchSizes, batch_sizes};
 use crate::watched::{watched, watched_quietly};
 
 /// Measure how long batches of a model take, and print and plot the result.
@@ -85,23 +84,12 @@ pub struct ProfileArgs {
     #[command(flatten)]
     shares: ShareFlags,
     #[command(flatten)]
-    pairs: PairFlags,
-    #[command(flatten)]
     groups: GroupFlags,
 }
 
 /// Most items of all lanes that run at once while mixes are measured. Lanes of one item need as
 /// many threads.
 const MOST_LANES: u32 = 64;
-
-/// A list of batch sizes that clap takes as one value.
-#[derive(Clone, Debug)]
-pub struct BatchSizes(pub Vec<u32>);
-
-/// Reads a list of batch sizes.
-pub fn batch_sizes(text: &str) -> Result<BatchSizes, String> {
-    units::batch_sizes(text).map(BatchSizes)
-}
 
 /// Lists or deletes the profiles that the server has kept.
 fn kept(store: &ProfileStore, clear: bool) -> anyhow::Result<()> {
@@ -156,9 +144,6 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     }
     let cut = args.shares.segments.map_or(Cut::Whole, |segments| Cut::Stages(segments.into()));
     let profiled = load(args, model, args.model_version, batch, cut, None)?;
-    if let Some(other) = &args.pairs.beside {
-        return measure_pairs(args, &profiled, other, batch);
-    }
     if args.shares.shares.is_some() || args.shares.segments.is_some() {
         let mut out = args.json.text();
         let report = profile_shares::measure(&args.shares, &profiled, batch, args.length, args.budget, &mut out)?;
@@ -196,7 +181,7 @@ fn load(
     beside: Option<&ProfiledModel>,
 ) -> anyhow::Result<ProfiledModel> {
     // If lanes run side by side, they use the cores, and each run has one thread.
-    let has_company = args.lane_mix.is_some() || args.pairs.beside.is_some() || !args.groups.co_run.is_empty();
+    let has_company = args.lane_mix.is_some() || !args.groups.co_run.is_empty();
     let threads = if has_company && args.threads == 0 { 1 } else { units::threads_of(args.threads) };
     let repository = resolve::open_repository(name, args.repository.as_deref(), &std::env::current_dir()?)?;
     let largest_batch = sizes.and_then(|sizes| sizes.last().copied()).unwrap_or(32);
@@ -237,20 +222,6 @@ fn measure_batches(args: &ProfileArgs, profiled: &ProfiledModel, batch: Option<&
     args.html.write(|| report.page())?;
     let Some(file) = &args.emulated else { return Ok(()) };
     downbeat_report::write(file, &report.emulated_model(profiled.model.signature())?)
-}
-
-/// Measures the latency of the model's batches while another model runs at the same time.
-fn measure_pairs(
-    args: &ProfileArgs,
-    profiled: &ProfiledModel,
-    other: &str,
-    batch: Option<&[u32]>,
-) -> anyhow::Result<()> {
-    let sizes = args.pairs.beside_batch.as_ref().map(|sizes| &*sizes.0);
-    let other = load(args, other, None, sizes, Cut::Whole, Some(profiled))?;
-    let report = profile_pairs::measure(&args.pairs, [profiled, &other], batch, args.length, args.budget)?;
-    args.json.print(&report)?;
-    args.html.write(|| report.page())
 }
 
 /// Measures groups of operators of several models, and trains a predictor of their time.

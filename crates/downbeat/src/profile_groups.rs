@@ -1,13 +1,12 @@
 //! `downbeat profile --co-run`: measures groups of operators of several models, and trains a
 //! predictor of their time (Abacus §5).
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use downbeat_core::Duration;
 use downbeat_core::device::overlap::LearnedPredictor;
-use downbeat_core::{Duration, median};
 use downbeat_report::note;
 use downbeat_server::clock::Clock;
 use downbeat_server::group_profiler::GroupLanes;
@@ -28,7 +27,7 @@ pub struct GroupFlags {
     /// Run groups of operators of the model and of these models side by side, and train a predictor
     /// of their time (Abacus). The models are cut into --segments each (default 8); one thread in
     /// each run, unless --threads is given
-    #[arg(long, value_name = "MODELS", value_delimiter = ',', conflicts_with_all = ["lane_mix", "emulated", "shares", "beside"])]
+    #[arg(long, value_name = "MODELS", value_delimiter = ',', conflicts_with_all = ["lane_mix", "emulated", "shares"])]
     pub co_run: Vec<String>,
     /// Keep the measured times of groups in this file; an existing file is continued
     #[arg(long, value_name = "FILE", requires = "co_run")]
@@ -195,20 +194,16 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
     let Split { training, test } = Split::new(&samples, sets.len());
     let mlp = &train_mlp(&training, epochs(training.len()), downbeat_sim::random(SEED, TRAINING))?;
     let off = |tested: &[&GroupSample]| mean_error(tested.iter().copied(), |features| says(mlp, features));
-    let report = |models: Vec<String>, tested: &[&GroupSample], unseen| {
-        let error = off(tested);
+    let report = |models: Vec<String>, tested: &[&GroupSample]| {
         let mean_ms = tested.iter().map(|sample| sample.takes_ms).sum::<f64>() / tested.len().max(1) as f64;
-        SetReport { models, tested: tested.len(), mean_ms, error, unseen }
+        SetReport { models, tested: tested.len(), mean_ms, error: off(tested) }
     };
-    let of_set = |number: usize| test.iter().copied().filter(|sample| sample.set == number).collect::<Vec<_>>();
-    let mut of_sets = Vec::new();
-    for (number, set) in sets.iter().enumerate() {
-        let tested = of_set(number);
-        let is_one_of_several = set.len() == 2 && sets.iter().filter(|set| set.len() == 2).count() > 2;
-        let unseen = is_one_of_several.then(|| unseen_error(&training, number, &tested)).transpose()?;
-        of_sets.push(report(set.iter().map(|model| on.models[*model].name.clone()).collect(), &tested, unseen));
-    }
-    of_sets.push(report(vec!["all".to_owned()], &test, None));
+    let of_set = |(number, set): (usize, &Vec<usize>)| {
+        let tested: Vec<&GroupSample> = test.iter().copied().filter(|sample| sample.set == number).collect();
+        report(set.iter().map(|model| on.models[*model].name.clone()).collect(), &tested)
+    };
+    let mut of_sets: Vec<SetReport> = sets.iter().enumerate().map(of_set).collect();
+    of_sets.push(report(vec!["all".to_owned()], &test));
     let (error, mean_error) = (error_below(mlp, &test), off(&test));
     let mut points = vec![Vec::new(); at_once];
     for sample in &test {
@@ -221,7 +216,6 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
         tested: test.len(),
         error,
         mean_error,
-        repeated: repeated(&samples),
         sets: of_sets,
         points,
     };
@@ -235,28 +229,4 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
     let training = Training { device, threads, models, error, mean_error, samples, tested };
     let predictor = LearnedPredictor::new(layout, mlp.clone())?;
     Ok((StoredPredictor::new(training, predictor).map_err(anyhow::Error::msg)?, report))
-}
-
-/// The mean error of the median of equal groups, as a share of their measured times. `None`: no
-/// group was drawn twice.
-fn repeated(samples: &[GroupSample]) -> Option<f64> {
-    let mut same: BTreeMap<Vec<u32>, Vec<f64>> = BTreeMap::new();
-    for sample in samples {
-        let key = sample.features.iter().map(|feature| feature.to_bits()).collect();
-        same.entry(key).or_default().push(sample.takes_ms);
-    }
-    let off = |times: &Vec<f64>| {
-        let middle = median(times.iter().copied()).filter(|_| times.len() > 1)?;
-        Some(times.iter().map(|ms| (middle / ms - 1.0).abs()).collect::<Vec<_>>())
-    };
-    let off: Vec<f64> = same.values().filter_map(off).flatten().collect();
-    (!off.is_empty()).then(|| off.iter().sum::<f64>() / off.len() as f64)
-}
-
-/// The error for groups of a pair under a perceptron that was trained without any group of that
-/// pair.
-fn unseen_error(training: &[&GroupSample], pair: usize, tested: &[&GroupSample]) -> anyhow::Result<f64> {
-    let others: Vec<&GroupSample> = training.iter().copied().filter(|sample| sample.set != pair).collect();
-    let blind = train_mlp(&others, epochs(others.len()), downbeat_sim::random(SEED, 0))?;
-    Ok(mean_error(tested.iter().copied(), |features| says(&blind, features)))
 }

@@ -22,6 +22,7 @@ use crate::units;
 pub struct ModelWanted<'a> {
     /// The model repository.
     pub repository: ModelRepository,
+    /// The model's name.
     pub name: &'a str,
     /// The model's version; `None`: the latest that is served.
     pub version: Option<u64>,
@@ -35,8 +36,11 @@ pub struct ModelWanted<'a> {
 
 /// A model of the repository, loaded for measuring.
 pub struct ProfiledModel {
+    /// The model's name.
     pub name: String,
+    /// The loaded version.
     pub version: u64,
+    /// The version's file.
     pub file: PathBuf,
     /// The format of the file.
     pub format: ModelFormat,

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use downbeat_core::device::spatial::{KNEE_TOLERANCE, knee};
-use downbeat_report::{Axis, Line, Page, Scale, Table, bars, lines};
+use downbeat_report::{Axis, Line, Page, Scale, Table, lines};
 use downbeat_server::share_profiler::ShareMeasurement;
 use serde::{Deserialize, Serialize};
 
@@ -163,71 +163,36 @@ impl ShareReport {
         out
     }
 
+    /// Latency and throughput by share, if there is more than one share.
     fn plots(&self) -> Vec<String> {
-        let mut plots = Vec::new();
         let named: Vec<(String, u32)> = self.batches().into_iter().map(|b| (format!("batch {b}"), b)).collect();
-        if self.has_shares() {
-            let by_share = |value: fn(&ShareMeasurement) -> f64| -> Vec<Line<'_>> {
-                let line = |(name, batch): &'_ (String, u32)| {
-                    let points = self.of_batch(*batch).filter_map(|m| Some((f64::from(m.units?), value(m)))).collect();
-                    (name.clone(), points)
-                };
-                let lines = named.iter().map(line);
-                lines.zip(&named).map(|((_, points), (name, _))| Line { name, points, stepped: false }).collect()
-            };
+        let plot = |title, label, scale, value: fn(&ShareMeasurement) -> f64| {
+            let points =
+                |batch: u32| self.of_batch(batch).filter_map(|m| Some((f64::from(m.units?), value(m)))).collect();
+            let of_batches: Vec<Line<'_>> =
+                named.iter().map(|(name, batch)| Line { name, points: points(*batch), stepped: false }).collect();
             let units = Axis { label: "compute units", scale: Scale::Linear };
-            let latency = Axis { label: "milliseconds a batch", scale: Scale::Log };
-            let rate = Axis { label: "items a second", scale: Scale::Linear };
-            let latencies = by_share(|m| in_millis(m.median_ns));
-            let about = "As GSLICE figures 2b and 3b.";
-            plots.push(lines("Latency by share of the device", about, &units, &latency, &latencies));
-            let rates = by_share(throughput);
-            let about = "As GSLICE figures 2a and 3a.";
-            plots.push(lines("Throughput by share of the device", about, &units, &rate, &rates));
-            let knees: Vec<(f64, f64)> =
-                self.knees.iter().map(|(batch, units)| (f64::from(*batch), f64::from(*units))).collect();
-            plots.push(lines(
-                "Knee by batch size",
-                &knee_rule(),
-                &Axis { label: "batch size", scale: Scale::Log },
-                &Axis { label: "compute units", scale: Scale::Linear },
-                &[Line { name: "knee", points: knees, stepped: false }],
-            ));
-        }
-        let points = |value: &dyn Fn(&ShareMeasurement) -> f64| -> Vec<(f64, f64)> {
-            self.on_whole().map(|m| (f64::from(m.batch), value(m))).collect()
+            lines(title, "A line for each batch size.", &units, &Axis { label, scale }, &of_batches)
         };
-        plots.push(lines(
-            "Latency by batch size",
-            "On the largest share that was measured.",
-            &Axis { label: "batch size", scale: Scale::Linear },
-            &Axis { label: "milliseconds a batch", scale: Scale::Linear },
-            &[
-                Line { name: "median", points: points(&|m| in_millis(m.median_ns)), stepped: false },
-                Line { name: "p95", points: points(&|m| in_millis(m.p95_ns)), stepped: false },
-            ],
-        ));
-        if self.segments.len() > 1 {
-            let names: Vec<String> = named.iter().map(|(name, _)| name.clone()).collect();
-            let of = |index: usize| {
-                let value = |m: &ShareMeasurement| m.segments_ns.get(index).map_or(f64::NAN, |ns| in_millis(*ns));
-                let per_item = self.on_whole().map(|m| value(m) / f64::from(m.batch)).collect();
-                ((index + 1).to_string(), per_item)
-            };
-            let times: Vec<(String, Vec<f64>)> = (0..self.segments.len()).map(of).collect();
-            let about = "What an item of a batch takes in each segment, on the largest share that was measured.";
-            plots.push(bars("Segments", about, "segment", "milliseconds an item", &names, &times));
+        if !self.has_shares() {
+            return Vec::new();
         }
-        plots
+        vec![
+            plot("Latency by share of the device", "milliseconds a batch", Scale::Log, |m| in_millis(m.median_ns)),
+            plot("Throughput by share of the device", "items a second", Scale::Linear, throughput),
+        ]
     }
 
     /// The table and plots as one HTML page.
     pub fn page(&self) -> String {
-        Page::new(&format!("Shares and segments of {} version {}", self.model, self.version))
+        let page = Page::new(&format!("Shares and segments of {} version {}", self.model, self.version))
             .note(&format!("{}; {}", self.conditions, self.clock()))
             .plots(&self.plots())
-            .table("Figures", &self.table(&self.measurements))
-            .html()
+            .table("Figures", &self.table(&self.measurements));
+        match self.segments() {
+            Some(segments) => page.table("Segments, median ms on the largest share", &segments).html(),
+            None => page.html(),
+        }
     }
 }
 

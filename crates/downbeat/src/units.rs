@@ -57,8 +57,12 @@ pub fn bytes_or_zero(text: &str) -> Result<usize, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is out of range"))
 }
 
+/// Batch sizes, ascending. clap takes them as one value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BatchSizes(pub Vec<u32>);
+
 /// Batch sizes: `8`, `1..32` (both included), `1,2,4`, and combinations.
-pub fn batch_sizes(text: &str) -> Result<Vec<u32>, String> {
+pub fn batch_sizes(text: &str) -> Result<BatchSizes, String> {
     const LARGEST: u32 = 4096;
     let number = |text: &str| match text.trim().parse::<u32>() {
         Ok(n @ 1..=LARGEST) => Ok(n),
@@ -79,7 +83,7 @@ pub fn batch_sizes(text: &str) -> Result<Vec<u32>, String> {
     }
     sizes.sort_unstable();
     sizes.dedup();
-    Ok(sizes)
+    Ok(BatchSizes(sizes))
 }
 
 #[cfg(test)]
@@ -98,8 +102,8 @@ mod tests {
 
     #[test]
     fn batch_sizes_are_numbers_and_ranges() {
-        assert_eq!(batch_sizes("8"), Ok(vec![8]));
-        assert_eq!(batch_sizes("1..4,8, 2"), Ok(vec![1, 2, 3, 4, 8]));
+        assert_eq!(batch_sizes("8"), Ok(BatchSizes(vec![8])));
+        assert_eq!(batch_sizes("1..4,8, 2"), Ok(BatchSizes(vec![1, 2, 3, 4, 8])));
         for wrong in ["", "0", "4..1", "1..", "x", "1..99999999999", "-1"] {
             assert!(batch_sizes(wrong).is_err(), "{wrong}");
         }

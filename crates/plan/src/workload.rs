@@ -23,8 +23,8 @@
 //! A key that is not listed is an error.
 
 use downbeat_core::{Duration, LatencyProfile};
+use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
-use serde::{Deserialize, Serialize, Serializer};
 use toml::Spanned;
 
 use crate::fluid::{FluidNeed, fluid_need};
@@ -37,7 +37,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 const DEFAULT_MAX_BATCH: u32 = 1024;
 
 /// The content of a workload file, checked.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// The number of sub-clusters.
@@ -46,7 +46,7 @@ pub struct Workload {
     /// The number of devices in all.
     pub devices: Option<u32>,
     /// Bytes of one device's memory.
-    #[serde(rename = "device_memory_mib", default, deserialize_with = "some_mib", serialize_with = "some_in_mib")]
+    #[serde(rename = "device_memory_mib", default, deserialize_with = "some_mib")]
     pub device_memory: Option<u64>,
     /// Most requests per second of a sub-cluster.
     #[serde(default, deserialize_with = "some_number")]
@@ -62,7 +62,7 @@ pub struct Workload {
 }
 
 /// A model of a workload.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
     /// The model's name.
@@ -71,10 +71,10 @@ pub struct Entry {
     #[serde(deserialize_with = "number")]
     pub rate: f64,
     /// Bytes of static memory.
-    #[serde(rename = "memory_mib", deserialize_with = "mib", serialize_with = "in_mib")]
+    #[serde(rename = "memory_mib", deserialize_with = "mib")]
     pub memory: u64,
     /// Bytes of dynamic memory.
-    #[serde(rename = "dynamic_memory_mib", default, deserialize_with = "mib", serialize_with = "in_mib")]
+    #[serde(rename = "dynamic_memory_mib", default, deserialize_with = "mib")]
     pub dynamic_memory: u64,
     /// See [`Model::load_cost`].
     #[serde(default = "one", deserialize_with = "number")]
@@ -89,7 +89,7 @@ pub struct Entry {
 }
 
 /// The latency of a model's batches.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(
     untagged,
     deny_unknown_fields,
@@ -168,14 +168,6 @@ fn some_sub_clusters<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize
     }
 }
 
-fn in_mib<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
-    (*bytes as f64 / MIB).serialize(serializer)
-}
-
-fn some_in_mib<S: Serializer>(bytes: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
-    bytes.map(|bytes| bytes as f64 / MIB).serialize(serializer)
-}
-
 impl Profile {
     /// Converts the profile to the scheduler's type.
     ///
@@ -242,12 +234,6 @@ impl Workload {
             true => Err(at(text, 0, "there are no models: add [[models]]".to_owned())),
             false => Ok(workload),
         }
-    }
-
-    /// The workload as a file that [`Workload::parse`] reads.
-    pub fn to_toml(&self) -> String {
-        // The fields are numbers, strings and lists of them, so serialising cannot fail.
-        toml::to_string(self).unwrap_or_default()
     }
 
     /// The problem that the partitioner solves.

@@ -1,4 +1,8 @@
 //! A table: text for a terminal, which is also Markdown, and HTML.
+//!
+//! By hand: comfy-table and tabled would replace the 30 lines that pad cells. They wrap cells where
+//! we print columns below each other. They do not write HTML, the alignment row of Markdown, or
+//! rows one by one while they are measured.
 
 use std::fmt::{self, Display};
 

@@ -12,7 +12,8 @@
 use std::time::Instant;
 
 use downbeat_core::Duration;
-use downbeat_plan::{HAS_SOLVER, Method, Options, generate, plan, random_partition};
+use downbeat_lab::partitions::{generate, random_partition};
+use downbeat_plan::{HAS_SOLVER, Method, Options, plan};
 
 const MODELS: usize = 800;
 const SUB_CLUSTERS: usize = 20;

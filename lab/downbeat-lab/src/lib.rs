@@ -13,6 +13,8 @@
 //! | [`world`] | devices with partitions, models with any policy, and faults |
 //! | [`network`] | frontends, schedulers and backends apart, on wires that lose and delay |
 //! | [`slots`] | which division of devices into slots serves the highest load |
+//! | [`partitions`] | random workloads for `downbeat plan`, and partitions by chance |
+//! | [`pair_report`] | how two real models slow each other down |
 //! | [`judgement`] | a policy beside all others on random workloads |
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -24,6 +26,8 @@ pub mod experiment;
 pub mod judgement;
 pub mod network;
 mod numbers;
+pub mod pair_report;
+pub mod partitions;
 pub mod policy;
 pub mod random_workloads;
 pub mod shared_devices;

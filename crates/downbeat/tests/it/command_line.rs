@@ -195,13 +195,10 @@ fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {
 /// As after `downbeat ... | head -1`: the reader has seen enough.
 #[test]
 fn a_reader_that_has_gone_is_no_failure() {
-    let slice = ["slice", "digits", "--stages", "2", "--repository", EXAMPLES, "--engine", "rten"];
     let profile = ["profile", "digits", "--batch", "1", "--repository", EXAMPLES, "--engine", "rten", "--budget", "0"];
     for arguments in [
-        &slice[..],
-        &[&slice[..], &["--json"]].concat(),
-        &profile,
-        &["plan", "--generate", "3"],
+        &profile[..],
+        &[&profile[..], &["--json"]].concat(),
         &CAPACITY,
         &[&CAPACITY[..], &["--json"]].concat(),
         &["engine", "list"],
@@ -225,11 +222,19 @@ fn a_reader_that_has_gone_is_no_failure() {
 /// The file of `--json` may be left out, so the flag takes the next word as its file.
 #[test]
 fn what_json_takes_for_its_file_is_named_where_it_is_missing() {
-    for command in ["plan", "slice --stages 2", "profile", "simulate capacity --quiet"] {
+    for command in ["plan", "profile", "simulate capacity --quiet"] {
         let arguments: Vec<&str> = command.split(' ').chain(["--json", "mine"]).collect();
         refuses(&arguments, 2, "for JSON on standard output write 'mine --json'");
     }
     assert!(!stderr(&run(&["plan", "--json"])).contains("standard output"));
+}
+
+/// The lab's program has the commands that users do not need.
+#[test]
+fn a_command_that_moved_to_the_lab_is_named_there() {
+    refuses(&["slice", "digits", "--stages", "2"], 2, "it is 'downbeat-lab slice' now");
+    refuses(&["profile", "digits", "--beside", "mlp"], 2, "it is 'downbeat-lab pairs' now");
+    assert!(!stderr(&run(&["profile", "slice", "--besides"])).contains("downbeat-lab"));
 }
 
 /// `--json` without a file prints JSON in place of the text, `--json FILE` does both. The test
@@ -241,8 +246,7 @@ fn json_means_the_same_in_every_command() {
     let rten = ["--repository", EXAMPLES, "--engine", "rten"];
     let workload = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/workload.toml");
     for arguments in [
-        &[&["slice", "digits", "--stages", "2"], &rten[..]].concat()[..],
-        &[&["profile", "digits", "--batch", "1", "--budget", "0"], &rten[..]].concat(),
+        &[&["profile", "digits", "--batch", "1", "--budget", "0"], &rten[..]].concat()[..],
         &[&["profile", "digits", "--segments", "2", "--batch", "1", "--budget", "0"], &rten[..]].concat(),
         &["plan", workload, "--time-limit", "1", "--method", "search"],
         &CAPACITY,

@@ -21,7 +21,6 @@ mod ports;
 mod profile;
 mod serve;
 mod simulate;
-mod slice;
 mod strange_servers;
 mod untrusted;
 mod web_pages;

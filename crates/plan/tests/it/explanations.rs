@@ -3,7 +3,7 @@
 use downbeat_core::Duration;
 use downbeat_plan::{BadProblem, Evaluation, HAS_SOLVER, Method, Options, PlanError, Problem};
 
-use crate::{methods, model, plan, problem};
+use crate::{many, methods, model, plan, problem};
 
 /// The explanation, which is the same for every method.
 fn said(problem: &Problem) -> String {
@@ -135,9 +135,9 @@ fn what_the_search_does_not_find_is_not_said_to_be_impossible() {
 
 #[test]
 fn without_time_the_answer_is_still_a_plan() {
-    let generated = downbeat_plan::generate(200, 8, 2).problem();
+    let many = many(200, 8);
     let options = Options { time_limit: Duration::ZERO, seed: 1, method: Method::SearchThenSolver };
-    let found = downbeat_plan::plan(&generated, &options, &|| Duration::ZERO).unwrap().evaluation;
+    let found = downbeat_plan::plan(&many, &options, &|| Duration::ZERO).unwrap().evaluation;
     assert!(found.is_feasible() && found.rate_imbalance() < 0.2, "largest first alone: {found:?}");
 }
 

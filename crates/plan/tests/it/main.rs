@@ -18,6 +18,15 @@ fn problem(models: Vec<Model>, sub_clusters: usize) -> Problem {
     Problem { models, sub_clusters, max_rate: None, max_memory: None, memory_weight: 1.0, max_disruption: None }
 }
 
+/// So many models that not every partition is tried. Few are equal.
+fn many(models: usize, sub_clusters: usize) -> Problem {
+    let one = |i: usize| {
+        let (rate, memory) = (1 + i * 37 % 101, 10 + i as u64 * 53 % 97);
+        model(&format!("m{i}"), rate as f64, memory << 20, (i as u64 * 29 % 7) << 20)
+    };
+    problem((0..models).map(one).collect(), sub_clusters)
+}
+
 /// The methods that this build has for finding partitions.
 fn methods() -> Vec<Method> {
     let mut methods = vec![Method::Search, Method::SearchThenSolver];

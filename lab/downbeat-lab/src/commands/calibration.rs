@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use downbeat::pair_report::PairReport;
 use downbeat::share_report::{DeviceUnits, MeasuredOn, ShareReport};
 use downbeat_core::median;
 use downbeat_report::{say, write};
@@ -14,21 +13,23 @@ use serde::Deserialize;
 
 use super::read_text;
 use crate::device::{CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
+use crate::pair_report::PairReport;
 
-/// Make a calibration of the emulated device from reports of `downbeat profile`.
+/// Make a calibration of the emulated device from measurements of models and pairs.
 ///
-/// Reports of --shares or --segments have models. Reports of --beside have pairs of these models.
+/// Reports of `downbeat profile` with --shares or --segments have models. Reports of
+/// `downbeat-lab pairs` have pairs of these models.
 ///
 /// Examples:
 ///   downbeat profile resnet50 --shares 4 --segments 4 --json resnet50.json
 ///   downbeat profile bert --shares 4 --segments 4 --json bert.json
-///   downbeat profile resnet50 --beside bert --json pair.json
+///   downbeat-lab pairs resnet50 bert --json pair.json
 ///   downbeat-lab calibrate resnet50.json bert.json pair.json --to gpu.toml
 ///   downbeat-lab device --calibration gpu.toml --model resnet50 --policy e-ebird --rate 150
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct CalibrateArgs {
-    /// Reports that `downbeat profile --json` has written, all of one device.
+    /// Reports that `--json` of these commands has written, all of one device.
     #[arg(value_name = "REPORT.json", required = true)]
     reports: Vec<PathBuf>,
 
@@ -42,7 +43,7 @@ pub struct CalibrateArgs {
     units: Option<u32>,
 }
 
-/// A report of `downbeat profile`.
+/// A report of a model or of a pair.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Report {
@@ -54,7 +55,7 @@ impl Report {
     fn read(file: &Path) -> anyhow::Result<Report> {
         let expected = || {
             format!(
-                "{}: no report of `downbeat profile` with --shares, --segments or --beside, as --json writes it",
+                "{}: no report of `downbeat profile` with --shares or --segments, or of `downbeat-lab pairs`, as --json writes it",
                 file.display()
             )
         };

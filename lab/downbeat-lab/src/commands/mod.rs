@@ -4,10 +4,14 @@ mod auto;
 mod calibration;
 mod device;
 mod experiment;
+mod loading;
 mod network;
+mod pairs;
 mod predictors;
 mod random;
 mod share_profile;
+mod slice;
+mod slice_report;
 mod slot_report;
 mod slots;
 mod world;
@@ -41,6 +45,8 @@ enum Command {
     Scheduler(Box<SchedulerArgs>),
     Device(Box<device::DeviceArgs>),
     Figure(device::FigureArgs),
+    Slice(slice::SliceArgs),
+    Pairs(pairs::PairArgs),
     Calibrate(calibration::CalibrateArgs),
     Predictors(predictors::PredictorsArgs),
     Auto(auto::AutoArgs),
@@ -51,6 +57,7 @@ enum Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    downbeat_engine::process::begin(downbeat_engine_ort::VARIABLES);
     match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -68,6 +75,8 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Scheduler(args) => downbeat_scheduler_bench::run(&args),
         Command::Device(args) => device::run(&args),
         Command::Figure(args) => device::figure(&args),
+        Command::Slice(args) => slice::run(&args),
+        Command::Pairs(args) => pairs::run(&args),
         Command::Calibrate(args) => calibration::run(&args),
         Command::Predictors(args) => predictors::run(&args),
         Command::Auto(args) => auto::run(&args),

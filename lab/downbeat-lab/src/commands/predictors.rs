@@ -1,15 +1,18 @@
 //! `downbeat-lab predictors`: the errors of a perceptron, a linear regression and a support vector
 //! regression on the same samples.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use clap::Args;
 use downbeat::group_samples::{GroupSamples, Split, samples_of};
+use downbeat_core::median;
 use downbeat_report::{Json, Table};
 use downbeat_server::stored_predictor::StoredPredictor;
-use downbeat_training::GroupSample;
+use downbeat_sim::random;
+use downbeat_training::{GroupSample, mean_error, says, train_mlp};
 use serde::Serialize;
 
 use crate::device::ComparedPredictors;
@@ -49,11 +52,17 @@ struct Row {
     tested: usize,
     /// Mean absolute relative errors of the perceptron, the line and the support vectors.
     errors: [f64; 3],
+    /// The error of a perceptron that was trained without this pair. `None`: the set is no pair, or
+    /// there are no other pairs.
+    unseen: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
 struct Comparison {
     rows: Vec<Row>,
+    /// Mean error of the median of equal groups: about the best that a predictor can reach. `None`:
+    /// no group was sampled twice.
+    repeated: Option<f64>,
 }
 
 /// Trains the predictors and prints their errors.
@@ -69,18 +78,51 @@ pub fn run(args: &PredictorsArgs) -> anyhow::Result<()> {
     let Split { training, test } = Split::new(&samples, sets.len());
     ensure!(!test.is_empty(), "{shown}: {} groups are too few to train and to test with", samples.len());
     let compared = ComparedPredictors::train(&training, args.epochs, args.seed)?;
-    let row = |models: Vec<String>, tested: &[&GroupSample]| Row {
+    let row = |models: Vec<String>, tested: &[&GroupSample], unseen| Row {
         models,
         tested: tested.len(),
         errors: compared.off(tested),
+        unseen,
     };
+    let has_pairs = sets.iter().filter(|set| set.len() == 2).count() > 2;
     let of_set = |(number, set): (usize, &Vec<usize>)| {
         let tested: Vec<&GroupSample> = test.iter().copied().filter(|sample| sample.set == number).collect();
-        row(set.iter().map(|model| read.on.models[*model].name.clone()).collect(), &tested)
+        let unseen =
+            (has_pairs && set.len() == 2).then(|| unseen_error(args, &training, number, &tested)).transpose()?;
+        Ok(row(set.iter().map(|model| read.on.models[*model].name.clone()).collect(), &tested, unseen))
     };
-    let mut rows: Vec<Row> = sets.iter().enumerate().map(of_set).collect();
-    rows.push(row(vec!["all".to_owned()], &test));
-    args.json.print(&Comparison { rows })
+    let mut rows = sets.iter().enumerate().map(of_set).collect::<anyhow::Result<Vec<Row>>>()?;
+    rows.push(row(vec!["all".to_owned()], &test, None));
+    args.json.print(&Comparison { rows, repeated: repeated(&samples) })
+}
+
+/// The error for groups of a pair under a perceptron that was trained without any group of that
+/// pair.
+fn unseen_error(
+    args: &PredictorsArgs,
+    training: &[&GroupSample],
+    pair: usize,
+    tested: &[&GroupSample],
+) -> anyhow::Result<f64> {
+    let others: Vec<&GroupSample> = training.iter().copied().filter(|sample| sample.set != pair).collect();
+    let blind = train_mlp(&others, args.epochs, random(args.seed, 0))?;
+    Ok(mean_error(tested.iter().copied(), |features| says(&blind, features)))
+}
+
+/// The mean error of the median of equal groups, as a share of their measured times. `None`: no
+/// group was drawn twice.
+fn repeated(samples: &[GroupSample]) -> Option<f64> {
+    let mut same: BTreeMap<Vec<u32>, Vec<f64>> = BTreeMap::new();
+    for sample in samples {
+        let key = sample.features.iter().map(|feature| feature.to_bits()).collect();
+        same.entry(key).or_default().push(sample.takes_ms);
+    }
+    let off = |times: &Vec<f64>| {
+        let middle = median(times.iter().copied()).filter(|_| times.len() > 1)?;
+        Some(times.iter().map(|ms| (middle / ms - 1.0).abs()).collect::<Vec<_>>())
+    };
+    let off: Vec<f64> = same.values().filter_map(off).flatten().collect();
+    (!off.is_empty()).then(|| off.iter().sum::<f64>() / off.len() as f64)
 }
 
 impl fmt::Display for Comparison {
@@ -93,6 +135,13 @@ impl fmt::Display for Comparison {
             .number("MLP, %", |row| percent(row.errors[0]))
             .number("linear, %", |row| percent(row.errors[1]))
             .number("SVM, %", |row| percent(row.errors[2]))
-            .fmt(f)
+            .some("MLP without the pair, %", |row| row.unseen.map(percent))
+            .fmt(f)?;
+        let Some(off) = self.repeated else { return Ok(()) };
+        writeln!(
+            f,
+            "\nThe median of equal groups is {}% off on average: no predictor can be much better.",
+            percent(off)
+        )
     }
 }

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use downbeat::group_samples::{GroupSamples, MeasuredGroup, SampledOn};
-use downbeat::pair_report::PairReport;
 use downbeat::share_report::{MeasuredOn, ShareReport};
 use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::GroupPart;
 use downbeat_core::{ModelId, RequestId};
+use downbeat_lab::pair_report::PairReport;
 use downbeat_server::pair_profiler::{Latencies, PairMeasurement};
 use downbeat_server::share_profiler::ShareMeasurement;
 use downbeat_server::stored_predictor::PredictedModel;
@@ -191,7 +191,7 @@ fn on(device: &str) -> MeasuredOn {
     MeasuredOn { engine: "rten".to_owned(), device: device.to_owned(), threads: 1 }
 }
 
-/// A report as `downbeat profile MODEL --beside OTHER --json FILE` writes it, into a file.
+/// A report as `downbeat-lab pairs MODEL OTHER --json FILE` writes it, into a file.
 fn pair(folder: &Path, models: [&str; 2]) -> String {
     let of = |ms: u64| Latencies { runs: 3, p5_ns: ms * 1_000_000, median_ns: ms * 1_000_000, p95_ns: ms * 1_000_000 };
     let report = PairReport {
@@ -274,7 +274,15 @@ fn predictors_are_compared_on_groups_of_real_models() {
         writer.add(&MeasuredGroup { group, takes_ns }).unwrap();
     }
     let text = stdout(&run(&["predictors", path.to_str().unwrap(), "--epochs=60"]));
-    for expected in ["| a      |", "| a + b  |", "| all    |", "MLP, %", "linear, %", "SVM, %"] {
+    for expected in [
+        "| a      |",
+        "| a + b  |",
+        "| all    |",
+        "MLP, %",
+        "linear, %",
+        "SVM, %",
+        "The median of equal groups is 0.0% off",
+    ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
     refuses(&["predictors", "/none"], "/none: there is no such file");

@@ -1,24 +1,21 @@
-//! `downbeat slice`: shows the cuts of a model into segments, and their cost.
+//! `downbeat-lab slice`: shows the cuts of a model into segments, and their cost.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use downbeat::units;
+use downbeat::watched::watched_quietly;
 use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, median};
 use downbeat_engine::{Buffer, Cut, Fill, Lane, LoadOptions, State, Tensor};
-use downbeat_engine_ort::Search;
 use downbeat_report::{Html, Json};
 use downbeat_repository::ModelFormat;
 use downbeat_server::clock::Clock;
-use downbeat_server::options::EngineChoice;
 use downbeat_server::sampler;
 
-use crate::engine_command::{engine_choice, engine_for};
-use crate::resolve;
-use crate::slice_report::{Memory, SliceReport};
-use crate::units;
-use crate::watched::watched_quietly;
+use super::loading::Loading;
+use super::slice_report::{Memory, SliceReport};
 
 /// Longest time for comparing whole and cut.
 const BUDGET: Duration = Duration::from_millis(20_000);
@@ -36,9 +33,6 @@ pub struct SliceArgs {
     /// Cut behind these values or operators
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     at: Vec<String>,
-    /// Engine: auto, rten, onnxruntime or emulated
-    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto", value_parser = engine_choice(), hide_possible_values = true)]
-    engine: EngineChoice,
     /// Batch size for comparing whole and cut
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
@@ -48,9 +42,8 @@ pub struct SliceArgs {
     /// Threads inside one run; 0: one a core
     #[arg(long, value_name = "N", env = "DOWNBEAT_THREADS", default_value_t = 0)]
     threads: usize,
-    /// The model repository [default: `repository` of ./downbeat.toml, or else examples/models]
-    #[arg(long, value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY")]
-    repository: Option<PathBuf>,
+    #[command(flatten)]
+    loading: Loading,
     #[command(flatten)]
     json: Json,
     #[command(flatten)]
@@ -64,7 +57,7 @@ pub struct SliceArgs {
 pub fn run(args: &SliceArgs) -> anyhow::Result<()> {
     let (file, format) = file(args)?;
     let threads = units::threads_of(args.threads);
-    let engine = engine_for(format, args.engine, &Search { threads, ..Search::from_env() })?;
+    let engine = args.loading.engine(format, threads)?;
     let cut = match args.stages {
         Some(stages) => Cut::Stages(stages),
         None => Cut::At(args.at.clone()),
@@ -113,8 +106,7 @@ fn file(args: &SliceArgs) -> anyhow::Result<(PathBuf, ModelFormat)> {
     if path.extension().is_some_and(|e| e == "onnx") {
         return Ok((path.to_owned(), ModelFormat::Onnx));
     }
-    let repository = resolve::open_repository(&args.model, args.repository.as_deref(), &std::env::current_dir()?)?;
-    let definition = repository.definition(&args.model, None)?;
+    let definition = args.loading.repository(&args.model)?.definition(&args.model, None)?;
     let Some((version, _)) = definition.versions.last() else {
         bail!("'{}' has no version that is served", args.model)
     };

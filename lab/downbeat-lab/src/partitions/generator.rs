@@ -1,12 +1,12 @@
 //! Random workloads of the kind that appendix A.2 partitions: variants of a zoo's models with
 //! exponential rates.
 
+use downbeat_plan::Workload;
+use downbeat_plan::workload::{Entry, Profile};
 use rand::RngExt;
 use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
-
-use crate::workload::{Entry, Profile, Workload};
 
 /// Models of the zoo: name, `alpha` and `beta` in milliseconds and SLO in milliseconds on an A100
 /// (Symphony, table 4), and millions of parameters as their authors give them.

@@ -2,12 +2,11 @@
 
 use std::fmt;
 
+use downbeat::units;
 use downbeat_engine::{Activations, SegmentInfo};
 use downbeat_plan::words::bytes;
 use downbeat_report::{Page, Table, bars};
 use serde::Serialize;
-
-use crate::units;
 
 /// Width of the bars in the terminal, characters.
 const BAR_WIDTH: usize = 20;

@@ -1,13 +1,12 @@
-//! `downbeat profile --beside`: two models at the same time, as a table and plots.
+//! The report of `downbeat-lab pairs`: two models at the same time, as a table and plots.
 
 use std::fmt;
 
+use downbeat::share_report::{DeviceUnits, MeasuredOn};
+use downbeat::units::in_millis;
 use downbeat_report::{Page, Table, bars};
 use downbeat_server::pair_profiler::{Latencies, PairMeasurement};
 use serde::{Deserialize, Serialize};
-
-use crate::share_report::{DeviceUnits, MeasuredOn};
-use crate::units::in_millis;
 
 /// Two models, the conditions of the measurement, and their latencies.
 #[derive(Clone, Debug, Serialize, Deserialize)]

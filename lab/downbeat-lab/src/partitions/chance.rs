@@ -1,11 +1,9 @@
 //! The baseline of appendix A.2: random partitions, the best that keeps every limit.
 
+use downbeat_plan::{BadProblem, Evaluation, Problem};
 use rand::RngExt;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
-
-use crate::evaluation::Evaluation;
-use crate::problem::{BadProblem, Problem};
 
 /// Tries random partitions until `expired` returns true, or `trials` times. Returns the best that
 /// keeps every limit, or `None`, and the number of partitions tried.

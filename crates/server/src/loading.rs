@@ -513,7 +513,7 @@ fn cut_and_threads(
     on_gpus: bool,
 ) -> (Cut, Threads) {
     let most = part.map_or_else(|| most_threads(&context.options), |part| part.threads);
-    let group = (policy.name == PolicyName::OVERLAP).then_some(&context.predictor);
+    let group = policy.name.forms_groups().then_some(&context.predictor);
     let group = group.filter(|group| group.known(name).is_some());
     let cut = match policy.settings.cut() {
         (_, false) if let Some(known) = group.and_then(|group| group.known(name)) => known.cut(),

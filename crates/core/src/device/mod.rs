@@ -35,8 +35,10 @@
 
 mod auto;
 mod auto_guard;
+mod auto_inputs;
 mod device_use;
 mod elastic;
+mod entry;
 mod exclusive;
 mod groups;
 mod input_ring;
@@ -58,14 +60,18 @@ mod settings;
 pub mod spatial;
 mod staged;
 mod table;
+#[cfg(test)]
+mod toy;
 mod turn;
 mod windowed;
 
 pub use crate::ids::{LaneId, LaunchId, PartitionId};
-pub use auto::{AutoChoice, AutoInputs, MARGIN, Overlap, OverlapPoint, Prediction};
+pub use auto::{AutoChoice, MARGIN, Prediction};
 pub use auto_guard::{AutoGuard, GuardEnd, GuardOptions, GuardReport, GuardState, GuardWindow};
+pub use auto_inputs::{AutoInputs, Overlap, OverlapPoint};
 pub use device_use::DeviceUse;
 pub use elastic::{Elastic, ElasticOptions};
+pub use entry::{ModelSpec, PolicyEntry, PolicyName, PolicyOptions, PolicySettings, Predict};
 pub use exclusive::{Exclusive, ExclusiveOptions};
 pub use groups::{GroupDecision, GroupSettings, GroupStats};
 pub use input_ring::{InputRing, RingRun};
@@ -81,10 +87,9 @@ pub use request_pool::{PoolStats, RequestPool};
 pub use scheduler::{BadLayout, BadMove, BadPolicy, DeviceModel, DeviceScheduler, Layout};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use settings::{
-    BadSettings, ChosenPolicy, Cores, Cut, ExitRule, PaddingSettings, PolicyModel, PolicySettings, RingNeed,
-    WrittenSettings, read_one_of_any,
+    Cores, Cut, ExitRule, MOST_LANES, PaddedTo, PaddingSettings, PolicyModel, RingNeed, WrittenSettings,
 };
 pub use staged::{Staged, StagedOptions};
-pub use table::{MOST_LANES, ModelSpec, PolicyEntry, PolicyName, PolicyOptions, UnknownPolicy};
+pub use table::{BadSettings, ChosenPolicy, UnknownPolicy, read_one_of_any};
 pub use turn::{DeviceTimeout, Turn};
 pub use windowed::{MOST_AHEAD, Windowed, WindowedOptions};

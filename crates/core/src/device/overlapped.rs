@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::entry::{ModelSpec, PolicyEntry, PolicyOptions, PolicySettings};
 use super::groups::GroupDecision;
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::note::Note;
@@ -14,8 +15,7 @@ use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::PoolStats;
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::settings::{self, Cut, PolicyModel, PolicySettings};
-use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::settings::{self, Cut, MOST_LANES, MOST_ROWS, PolicyModel, at_most};
 use super::turn::Turn;
 use crate::ids::{BatchId, LaunchId, PartitionId, RequestId};
 use crate::time::Duration;
@@ -172,7 +172,8 @@ impl PolicyOptions for OverlappedOptions {
     const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<OverlappedOptions, OverlappedSettings>(
         "overlap",
         "operators of several models side by side, by prediction",
-    );
+    )
+    .grouped();
 
     fn check(&self) -> Result<(), String> {
         at_most("max_batch", self.max_batch, MOST_ROWS)?;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use super::entry::{ModelSpec, PolicyEntry, PolicyOptions, PolicySettings};
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::output::DeviceOutput;
 use super::policy::DevicePolicy;
@@ -11,8 +12,7 @@ use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::settings::{self, PolicyModel, PolicySettings};
-use super::table::{MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::settings::{self, MOST_ROWS, PolicyModel, at_most};
 use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{BatchId, LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
@@ -164,7 +164,8 @@ impl PolicySettings for WindowedSettings {
 
 impl PolicyOptions for WindowedOptions {
     const ENTRY: &'static PolicyEntry =
-        &PolicyEntry::new::<WindowedOptions, WindowedSettings>("windowed", "one batch after another, by a window");
+        &PolicyEntry::new::<WindowedOptions, WindowedSettings>("windowed", "one batch after another, by a window")
+            .predicted(|inputs, _| Some(inputs.rate(&[inputs.max_batch.max(1)], |_| 1.0)));
 
     fn check(&self) -> Result<(), String> {
         at_most("max_batch", self.max_batch, MOST_ROWS)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::ModelId;
-use downbeat_core::device::{AutoInputs, GuardOptions, PolicyName, SegmentProfile};
+use downbeat_core::device::{AutoInputs, GuardOptions, SegmentProfile};
 use downbeat_engine::{Lane, Model};
 
 use super::{Loading, Runnable};
@@ -21,7 +21,7 @@ impl Loading<'_> {
         let (predictor, engine) = (self.context.predictor.clone(), self.source.engine.info());
         let place = (&engine, threads, self.part.map(|part| &*part.size));
         let file = (&*self.definition.name, self.number, self.file);
-        let is_one = self.policy.name == PolicyName::OVERLAP;
+        let is_one = self.policy.name.forms_groups();
         is_one.then(|| GroupMember::new(predictor, file, place, model.segments()))
     }
 

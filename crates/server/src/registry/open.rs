@@ -23,9 +23,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
 use crate::model_names::{NamedBy, UnknownModel};
-use crate::options::{
-    CudaMissing, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, PolicyName, RunLimits, ServerOptions, SharesBy,
-};
+use crate::options::{CudaMissing, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions, SharesBy};
 use crate::partitions::Partitions;
 use crate::placement::{self, Placement};
 use crate::serving::Serving;
@@ -229,8 +227,8 @@ fn with_devices(
     // The options may name models' devices without setting the number of executors.
     let named = placement::devices_named(options);
     let asked = match options.devices {
-        // Under the policy overlap, models run side by side on one device.
-        0 if engines.gpus.is_empty() && options.device.policy == PolicyName::OVERLAP => named.max(1),
+        // Models that share groups of operators run side by side on one device.
+        0 if engines.gpus.is_empty() && options.device.policy.forms_groups() => named.max(1),
         0 if engines.gpus.is_empty() => named,
         devices => devices,
     };

@@ -6,14 +6,14 @@ use super::candidate::{RehearsedModel, Replayable};
 use super::emulated::EmulatedDevice;
 use super::hold_off::HoldOff;
 use crate::cluster::{Behaviour, ExecutionNoise, Output, PastArrival, Random, Request, Scheduler, Tally};
-use crate::device::auto::Overlap;
+use crate::device::auto_inputs::Overlap;
+use crate::device::entry::PolicyOptions;
 use crate::device::exclusive::ExclusiveOptions;
 use crate::device::launch::{GrantedBatch, Launch, Span};
 use crate::device::output::DeviceOutput;
 use crate::device::request::DeviceRequest;
 use crate::device::scheduler::{DeviceScheduler, Layout};
 use crate::device::segment_profile::SegmentProfile;
-use crate::device::table::PolicyOptions;
 use crate::ids::{DeviceId, DeviceKind, LaneId, ModelId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 

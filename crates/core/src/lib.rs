@@ -12,6 +12,7 @@ pub mod file_content;
 pub mod ids;
 pub mod isotonic;
 pub mod journal;
+mod names;
 pub mod probes;
 pub mod profile;
 pub mod quantile;
@@ -22,6 +23,7 @@ pub mod time;
 
 pub use device_profiles::DeviceProfiles;
 pub use ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
+pub use names::UnknownName;
 pub use profile::{LatencyProfile, ProfileError, ProfilePoint};
 pub use quantile::{median, quantiles};
 pub use time::{Duration, Time};

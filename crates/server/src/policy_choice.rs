@@ -104,7 +104,7 @@ impl AutoSubject<'_> {
     /// Why only `exclusive` is possible; `None` if other policies are, too.
     fn left_to_exclusive(&self) -> Option<String> {
         let batching = &self.definition.batching;
-        let own = self.options.models.get(&self.definition.name).and_then(|model| model.dispatch);
+        let own = self.options.models.get(&self.definition.name).and_then(|model| model.dispatch.as_ref());
         let has_levels =
             batching.levels.len() > 1 || batching.levels.iter().any(|l| l.default_timeout > Duration::ZERO);
         let reason = match () {
@@ -112,7 +112,9 @@ impl AutoSubject<'_> {
                 "the model answers no request of our own making, so that nothing could be measured at load"
             }
             () if !self.options.profiling.enabled => "nothing is measured here ([profiling] enabled = false)",
-            () if own.or(self.definition.dispatch).is_some() => "its scheduler is named, which makes its batches",
+            () if own.or(self.definition.dispatch.as_ref()).is_some() => {
+                "its scheduler is named, which makes its batches"
+            }
             () if has_levels => {
                 "its configuration has priority levels or queue timeouts, which other policies do not know"
             }

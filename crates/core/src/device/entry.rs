@@ -1,5 +1,5 @@
-//! The interface between a device policy and the table of policies: the policy's name, its options,
-//! the user's settings, and the demands that follow from them.
+//! The interface of a device policy to the table of policies: the policy's name, options, settings and
+//! demands.
 
 use std::fmt;
 use std::sync::Arc;

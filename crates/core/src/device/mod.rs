@@ -20,19 +20,22 @@
 //! | [`Windowed`] | nothing but the time: one batch after another, by a window and a largest size | TF-Serving, Triton: the papers' baselines |
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
 //! | [`Staged`] | which requests are in a batch while it runs: new, stretch, split | DVABatch |
-//! | [`Overlapped`] | nothing: [`overlap`] decides for all its models which operators run side by side | Abacus |
+//! | [`Overlapped`] | nothing: it launches the operators that the arbiter permits | Abacus |
 //!
 //! [`AutoInputs`] chooses a model's policy by measurements, and a [`DeviceRehearsal`] by the
 //! requests since then. An [`AutoGuard`] watches the chosen policy.
 //!
 //! [`spatial`] decides the share of the device that each model runs on (GSLICE), for every policy.
+//! [`spatial::Shares`] is the state machine; its driver has models move.
 //!
-//! [`overlap`] decides which operators of which models run side by side (Abacus). There is one for
-//! the device, which tells each model's policy ([`DevicePolicy::handle_group`]).
+//! A [`DeviceArbiter`] decides for all models of the device together. A scheduler has at most one.
+//! [`OverlapArbiter`] decides which operators of which models run side by side ([`overlap`],
+//! Abacus). The policies under an arbiter launch only what it permits ([`Turn::permit`]).
 //!
 //! A policy knows no tensors, and only the times that come with events. The latencies of its lanes
 //! are in a [`SegmentProfile`].
 
+mod arbiter;
 mod auto;
 mod auto_guard;
 mod auto_inputs;
@@ -40,7 +43,6 @@ mod device_use;
 mod elastic;
 mod entry;
 mod exclusive;
-mod groups;
 mod input_ring;
 mod lanes;
 mod launch;
@@ -48,6 +50,7 @@ mod mix;
 mod note;
 mod output;
 pub mod overlap;
+mod overlap_arbiter;
 mod overlapped;
 mod policy;
 mod rehearsal;
@@ -60,12 +63,11 @@ mod settings;
 pub mod spatial;
 mod staged;
 mod table;
-#[cfg(test)]
-mod toy;
 mod turn;
 mod windowed;
 
 pub use crate::ids::{LaneId, LaunchId, PartitionId};
+pub use arbiter::{ArbiterOutput, DeviceArbiter};
 pub use auto::{AutoChoice, MARGIN, Prediction};
 pub use auto_guard::{AutoGuard, GuardEnd, GuardOptions, GuardReport, GuardState, GuardWindow};
 pub use auto_inputs::{AutoInputs, Overlap, OverlapPoint};
@@ -73,17 +75,19 @@ pub use device_use::DeviceUse;
 pub use elastic::{Elastic, ElasticOptions};
 pub use entry::{ModelSpec, PolicyEntry, PolicyName, PolicyOptions, PolicySettings, Predict};
 pub use exclusive::{Exclusive, ExclusiveOptions};
-pub use groups::{GroupDecision, GroupSettings, GroupStats};
 pub use input_ring::{InputRing, RingRun};
-pub use launch::{GrantedBatch, InputSource, LaneSpec, Launch, SegmentRange, Span};
+pub use launch::{GrantedBatch, InputSource, LaneSpec, Launch, Permit, SegmentRange, Span};
 pub use mix::{BadMix, LaneMix, MixTable};
 pub use note::Note;
 pub use output::DeviceOutput;
+pub use overlap::{GroupSettings, GroupStats};
+pub use overlap_arbiter::OverlapArbiter;
 pub use overlapped::{Overlapped, OverlappedOptions};
 pub use policy::DevicePolicy;
 pub use rehearsal::{Candidate, DeviceDecision, DeviceRehearsal, RehearsedModel, Replayable, TriedPolicy};
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
 pub use request_pool::{PoolStats, RequestPool};
+pub use resident::Arbitrated;
 pub use scheduler::{BadLayout, BadMove, BadPolicy, DeviceModel, DeviceScheduler, Layout};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use settings::{

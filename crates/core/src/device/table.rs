@@ -2,7 +2,8 @@
 //! policies only by this table.
 //!
 //! A new policy is a file beside this one and a line in `POLICIES` (and the `mod` line that Rust
-//! asks for). `toy.rs` is such a file, and this is the rest of its diff:
+//! asks for). `table/tests.rs` is such a file, and this is the rest of
+//! its diff:
 //!
 //! ```text
 //!  static POLICIES: &[&PolicyEntry] = &[
@@ -42,7 +43,7 @@ static POLICIES: &[&PolicyEntry] = &[
     StagedOptions::ENTRY,
     OverlappedOptions::ENTRY,
     #[cfg(test)]
-    super::toy::ToyOptions::ENTRY,
+    tests::ToyOptions::ENTRY,
 ];
 
 /// A policy with its settings.
@@ -225,3 +226,6 @@ impl<'de> Deserialize<'de> for PolicyName {
         String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
+
+#[cfg(test)]
+mod tests;

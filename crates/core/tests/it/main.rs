@@ -39,6 +39,7 @@ mod section_4_2;
 mod shards;
 
 mod spatial;
+mod spatial_shares;
 mod starvation;
 mod sub_clusters;
 mod turns;

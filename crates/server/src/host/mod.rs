@@ -57,4 +57,3 @@ pub(crate) use metrics::LaneMetricsFamily;
 pub(crate) use own_launch::run_own;
 pub(crate) use padding::Padding;
 pub(crate) use policy_guard::PolicyGuard;
-pub(crate) use work_meter::Worked;

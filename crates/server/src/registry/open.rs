@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use downbeat_engine::{GpuInfo, Part};
+use downbeat_engine::GpuInfo;
 use downbeat_repository::{ModelDefinition, ModelRepositories};
 use parking_lot::Mutex;
 
@@ -181,10 +181,9 @@ fn shares(
     metrics: &Metrics,
     woken: &Arc<tokio::sync::Notify>,
 ) -> Arc<[DeviceShares]> {
-    let parts: Arc<[Part]> = partitions.parts.clone().into();
     let of = |host: &Arc<DeviceHost>| {
-        let (host, parts, by_hand) = (host.clone(), parts.clone(), partitions.by_hand());
-        DeviceShares::new(host, parts, &options.device, by_hand, woken.clone(), metrics.shares.clone())
+        let (host, by_hand) = (host.clone(), partitions.by_hand());
+        DeviceShares::new(host, &partitions.parts, &options.device, by_hand, woken.clone(), metrics.shares.clone())
     };
     let hosts = driver.hosts().iter().filter(|_| options.device.shares == SharesBy::Auto);
     hosts.map(of).collect()

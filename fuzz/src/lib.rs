@@ -200,15 +200,10 @@ pub fn calibration(data: &[u8]) {
 /// The most pairs of a model and a sub-cluster for which this target searches.
 const MOST_SEARCHED: usize = 64;
 
-/// A workload of `downbeat plan`: read, written, and planned where it is small.
-///
-/// # Panics
-/// If what was written cannot be read.
+/// A workload of `downbeat plan`: read, and planned if it is small.
 pub fn workload(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(workload) = downbeat_plan::Workload::parse(text) else { return };
-    let again = downbeat_plan::Workload::parse(&workload.to_toml());
-    again.expect("what was read is written so that it can be read");
     let pairs = workload.models.len().saturating_mul(workload.sub_clusters);
     // Small workloads are searched, and vast ones refused. The others would take as long as their
     // limit allows.

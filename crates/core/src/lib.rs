@@ -48,6 +48,7 @@ pub mod file_content;
 pub mod ids;
 pub mod isotonic;
 pub mod journal;
+mod names;
 pub mod probes;
 pub mod profile;
 pub mod quantile;
@@ -57,6 +58,7 @@ pub mod time;
 
 pub use device_profiles::DeviceProfiles;
 pub use ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
+pub use names::UnknownName;
 pub use profile::{LatencyProfile, ProfileError, ProfilePoint};
 pub use quantile::{median, quantiles};
 pub use time::{Duration, Time};

@@ -212,7 +212,7 @@ fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {
         );
     }
     for name in options.device.named() {
-        let dispatch = options.models.get(name).and_then(|model| model.dispatch);
+        let dispatch = options.models.get(name).and_then(|model| model.dispatch.clone());
         let policy = options.device_policy(name, None);
         options.check_dispatch(name, policy, dispatch).map_err(|error| anyhow::anyhow!("model '{name}': {error}"))?;
     }

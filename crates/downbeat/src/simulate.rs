@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Error, bail, ensure};
 use clap::{Args, Subcommand};
 use downbeat_core::Duration;
-use downbeat_core::cluster::NetworkBudget;
-use downbeat_sim::policy::{self, Policies, Policy, SERVED};
+use downbeat_core::cluster::{DropPolicy, NetworkBudget};
+use downbeat_sim::policy::{Policies, Policy, SERVED};
 use downbeat_sim::{
     Arrivals, CapacityQuestion, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, check_seeds,
     profiles,
@@ -215,7 +215,7 @@ fn question(args: &CapacityArgs, known: &Policies) -> anyhow::Result<CapacityQue
 
 /// Combines every policy with every drop policy, unless it has its own.
 fn policies(names: &[String], drops: &[String], known: &Policies) -> anyhow::Result<Vec<Policy>> {
-    let drops = drops.iter().map(|drop| policy::parse_drop(drop)).collect::<Result<Vec<_>, _>>()?;
+    let drops = drops.iter().map(|drop| drop.parse()).collect::<Result<Vec<DropPolicy>, _>>()?;
     let mut policies: Vec<Policy> = Vec::new();
     for name in names {
         let named = match name.as_str() {

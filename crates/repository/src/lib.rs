@@ -40,6 +40,7 @@ mod warmup;
 pub use batching::{Batching, Level};
 pub use binding::TensorBinding;
 pub use definition::{ModelDefinition, ModelFormat};
+pub use downbeat_core::UnknownName;
 pub use finding::{ConfigError, Finding, Position, did_you_mean, nearest};
 pub use repositories::ModelRepositories;
 pub use repository::{CONFIG_FILE, Fingerprint, ModelRepository, RepositoryError, Scan};

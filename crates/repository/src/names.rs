@@ -32,27 +32,11 @@ macro_rules! named {
         }
 
         impl ::std::str::FromStr for $name {
-            type Err = $crate::names::UnknownName;
+            type Err = $crate::UnknownName;
 
-            fn from_str(s: &str) -> Result<Self, $crate::names::UnknownName> {
-                Self::ALL.iter().copied().find(|v| v.name() == s).ok_or_else(|| $crate::names::UnknownName {
-                    what: $what,
-                    found: s.chars().take(64).collect(),
-                    expected: Self::names().collect(),
-                })
+            fn from_str(s: &str) -> Result<Self, $crate::UnknownName> {
+                Self::ALL.iter().copied().find(|v| v.name() == s).ok_or_else(|| $crate::UnknownName::new($what, s, Self::names()))
             }
         }
     };
-}
-
-/// A name that is none of the choices.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown {what} '{found}'; expected one of: {}", expected.join(", "))]
-pub struct UnknownName {
-    /// The kind of choice.
-    pub what: &'static str,
-    /// The given name.
-    pub found: String,
-    /// The names of the choices.
-    pub expected: Vec<&'static str>,
 }

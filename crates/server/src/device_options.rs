@@ -67,9 +67,9 @@ impl ServerOptions {
         device: PolicyName,
         configured: Option<DispatchPolicy>,
     ) -> Result<(), String> {
-        let own = self.models.get(model).and_then(|model| model.dispatch).or(configured);
-        match (device.makes_batches(), own) {
-            (false, _) if own.unwrap_or(self.dispatch) == DispatchPolicy::Route => Err(format!(
+        let own = self.models.get(model).and_then(|model| model.dispatch.clone()).or(configured);
+        match (device.makes_batches(), &own) {
+            (false, _) if own.as_ref().unwrap_or(&self.dispatch) == &DispatchPolicy::Route => Err(format!(
                 "the scheduler 'route' leaves batches to the device, and the device policy '{device}' leaves them to the scheduler; give the model \
                  another device policy ([[device.groups]] with models = [\"{model}\"]) or another scheduler"
             )),

@@ -135,7 +135,7 @@ impl<'a> Loading<'a> {
         check_partitions(policy, name, on.len())?;
         let placed = context.placement.of(&definition, &on, !routed, context.driver.devices())?;
         let (cut, threads) = cut_and_threads(context, policy, why, name, part, on_gpus);
-        let checked = options.check_dispatch(name, policy.name, definition.dispatch);
+        let checked = options.check_dispatch(name, policy.name, definition.dispatch.clone());
         checked.map_err(|reason| PolicyError::new(policy.name, reason))?;
         let limit = options.models.get(name).and_then(|model| model.gpu_memory);
         let budget = DeviceBudget::before(&**engine, if on_gpus { &placed.devices } else { &[] }, limit);
@@ -512,7 +512,7 @@ fn cut_and_threads(
     on_gpus: bool,
 ) -> (Cut, Threads) {
     let most = part.map_or_else(|| most_threads(&context.options), |part| part.threads);
-    let group = (policy.name == PolicyName::OVERLAP).then_some(&context.predictor);
+    let group = policy.name.forms_groups().then_some(&context.predictor);
     let group = group.filter(|group| group.known(name).is_some());
     let cut = match policy.settings.cut() {
         (_, false) if let Some(known) = group.and_then(|group| group.known(name)) => known.cut(),

@@ -107,7 +107,7 @@ with_defaults! {
         /// behaviour follows from the load regime.
         pub rehearsal_cpu: f64 = 0.05,
         /// When a batch leaves.
-        pub dispatch: DispatchPolicy = DispatchPolicy::Adaptive,
+        pub dispatch: DispatchPolicy = DispatchPolicy::Adaptive { consolidate: false },
         /// The drop policy: which requests of a queue that cannot make their deadline are given up.
         /// `None`: the one that suits the dispatch policy (see [`ServerOptions::drop_policy`]).
         pub drop: Option<DropPolicy> = None,
@@ -298,7 +298,8 @@ impl ServerOptions {
 
     /// The dispatch policy of a model, by the same order as [`ServerOptions::slo`].
     pub fn dispatch_policy(&self, model: &str, configured: Option<DispatchPolicy>) -> DispatchPolicy {
-        self.models.get(model).and_then(|m| m.dispatch).or(configured).unwrap_or(self.dispatch)
+        let own = self.models.get(model).and_then(|m| m.dispatch.clone());
+        own.or(configured).unwrap_or_else(|| self.dispatch.clone())
     }
 
     /// The drop policy of a model that is dispatched by `dispatch`, by the same order as
@@ -317,10 +318,9 @@ impl ServerOptions {
     /// anyway, and heads given up for a large one are lost for nothing: it gets head drop.
     pub fn drop_policy(&self, model: &str, configured: Option<DropPolicy>, dispatch: DispatchPolicy) -> DropPolicy {
         let waits = matches!(dispatch, DispatchPolicy::Deferred | DispatchPolicy::Latest);
-        let suits = match dispatch {
-            DispatchPolicy::Adaptive | DispatchPolicy::Consolidating => DropPolicy::Adaptive,
-            _ if self.devices <= 1 || waits => DropPolicy::Window,
-            _ => DropPolicy::Head,
+        let suits = match dispatch.suitable_drop() {
+            DropPolicy::WindowDrop if self.devices > 1 && !waits => DropPolicy::HeadDrop,
+            suits => suits,
         };
         self.models.get(model).and_then(|m| m.drop).or(configured).or(self.drop).unwrap_or(suits)
     }
@@ -593,13 +593,16 @@ mod tests {
     #[test]
     fn the_drop_policy_suits_the_devices_unless_somebody_chose_one() {
         let mut options = ServerOptions::new("models".into());
-        assert_eq!(options.drop_policy("a", None, DispatchPolicy::Eager), DropPolicy::Window);
+        assert_eq!(options.drop_policy("a", None, DispatchPolicy::Eager), DropPolicy::WindowDrop);
         options.devices = 4;
-        assert_eq!(options.drop_policy("a", None, DispatchPolicy::Eager), DropPolicy::Head);
-        assert_eq!(options.drop_policy("a", None, DispatchPolicy::Deferred), DropPolicy::Window);
+        assert_eq!(options.drop_policy("a", None, DispatchPolicy::Eager), DropPolicy::HeadDrop);
+        assert_eq!(options.drop_policy("a", None, DispatchPolicy::Deferred), DropPolicy::WindowDrop);
         options.drop = Some(DropPolicy::None);
         assert_eq!(options.drop_policy("a", None, DispatchPolicy::Deferred), DropPolicy::None);
-        assert_eq!(options.drop_policy("a", Some(DropPolicy::Head), DispatchPolicy::Deferred), DropPolicy::Head);
+        assert_eq!(
+            options.drop_policy("a", Some(DropPolicy::HeadDrop), DispatchPolicy::Deferred),
+            DropPolicy::HeadDrop
+        );
     }
 
     #[test]
@@ -607,10 +610,10 @@ mod tests {
         let error = "egaer".parse::<DispatchPolicy>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown dispatch policy 'egaer'; expected one of: deferred, eager, timeout, adaptive, consolidating, latest, route"
+            "unknown dispatch policy 'egaer'; expected one of: deferred, eager, latest, timeout, adaptive, consolidating, route"
         );
         for policy in DispatchPolicy::ALL {
-            assert_eq!(policy.name().parse(), Ok(*policy));
+            assert_eq!(policy.name().parse(), Ok(policy.clone()));
         }
     }
 }

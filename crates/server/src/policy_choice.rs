@@ -1,8 +1,6 @@
 //! Chooses a device policy for a model that is being loaded, where `auto` was asked for.
 
-use downbeat_core::device::{
-    AutoChoice, AutoInputs, Cut, Overlap, PartitionId, PolicyModel, PolicyName, SegmentProfile,
-};
+use downbeat_core::device::{AutoChoice, AutoInputs, Overlap, PolicyName, SegmentProfile};
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_repository::ModelDefinition;
 
@@ -98,7 +96,7 @@ impl AutoSubject<'_> {
     /// Why only `exclusive` is possible; `None` if other policies are, too.
     fn left_to_exclusive(&self) -> Option<String> {
         let batching = &self.definition.batching;
-        let own = self.options.models.get(&self.definition.name).and_then(|model| model.dispatch);
+        let own = self.options.models.get(&self.definition.name).and_then(|model| model.dispatch.as_ref());
         let has_levels =
             batching.levels.len() > 1 || batching.levels.iter().any(|l| l.default_timeout > Duration::ZERO);
         let reason = match () {
@@ -106,7 +104,9 @@ impl AutoSubject<'_> {
                 "the model answers no request of our own making, so that nothing could be measured at load"
             }
             () if !self.options.profiling.enabled => "nothing is measured here ([profiling] enabled = false)",
-            () if own.or(self.definition.dispatch).is_some() => "its scheduler is named, which makes its batches",
+            () if own.or(self.definition.dispatch.as_ref()).is_some() => {
+                "its scheduler is named, which makes its batches"
+            }
             () if has_levels => {
                 "its configuration has priority levels or queue timeouts, which other policies do not know"
             }
@@ -120,8 +120,7 @@ impl AutoSubject<'_> {
     }
 
     fn inputs(&self, launch: Duration) -> AutoInputs {
-        let (stages, stages_at_once) = self.stages().unwrap_or((1, 1));
-        AutoInputs {
+        let mut inputs = AutoInputs {
             profile: SegmentProfile::whole(self.profile),
             cut: None,
             is_batched: self.codec.batched,
@@ -131,41 +130,15 @@ impl AutoSubject<'_> {
             cores: u32::try_from(self.cores).unwrap_or(u32::MAX),
             threads: if self.runs_elsewhere { 0 } else { u32::try_from(self.threads).unwrap_or(u32::MAX) },
             at_once: self.at_once,
-            lanes: self.lanes().unwrap_or_default(),
-            stages,
-            stages_at_once,
+            lanes: Vec::new(),
+            stages: 1,
+            stages_at_once: 1,
+        };
+        let name = &self.definition.name;
+        for chosen in PolicyName::all().filter_map(|policy| self.options.settings_of(name, policy).ok()) {
+            chosen.settings.tell_auto(&mut inputs);
         }
-    }
-
-    /// The batch sizes of the lanes of `elastic`, if it can have the model.
-    fn lanes(&self) -> Option<Vec<u32>> {
-        let settings = self.options.settings_of(&self.definition.name, PolicyName::ELASTIC).ok()?.settings;
-        let max_batch = self.codec.max_batch;
-        let ring = settings.ring(max_batch, false).ok()?;
-        let model = PolicyModel {
-            partition: PartitionId::default(),
-            profile: SegmentProfile::whole(self.profile),
-            max_batch,
-            padded: false,
-            queue_delay: Duration::ZERO,
-            drop: false,
-            queue_bound: 1,
-            ring_slots: ring.map_or(0, |ring| ring.least),
-            cores: None,
-        };
-        let lanes = settings.spec(model).ok()?.build().ok()?.policy.lanes(PartitionId::default());
-        Some(lanes.iter().map(|lane| lane.max_rows).collect())
-    }
-
-    /// Into how many segments `staged` would cut the model, and how many of these run at once.
-    fn stages(&self) -> Option<(u16, u32)> {
-        let settings = self.options.settings_of(&self.definition.name, PolicyName::STAGED).ok()?.settings;
-        let stages = match settings.cut().0 {
-            Cut::Whole => 1,
-            Cut::Stages(stages) => stages,
-            Cut::At(values) => values.len() + 1,
-        };
-        Some((u16::try_from(stages).ok()?, settings.at_once()))
+        inputs
     }
 }
 

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::PartitionId;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_repository::ModelDefinition;
-use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
 use parking_lot::Mutex;
 
 use crate::host::HostedModel;
@@ -46,28 +45,14 @@ impl Queue {
     ) -> QueueOptions {
         let (name, batching) = (&definition.name, &definition.batching);
         let queue_delay = options.queue_delay(name, batching.max_queue_delay);
-        let configured = definition.dispatch.or_else(|| {
+        let configured = definition.dispatch.clone().or_else(|| {
             // A queue delay in config.pbtxt is a wish for Triton's own policy.
-            (batching.max_queue_delay > Duration::ZERO).then_some(DispatchPolicy::Timeout)
+            let timeout = DispatchPolicy::Timeout { delay: queue_delay, preferred: Vec::new() };
+            (batching.max_queue_delay > Duration::ZERO).then_some(timeout)
         });
-        let chosen = options.dispatch_policy(name, configured);
-        let dispatch = match chosen {
-            DispatchPolicy::Deferred => cluster::DispatchPolicy::Deferred,
-            DispatchPolicy::Latest => cluster::DispatchPolicy::Latest,
-            // Loading a model refuses `Route`: this server routes no requests to others.
-            DispatchPolicy::Eager | DispatchPolicy::Route => cluster::DispatchPolicy::Eager,
-            DispatchPolicy::Adaptive => cluster::DispatchPolicy::Adaptive { consolidate: false },
-            DispatchPolicy::Consolidating => cluster::DispatchPolicy::Adaptive { consolidate: true },
-            DispatchPolicy::Timeout => {
-                cluster::DispatchPolicy::Timeout { delay: queue_delay, preferred: batching.preferred.clone() }
-            }
-        };
-        let drop = match options.drop_policy(name, definition.drop, chosen) {
-            DropPolicy::Window => cluster::DropPolicy::WindowDrop,
-            DropPolicy::Adaptive => cluster::DropPolicy::Adaptive,
-            DropPolicy::Head => cluster::DropPolicy::HeadDrop,
-            DropPolicy::None => cluster::DropPolicy::None,
-        };
+        // Loading a model refuses `Route`: this server routes no requests to others.
+        let dispatch = options.dispatch_policy(name, configured).with_delay(queue_delay, &batching.preferred);
+        let drop = options.drop_policy(name, definition.drop, dispatch.clone());
         let levels = batching.levels.iter().map(|level| PriorityLevel {
             max_queue: if level.max_queue_size == 0 { u32::MAX } else { level.max_queue_size },
             timeout_action: level.timeout_action,
@@ -103,8 +88,7 @@ impl Queue {
         models: Box<[Arc<HostedModel>]>,
         now: Time,
     ) -> Self {
-        let gathers =
-            matches!(options.dispatch, cluster::DispatchPolicy::Timeout { delay, .. } if delay > Duration::ZERO);
+        let gathers = matches!(options.dispatch, DispatchPolicy::Timeout { delay, .. } if delay > Duration::ZERO);
         Queue {
             place,
             gathers,
@@ -128,7 +112,7 @@ impl Queue {
 
     /// Whether requests that cannot make their deadline are given up.
     pub fn drops(&self) -> bool {
-        self.options.drop != cluster::DropPolicy::None
+        self.options.drop != DropPolicy::None
     }
 
     /// The refiner of its batches' latency on a partition of a device, and on partitions like that.

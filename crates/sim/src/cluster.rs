@@ -7,10 +7,10 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId,
 
 /// A cluster scheduler under simulation: the contract of [`Scheduler`], as far as a run uses it.
 ///
-/// A pure state machine. Events come with their time; after each, every [`Cluster::poll_decision`]
-/// is taken and [`Cluster::poll_timeout`] says when to call [`Cluster::handle_timeout`] if nothing
+/// A pure state machine. Events come with their time; after each, every [`ClusterScheduler::poll_decision`]
+/// is taken and [`ClusterScheduler::poll_timeout`] says when to call [`ClusterScheduler::handle_timeout`] if nothing
 /// happens before.
-pub trait Cluster {
+pub trait ClusterScheduler {
     /// Adds a model. Its requests have `slo` from arrival to deadline and arrive at `rate` a
     /// second; only planners that work in epochs use the rate. Ids are given out in order from
     /// zero.
@@ -42,7 +42,7 @@ pub trait Cluster {
     /// The next decision.
     fn poll_decision(&mut self) -> Option<Decision>;
 
-    /// The time for the next [`Cluster::handle_timeout`] if no other event comes before.
+    /// The time for the next [`ClusterScheduler::handle_timeout`] if no other event comes before.
     fn poll_timeout(&self) -> Option<Time>;
 
     /// Returns the member vector of a dispatch for reuse.
@@ -54,7 +54,7 @@ pub trait Cluster {
 pub enum Decision {
     /// Send this batch now.
     Dispatch {
-        /// The id for [`Cluster::handle_completion`].
+        /// The id for [`ClusterScheduler::handle_completion`].
         batch: BatchId,
         /// A device that runs no batch; with a network, a device with at most one batch.
         device: DeviceId,
@@ -100,7 +100,7 @@ impl From<Output> for Decision {
     }
 }
 
-impl Cluster for Scheduler {
+impl ClusterScheduler for Scheduler {
     fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
         Scheduler::set_dispatch(self, now, model, dispatch);
     }

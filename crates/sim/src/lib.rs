@@ -39,7 +39,7 @@ pub use bounds::{Staggered, fluid, staggered};
 pub use capacity::{Bounds, Capacity, NoCapacity, Search, TOLERATED, capacity};
 pub use capacity_table::{BadQuestion, Capacities, CapacityCase, CapacityQuestion};
 pub use checker::{Checker, Known};
-pub use cluster::{Cluster, Decision};
+pub use cluster::{ClusterScheduler, Decision};
 pub use execution::{Devices, RunningDevices};
 pub use feed::Feed;
 pub use network::{Delay, Network, UnknownDelay};

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use downbeat_core::Duration;
-use downbeat_core::cluster::{DispatchPolicy, DropPolicy, OrderPolicy, UnknownOrder};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, OrderPolicy};
+use downbeat_core::{Duration, UnknownName};
 
 use crate::system::{Downbeat, System};
 
@@ -13,7 +13,7 @@ use crate::system::{Downbeat, System};
 /// of turns, or another system.
 ///
 /// Written `NAME[:ARGUMENT][+DROP][@ORDER]`, such as `deferred`, `eager+head`,
-/// `timeout:20%+head@fair`. The names are those of [`Policies`], [`DROPS`] and [`OrderPolicy`].
+/// `timeout:20%+head@fair`. The names are those of [`Policies`], [`DropPolicy`] and [`OrderPolicy`].
 #[derive(Clone, Debug)]
 pub struct Policy {
     name: String,
@@ -34,89 +34,61 @@ pub enum Choice {
     System(Arc<dyn System>),
 }
 
-/// The policies that a program knows, in tables. [`SERVED`] has the server's policies.
+/// The policies that a program knows: those of [`DispatchPolicy::ALL`] by which a scheduler makes
+/// batches, and these systems beside them.
 #[derive(Clone, Copy, Debug)]
-pub struct Policies(pub &'static [&'static [Name]]);
+pub struct Policies(pub &'static [Name]);
 
 /// The policies that a server also has.
-pub const SERVED: Policies = Policies(&[POLICIES]);
+pub const SERVED: Policies = Policies(&[]);
 
 /// A policy in a table.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Name {
     /// The name as users write it.
     pub name: &'static str,
     /// The form of the argument; empty: the policy takes none.
     pub argument: &'static str,
-    /// A description.
-    pub about: &'static str,
     /// The default drop policy.
     pub drop: DropPolicy,
     /// The arguments that [`Policies::all`] uses.
     pub arguments: &'static [&'static str],
-    /// Makes the scheduler from the argument (empty: none); `None` if the argument is invalid.
-    pub make: fn(&str) -> Option<Choice>,
+    /// Makes the scheduler from the argument.
+    make: Make,
 }
 
-/// The policies of Downbeat's scheduler. A new one is a line here.
-pub const POLICIES: &[Name] = &[
-    Name {
-        name: "deferred",
-        argument: "",
-        about: "Symphony: not before one more request could no longer join in time",
-        drop: DropPolicy::WindowDrop,
-        arguments: &[""],
-        make: |argument| dispatch(argument, DispatchPolicy::Deferred),
-    },
-    Name {
-        name: "eager",
-        argument: "",
-        about: "as soon as a device is free",
-        drop: DropPolicy::WindowDrop,
-        arguments: &[""],
-        make: |argument| dispatch(argument, DispatchPolicy::Eager),
-    },
-    Name {
-        name: "latest",
-        argument: "",
-        about: "not before the last moment",
-        drop: DropPolicy::WindowDrop,
-        arguments: &[""],
-        make: |argument| dispatch(argument, DispatchPolicy::Latest),
-    },
-    Name {
-        name: "timeout",
-        argument: "MS or P%",
-        about: "when the batch is full or its first request has waited for MS milliseconds, or P% of its SLO",
-        drop: DropPolicy::WindowDrop,
-        arguments: &["10%", "25%", "50%"],
-        make: timeout,
-    },
-    Name {
-        name: "adaptive",
-        argument: "",
-        about: "deferred or eager, by what waiting is worth at the load of the moment; at once while the load is low",
-        drop: DropPolicy::Adaptive,
-        arguments: &[""],
-        make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: false }),
-    },
-    Name {
-        name: "consolidating",
-        argument: "",
-        about: "the same, but deferred while the load is low, so that the number of busy devices follows it",
-        drop: DropPolicy::Adaptive,
-        arguments: &[""],
-        make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: true }),
-    },
-];
+/// Makes a scheduler.
+#[derive(Clone, Debug)]
+enum Make {
+    Dispatch(DispatchPolicy),
+    System(fn(&str) -> Option<Choice>),
+}
 
-/// The drop policies.
-pub const DROPS: &[(&str, DropPolicy)] = &[
-    ("window", DropPolicy::WindowDrop),
-    ("head", DropPolicy::HeadDrop),
-    ("adaptive", DropPolicy::Adaptive),
-    ("none", DropPolicy::None),
-];
+impl Name {
+    /// A system with drop rules of its own. `make` makes it from the argument (empty: none), and
+    /// returns `None` if the argument is invalid.
+    pub const fn system(name: &'static str, argument: &'static str, make: fn(&str) -> Option<Choice>) -> Self {
+        Name { name, argument, drop: DropPolicy::WindowDrop, arguments: &[""], make: Make::System(make) }
+    }
+
+    fn dispatch(policy: &DispatchPolicy) -> Self {
+        let (argument, arguments): (_, &[&str]) = match policy {
+            DispatchPolicy::Timeout { .. } => ("MS or P%", &["10%", "25%", "50%"]),
+            _ => ("", &[""]),
+        };
+        let (name, drop, make) = (policy.name(), policy.suitable_drop(), Make::Dispatch(policy.clone()));
+        Name { name, argument, drop, arguments, make }
+    }
+
+    /// Makes the scheduler from the argument (empty: none); `None` if the argument is invalid.
+    fn make(&self, argument: &str) -> Option<Choice> {
+        match &self.make {
+            Make::Dispatch(DispatchPolicy::Timeout { .. }) => timeout(argument),
+            Make::Dispatch(policy) => argument.is_empty().then(|| Choice::Dispatch(policy.clone())),
+            Make::System(make) => make(argument),
+        }
+    }
+}
 
 /// The reason why a text is not a policy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -129,9 +101,6 @@ pub enum UnknownPolicy {
         /// The known names.
         known: Vec<String>,
     },
-    /// No such drop policy.
-    #[error("unknown drop policy '{0}'; expected one of: {names}", names = drop_names().join(", "))]
-    Drop(String),
     /// An argument that is missing, not wanted, or wrong.
     #[error("'{text}': expected {expected}")]
     Argument {
@@ -140,19 +109,15 @@ pub enum UnknownPolicy {
         /// The expected form.
         expected: String,
     },
-    /// No such order of turns.
+    /// No such drop policy or order of turns.
     #[error(transparent)]
-    Order(#[from] UnknownOrder),
+    Name(#[from] UnknownName),
     /// An order of turns for a system that has its own.
     #[error("'{0}' has turns by its own rules; leave out '@{1}'")]
     OwnOrder(String, String),
     /// A drop policy for a system that has its own.
     #[error("'{0}' drops by its own rules; leave out '+{1}'")]
     OwnDrop(String, String),
-}
-
-fn dispatch(argument: &str, policy: DispatchPolicy) -> Option<Choice> {
-    argument.is_empty().then_some(Choice::Dispatch(policy))
 }
 
 /// Parses a timeout, at most an hour or ten SLOs.
@@ -167,23 +132,20 @@ fn timeout(argument: &str) -> Option<Choice> {
     }
 }
 
-fn drop_names() -> Vec<&'static str> {
-    DROPS.iter().map(|(name, _)| *name).collect()
-}
-
 fn written(name: &Name) -> String {
     let Name { name, argument, .. } = name;
     if argument.is_empty() { (*name).to_owned() } else { format!("{name}:{argument}") }
 }
 
 impl Policies {
-    fn known(&self) -> impl Iterator<Item = &'static Name> {
-        self.0.iter().copied().flatten()
+    fn known(&self) -> impl Iterator<Item = Name> {
+        let dispatches = DispatchPolicy::ALL.iter().filter(|policy| **policy != DispatchPolicy::Route);
+        dispatches.map(Name::dispatch).chain(self.0.iter().cloned())
     }
 
     /// The names, as they are written.
     pub fn names(&self) -> Vec<String> {
-        self.known().map(written).collect()
+        self.known().map(|known| written(&known)).collect()
     }
 
     /// Parses a policy such as `eager+head@fair`. A text without a drop policy gets the name's
@@ -197,14 +159,15 @@ impl Policies {
         let (name, argument) = system.split_once(':').unwrap_or((system, ""));
         let known = self.known().find(|known| known.name == name);
         let known = known.ok_or_else(|| UnknownPolicy::Policy { text: system.to_owned(), known: self.names() })?;
-        let choice = (known.make)(argument)
-            .ok_or_else(|| UnknownPolicy::Argument { text: system.to_owned(), expected: written(known) })?;
+        let choice = known
+            .make(argument)
+            .ok_or_else(|| UnknownPolicy::Argument { text: system.to_owned(), expected: written(&known) })?;
         let own = matches!(choice, Choice::System(_));
         let drop = match drop {
             Some(drop) if own => return Err(UnknownPolicy::OwnDrop(system.to_owned(), drop.to_owned())),
             None if own => None,
             None => Some(known.drop),
-            Some(drop) => Some(parse_drop(drop)?),
+            Some(drop) => Some(drop.parse::<DropPolicy>()?),
         };
         let order = match order {
             Some(order) if own => return Err(UnknownPolicy::OwnOrder(system.to_owned(), order.to_owned())),
@@ -224,9 +187,8 @@ impl Policies {
         if policy.drop.is_none() || text.contains('+') {
             return Ok(policy);
         }
-        let name = DROPS.iter().find(|(_, known)| *known == drop).map_or("", |(name, _)| name);
         let (plain, order) = text.split_at(text.find('@').unwrap_or(text.len()));
-        Ok(Policy { name: format!("{plain}+{name}{order}"), drop: Some(drop), ..policy })
+        Ok(Policy { name: format!("{plain}+{drop}{order}"), drop: Some(drop), ..policy })
     }
 
     /// All policies; timeouts come with a few shares of the SLO. Each policy is combined with each
@@ -235,9 +197,9 @@ impl Policies {
     pub fn all(&self, drops: &[DropPolicy]) -> Vec<Policy> {
         let mut all: Vec<Policy> = Vec::new();
         for Name { name, arguments, drop, .. } in self.known() {
-            let own: &[DropPolicy] = if *drop == DropPolicy::WindowDrop { &[DropPolicy::HeadDrop] } else { &[] };
-            for argument in *arguments {
-                let text = if argument.is_empty() { (*name).to_owned() } else { format!("{name}:{argument}") };
+            let own: &[DropPolicy] = if drop == DropPolicy::WindowDrop { &[DropPolicy::HeadDrop] } else { &[] };
+            for argument in arguments {
+                let text = if argument.is_empty() { name.to_owned() } else { format!("{name}:{argument}") };
                 let plain = self.parse(&text).into_iter().filter(|_| drops.is_empty());
                 let drops = if drops.is_empty() { own } else { drops };
                 for policy in plain.chain(drops.iter().filter_map(|drop| self.with_drop(&text, *drop).ok())) {
@@ -298,15 +260,6 @@ impl FromStr for Policy {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         SERVED.parse(text)
     }
-}
-
-/// Parses the name of a drop policy.
-///
-/// # Errors
-/// If no drop policy has this name.
-pub fn parse_drop(name: &str) -> Result<DropPolicy, UnknownPolicy> {
-    let known = DROPS.iter().find(|(known, _)| *known == name);
-    known.map(|(_, drop)| *drop).ok_or_else(|| UnknownPolicy::Drop(name.to_owned()))
 }
 
 /// Writes the policy as the user wrote it.

@@ -5,7 +5,7 @@ use downbeat_core::cluster::{
 };
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
-use crate::cluster::{Cluster, Decision};
+use crate::cluster::{ClusterScheduler, Decision};
 use crate::simulation::Simulation;
 
 /// The interval at which the rehearsal gets its share of events.
@@ -71,7 +71,7 @@ impl Rehearsed {
     }
 }
 
-impl Cluster for Rehearsed {
+impl ClusterScheduler for Rehearsed {
     fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
         if let Some(options) = self.options.get_mut(model.0 as usize) {
             options.dispatch = dispatch.clone();
@@ -83,11 +83,11 @@ impl Cluster for Rehearsed {
     fn set_network(&mut self, now: Time, network: NetworkBudget) {
         self.network = network;
         self.rehearsal.set_delays(network, Duration::ZERO);
-        Cluster::set_network(&mut self.scheduler, now, network);
+        ClusterScheduler::set_network(&mut self.scheduler, now, network);
     }
 
     fn add_model(&mut self, now: Time, options: ModelOptions, slo: Duration, rate: f64) -> ModelId {
-        let model = Cluster::add_model(&mut self.scheduler, now, options.clone(), slo, rate);
+        let model = ClusterScheduler::add_model(&mut self.scheduler, now, options.clone(), slo, rate);
         self.options.push(options.clone());
         self.rehearsal.set_model(model, Some(options));
         model
@@ -99,7 +99,7 @@ impl Cluster for Rehearsed {
         self.devices[index] += 1;
         self.running.push(None);
         self.rehearsal.set_devices(kind, self.devices[index]);
-        Cluster::add_device(&mut self.scheduler, now, kind)
+        ClusterScheduler::add_device(&mut self.scheduler, now, kind)
     }
 
     fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {
@@ -107,7 +107,7 @@ impl Cluster for Rehearsed {
         let budget = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
         self.rehearsal.arrival(PastArrival { at: now, budget, model, size, level });
         self.rehearse(now);
-        Cluster::handle_request(&mut self.scheduler, now, request)
+        ClusterScheduler::handle_request(&mut self.scheduler, now, request)
     }
 
     fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
@@ -115,15 +115,15 @@ impl Cluster for Rehearsed {
         if let Some((_, model, start, expected)) = running {
             self.rehearsal.execution(model, now.since(start).as_secs_f64() / expected.as_secs_f64());
         }
-        Cluster::handle_completion(&mut self.scheduler, now, device, batch);
+        ClusterScheduler::handle_completion(&mut self.scheduler, now, device, batch);
     }
 
     fn handle_timeout(&mut self, now: Time) {
-        Cluster::handle_timeout(&mut self.scheduler, now);
+        ClusterScheduler::handle_timeout(&mut self.scheduler, now);
     }
 
     fn poll_decision(&mut self) -> Option<Decision> {
-        let decision = Cluster::poll_decision(&mut self.scheduler);
+        let decision = ClusterScheduler::poll_decision(&mut self.scheduler);
         if let Some(Decision::Dispatch { batch, device, model, start, expected, .. }) = &decision
             && !self.network.is_remote()
         {
@@ -133,10 +133,10 @@ impl Cluster for Rehearsed {
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        Cluster::poll_timeout(&self.scheduler)
+        ClusterScheduler::poll_timeout(&self.scheduler)
     }
 
     fn recycle(&mut self, members: Vec<RequestId>) {
-        Cluster::recycle(&mut self.scheduler, members);
+        ClusterScheduler::recycle(&mut self.scheduler, members);
     }
 }

@@ -11,7 +11,7 @@ use rand_pcg::Pcg64;
 use crate::arrival::Arrival;
 use crate::arrivals::{BadArrivals, random};
 use crate::checker::Checker;
-use crate::cluster::{Cluster, Decision};
+use crate::cluster::{ClusterScheduler, Decision};
 use crate::execution::Execution;
 use crate::feed::Source;
 use crate::network::Network;
@@ -63,7 +63,7 @@ impl Simulation {
     ///
     /// # Errors
     /// If an arrival process has no positive, finite rate and shape.
-    pub fn run_on<C: Cluster>(&self, cluster: C) -> Result<Report, BadArrivals> {
+    pub fn run_on<C: ClusterScheduler>(&self, cluster: C) -> Result<Report, BadArrivals> {
         let mut world = World::new(self, cluster);
         let mut feed = Source::new(self)?;
         let mut now = Time::ZERO;
@@ -105,7 +105,7 @@ impl Simulation {
     }
 }
 
-impl<C: Cluster> World<C> {
+impl<C: ClusterScheduler> World<C> {
     /// The cluster with its devices and models, before the first request.
     fn new(simulation: &Simulation, cluster: C) -> Self {
         let mut world = World {

@@ -12,7 +12,7 @@ use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Reject, R
 use downbeat_core::journal::cluster::{Input, Reply};
 use downbeat_core::journal::{Journal, replay};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
-use downbeat_sim::{Arrivals, Cluster, Decision, Load, Pace, Simulation};
+use downbeat_sim::{Arrivals, ClusterScheduler, Decision, Load, Pace, Simulation};
 use rustix::time::{ClockId, clock_gettime};
 
 /// A scheduler with its journal, which writes to `log`.
@@ -40,7 +40,7 @@ impl Drop for Written<'_> {
     }
 }
 
-impl Cluster for Written<'_> {
+impl ClusterScheduler for Written<'_> {
     fn add_model(&mut self, now: Time, options: ModelOptions, _slo: Duration, _rate: f64) -> ModelId {
         match self.journal.apply(now, Input::AddModel(ModelId(0), Box::new(options))) {
             Reply::Model(model) => model,

@@ -2,43 +2,22 @@
 
 use std::sync::Arc;
 
-use downbeat_core::cluster::DropPolicy;
-use downbeat_sim::policy::{Choice, Name, POLICIES as OF_SERVERS, Policies};
+use downbeat_sim::policy::{Choice, Name, Policies};
 
 use crate::baseline::{Clockwork, Gather, Nexus, NexusOptions, Pinned, Shepherd};
 use downbeat_core::DeviceId;
 use downbeat_sim::{BadArrivals, Report, Simulation, System};
 
-/// All policies of the lab. `clockwork`, `nexus` and `shepherd` drop by rules of their own.
-pub const POLICIES: Policies = Policies(&[OF_SERVERS, BASELINES]);
-
-/// The published systems.
-pub const BASELINES: &[Name] = &[
-    Name {
-        name: "clockwork",
-        argument: "",
-        about: "Clockwork: the batch that has to start first, in the largest size that still meets its deadline",
-        drop: DropPolicy::WindowDrop,
-        arguments: &[""],
-        make: |argument| system(argument, Baseline::Clockwork),
-    },
-    Name {
-        name: "nexus",
-        argument: "FRONTENDS",
-        about: "Nexus: a plan of batches and devices for each epoch, with so many frontends (1)",
-        drop: DropPolicy::WindowDrop,
-        arguments: &[""],
-        make: nexus,
-    },
-    Name {
-        name: "shepherd",
-        argument: "",
-        about: "Shepherd Flex: the largest batch first, which may preempt one of a third its size",
-        drop: DropPolicy::WindowDrop,
-        arguments: &[""],
-        make: |argument| system(argument, Baseline::Shepherd(Gather::Prefix)),
-    },
-];
+/// All policies of the lab: those of a server, and the published systems. `clockwork`, `nexus` and
+/// `shepherd` drop by rules of their own.
+pub const POLICIES: Policies = Policies(&[
+    // The batch that has to start first, in the largest size that still meets its deadline.
+    Name::system("clockwork", "", |argument| system(argument, Baseline::Clockwork)),
+    // A plan of batches and devices for each epoch, with so many frontends (1).
+    Name::system("nexus", "FRONTENDS", nexus),
+    // Shepherd Flex: the largest batch first, which may preempt one of a third its size.
+    Name::system("shepherd", "", |argument| system(argument, Baseline::Shepherd(Gather::Prefix))),
+]);
 
 /// A published system. Of a model's options only the profile and the largest batch count.
 #[derive(Clone, PartialEq, Debug)]
@@ -78,6 +57,8 @@ fn nexus(argument: &str) -> Option<Choice> {
 
 #[cfg(test)]
 mod tests {
+    use downbeat_core::cluster::DropPolicy;
+
     use super::*;
 
     #[test]

@@ -1,6 +1,6 @@
 //! The command line of the scheduler's benchmark, as written.
 
-use downbeat_core::{Duration, cluster};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
 use downbeat_report::Json;
 
 /// Measure the scheduler alone: requests and devices are emulated in this process, without a server
@@ -59,13 +59,13 @@ pub struct SchedulerArgs {
     #[arg(long, value_name = "PER_SECOND")]
     pub rate: Option<f64>,
 
-    /// When batches leave.
-    #[arg(long, value_enum, default_value_t = Policy::Deferred)]
-    pub policy: Policy,
+    /// When batches leave: the scheduler of a server, by name. A timeout is 5 ms.
+    #[arg(long, default_value = "deferred")]
+    pub policy: DispatchPolicy,
 
-    /// Which requests are dropped.
-    #[arg(long, value_enum, default_value_t = Drop::Window)]
-    pub drop: Drop,
+    /// Which requests are dropped: window, head, adaptive, or none.
+    #[arg(long, default_value = "window")]
+    pub drop: DropPolicy,
 
     /// Largest batch.
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -87,57 +87,4 @@ pub struct SchedulerArgs {
     /// The file for the measurements.
     #[command(flatten)]
     pub json: Json,
-}
-
-/// When batches leave.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Policy {
-    /// As late as one more request could join.
-    Deferred,
-    /// As soon as a device is free.
-    Eager,
-    /// At the last moment.
-    Latest,
-    /// Deferred or eager, whichever gains more at the present load.
-    Adaptive,
-    /// Adaptive, but deferred at low load.
-    Consolidating,
-    /// When the batch is full, or its first request has waited for 5 ms.
-    Timeout,
-}
-
-impl From<Policy> for cluster::DispatchPolicy {
-    fn from(policy: Policy) -> Self {
-        match policy {
-            Policy::Deferred => cluster::DispatchPolicy::Deferred,
-            Policy::Eager => cluster::DispatchPolicy::Eager,
-            Policy::Latest => cluster::DispatchPolicy::Latest,
-            Policy::Adaptive => cluster::DispatchPolicy::Adaptive { consolidate: false },
-            Policy::Consolidating => cluster::DispatchPolicy::Adaptive { consolidate: true },
-            Policy::Timeout => {
-                cluster::DispatchPolicy::Timeout { delay: Duration::from_millis(5), preferred: Vec::new() }
-            }
-        }
-    }
-}
-
-/// Which requests are dropped.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Drop {
-    /// Also heads that would force a batch below the target.
-    Window,
-    /// Also heads that would force a batch too small to keep up with the arrivals.
-    Adaptive,
-    /// Only hopeless requests.
-    Head,
-}
-
-impl From<Drop> for cluster::DropPolicy {
-    fn from(drop: Drop) -> Self {
-        match drop {
-            Drop::Window => cluster::DropPolicy::WindowDrop,
-            Drop::Adaptive => cluster::DropPolicy::Adaptive,
-            Drop::Head => cluster::DropPolicy::HeadDrop,
-        }
-    }
 }

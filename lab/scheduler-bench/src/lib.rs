@@ -16,7 +16,7 @@ use downbeat_core::Duration;
 use downbeat_driver::MAX_SHARDS;
 use downbeat_report::note;
 
-pub use args::{Drop, Policy, SchedulerArgs};
+pub use args::SchedulerArgs;
 pub use counted::CountedScheduler;
 pub use report::{Latency, Measurement};
 pub use workload::{Requests, Workload};
@@ -51,8 +51,8 @@ pub fn run(args: &SchedulerArgs) -> Result<()> {
 /// If the load or the rate is out of bounds.
 pub fn workload(args: &SchedulerArgs) -> Result<Workload> {
     ensure!(args.load > 0.0 && args.load <= 10.0, "--load must be more than 0 and at most 10");
-    let mut workload =
-        Workload::new(args.models, args.devices, args.max_batch, args.policy.into(), args.drop.into(), args.seed);
+    let dispatch = args.policy.clone().with_delay(Duration::from_millis(5), &[]);
+    let mut workload = Workload::new(args.models, args.devices, args.max_batch, dispatch, args.drop, args.seed);
     let capacity = workload.capacity();
     workload.rate = args.rate.unwrap_or(args.load * capacity);
     ensure!(workload.rate > 0.0 && workload.rate <= 1e9, "--rate must be more than 0 and at most 1e9");

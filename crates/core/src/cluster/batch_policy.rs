@@ -1,8 +1,12 @@
 //! The drop policies, and the batch size that they aim at.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use super::network::NetworkBudget;
+use crate::names::UnknownName;
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
@@ -29,6 +33,42 @@ pub enum DropPolicy {
     Adaptive,
     /// Drops no request.
     None,
+}
+
+impl DropPolicy {
+    /// Every policy.
+    pub const ALL: [DropPolicy; 4] =
+        [DropPolicy::WindowDrop, DropPolicy::HeadDrop, DropPolicy::Adaptive, DropPolicy::None];
+
+    /// The name in flags and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DropPolicy::WindowDrop => "window",
+            DropPolicy::HeadDrop => "head",
+            DropPolicy::Adaptive => "adaptive",
+            DropPolicy::None => "none",
+        }
+    }
+
+    /// The names of all policies.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        DropPolicy::ALL.into_iter().map(DropPolicy::name)
+    }
+}
+
+impl fmt::Display for DropPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for DropPolicy {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let known = DropPolicy::ALL.into_iter().find(|known| known.name() == name);
+        known.ok_or_else(|| UnknownName::new("drop policy", name, DropPolicy::names()))
+    }
 }
 
 /// The batch size of the staggered pattern (Symphony §3.3): the largest `b` with

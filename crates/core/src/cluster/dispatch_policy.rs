@@ -1,8 +1,13 @@
 //! When a candidate may start: the dispatch policies.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
+use super::batch_policy::DropPolicy;
 use super::reason::StartBound;
+use crate::names::UnknownName;
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
@@ -18,6 +23,7 @@ use crate::time::{Duration, Time};
 /// | `Eager` | `now` | Nexus, Clockwork, Shepherd (Symphony §2.2); Triton without a queue delay |
 /// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
 /// | `Adaptive` | as `Eager`, as `Deferred`, or between the two: [`super::Behaviour::wait`] | Downbeat |
+/// | `Route` | `now`, as no batch forms here: a device policy makes the batches | Downbeat |
 ///
 /// A candidate cannot grow if it has `max_batch`, or if the next request would not fit its
 /// deadline. Such a candidate may start at once under every policy: it could only wait for requests
@@ -50,6 +56,74 @@ pub enum DispatchPolicy {
         /// for the shortest latency.
         consolidate: bool,
     },
+    /// The scheduler makes no batches. A request goes to the device that will probably finish all
+    /// its work, for any model, first. A device policy makes the batches there
+    /// ([`crate::device::PolicyName`]).
+    Route,
+}
+
+impl DispatchPolicy {
+    /// Every policy. Repository, server, simulator and command line know policies by this table.
+    pub const ALL: &[DispatchPolicy] = &[
+        DispatchPolicy::Deferred,
+        DispatchPolicy::Eager,
+        DispatchPolicy::Latest,
+        DispatchPolicy::Timeout { delay: Duration::ZERO, preferred: Vec::new() },
+        DispatchPolicy::Adaptive { consolidate: false },
+        DispatchPolicy::Adaptive { consolidate: true },
+        DispatchPolicy::Route,
+    ];
+
+    /// The name in flags and files.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            DispatchPolicy::Deferred => "deferred",
+            DispatchPolicy::Eager => "eager",
+            DispatchPolicy::Latest => "latest",
+            DispatchPolicy::Timeout { .. } => "timeout",
+            DispatchPolicy::Adaptive { consolidate: false } => "adaptive",
+            DispatchPolicy::Adaptive { consolidate: true } => "consolidating",
+            DispatchPolicy::Route => "route",
+        }
+    }
+
+    /// The names of all policies.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        DispatchPolicy::ALL.iter().map(DispatchPolicy::name)
+    }
+
+    /// The drop policy that suits the policy on one device. Window drop gives up heads that stand in
+    /// the way of a large batch.
+    pub const fn suitable_drop(&self) -> DropPolicy {
+        match self {
+            DispatchPolicy::Adaptive { .. } => DropPolicy::Adaptive,
+            _ => DropPolicy::WindowDrop,
+        }
+    }
+
+    /// The policy with this delay and these preferred sizes, if it is [`DispatchPolicy::Timeout`].
+    pub fn with_delay(self, delay: Duration, preferred: &[u32]) -> Self {
+        match self {
+            DispatchPolicy::Timeout { .. } => DispatchPolicy::Timeout { delay, preferred: preferred.to_vec() },
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for DispatchPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Parses a name. A timeout has no delay yet ([`DispatchPolicy::with_delay`]).
+impl FromStr for DispatchPolicy {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let known = DispatchPolicy::ALL.iter().find(|known| known.name() == name).cloned();
+        known.ok_or_else(|| UnknownName::new("dispatch policy", name, DispatchPolicy::names()))
+    }
 }
 
 /// The inputs of a dispatch policy's decision.
@@ -96,7 +170,7 @@ impl DispatchPolicy {
                 (deadline - profile.latency(size.saturating_add(1)), StartBound::Frontrun)
             }
             DispatchPolicy::Latest => (deadline - profile.latency(size), StartBound::Latest),
-            DispatchPolicy::Eager => (Time::ZERO, StartBound::Eager),
+            DispatchPolicy::Eager | DispatchPolicy::Route => (Time::ZERO, StartBound::Eager),
             // The first arrival waits in the queue, not on the way.
             DispatchPolicy::Timeout { delay, .. } => (first_arrival + *delay + way, StartBound::Timeout),
         }

@@ -58,7 +58,7 @@ pub use messages::{Answer, Candidate, Grant};
 pub use model_options::{ModelOptions, PATIENCE};
 pub use model_queue::ModelQueue;
 pub use network::NetworkBudget;
-pub use order::{Order, OrderPolicy, UnknownOrder};
+pub use order::{Order, OrderPolicy};
 pub use output::{Departure, DropReason, Dropped, Output, Reject};
 pub use rate_meter::RateMeter;
 pub use reason::{DispatchReason, DropDetail, StartBound};

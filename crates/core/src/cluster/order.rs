@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ModelId;
+use crate::names::UnknownName;
 use crate::time::{Duration, Time};
 
 /// The order in which candidates get devices, among the candidates of all models that wait only for
@@ -82,20 +83,15 @@ impl Default for OrderPolicy {
     }
 }
 
-/// A name that no order policy has.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown order '{0}'; expected one of: {names}", names = OrderPolicy::names().collect::<Vec<_>>().join(", "))]
-pub struct UnknownOrder(String);
-
 impl FromStr for OrderPolicy {
-    type Err = UnknownOrder;
+    type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == OrderPolicy::REHEARSED {
             return Ok(OrderPolicy::Rehearsed);
         }
         let known = Order::ALL.into_iter().find(|order| order.name() == text);
-        known.map(OrderPolicy::Fixed).ok_or_else(|| UnknownOrder(text.to_owned()))
+        known.map(OrderPolicy::Fixed).ok_or_else(|| UnknownName::new("order", text, OrderPolicy::names()))
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::auto_inputs::{AutoInputs, Overlap};
+use super::entry::{ModelSpec, PolicyEntry, PolicyOptions, PolicySettings};
 use super::input_ring::RingRun;
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::mix::{BadMix, LaneMix, MixTable};
@@ -13,8 +15,7 @@ use super::request::{DeviceReject, DeviceRequest};
 use super::request_pool::RequestPool;
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::settings::{self, Cores, PolicyModel, PolicySettings, RingNeed};
-use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::settings::{self, Cores, MOST_LANES, MOST_ROWS, PaddedTo, PolicyModel, RingNeed, at_most};
 use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
@@ -285,6 +286,21 @@ impl PolicySettings for ElasticSettings {
         Ok(Some(RingNeed { least, must: true }))
     }
 
+    fn costly_padding(&self) -> Option<PaddedTo> {
+        Some(PaddedTo::Allowed)
+    }
+
+    fn tell_auto(&self, inputs: &mut AutoInputs) {
+        let options = || {
+            let (mixes, max_running) = self.mixes(inputs.max_batch)?;
+            let ring_slots = self.ring(inputs.max_batch, false)?.map_or(0, |ring| ring.least);
+            let (profile, drop, queue_bound, cores) = (inputs.profile.clone(), false, 1, None);
+            let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound, cores };
+            options.check().map(|()| options)
+        };
+        inputs.lanes = options().map(|options| options.mixes.union().sizes().collect()).unwrap_or_default();
+    }
+
     fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
         let PolicyModel { partition, profile, max_batch, drop, queue_bound, ring_slots, cores, .. } = model;
         let (mixes, max_running) = self.mixes(max_batch)?;
@@ -293,9 +309,17 @@ impl PolicySettings for ElasticSettings {
     }
 }
 
+/// A batch on each lane. A request larger than the largest lane would be refused, while
+/// `exclusive` answers it.
+fn predict(inputs: &AutoInputs, overlap: &Overlap) -> Option<f64> {
+    let fits = inputs.lanes.iter().any(|rows| *rows >= inputs.max_batch.max(1));
+    fits.then(|| inputs.rate(&inputs.lanes, |rows| overlap.factor(rows)))
+}
+
 impl PolicyOptions for ElasticOptions {
     const ENTRY: &'static PolicyEntry =
-        &PolicyEntry::new::<ElasticOptions, ElasticSettings>("elastic", "several at once, of sizes that suit the load");
+        &PolicyEntry::new::<ElasticOptions, ElasticSettings>("elastic", "several at once, of sizes that suit the load")
+            .predicted(predict);
 
     fn check(&self) -> Result<(), String> {
         at_most("max_running", self.max_running, MOST_ROWS)?;

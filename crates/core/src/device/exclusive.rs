@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::auto_inputs::{AutoInputs, Overlap};
+use super::entry::{ModelSpec, PolicyEntry, PolicyOptions, PolicySettings};
 use super::launch::{GrantedBatch, InputSource, Launch, SegmentRange, Span};
 use super::output::DeviceOutput;
 use super::policy::DevicePolicy;
@@ -11,8 +13,7 @@ use super::request::DeviceReject;
 use super::request_pool::PoolStats;
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::settings::{PolicyModel, PolicySettings};
-use super::table::{ModelSpec, PolicyEntry, PolicyOptions};
+use super::settings::PolicyModel;
 use super::turn::Turn;
 use crate::ids::{LaunchId, RequestId};
 
@@ -35,9 +36,18 @@ impl PolicySettings for ExclusiveSettings {
     }
 }
 
+/// One batch after another, of the size with the highest throughput. Batches disturb each other only
+/// if the policy runs several at once.
+fn predict(inputs: &AutoInputs, overlap: &Overlap) -> Option<f64> {
+    let own = |rows| if inputs.at_once > 1 { overlap.factor(rows) } else { 1.0 };
+    Some((1..=inputs.max_batch.max(1)).map(|rows| inputs.rate(&[rows], own)).fold(0.0, f64::max))
+}
+
 impl PolicyOptions for ExclusiveOptions {
     const ENTRY: &'static PolicyEntry =
-        &PolicyEntry::new::<ExclusiveOptions, ExclusiveSettings>("exclusive", "the scheduler").granted();
+        &PolicyEntry::new::<ExclusiveOptions, ExclusiveSettings>("exclusive", "the scheduler")
+            .granted()
+            .predicted(predict);
 
     fn check(&self) -> Result<(), String> {
         Ok(())

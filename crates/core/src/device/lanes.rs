@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::groups::DeviceGroups;
 use super::launch::{LaneSpec, Launch, SegmentRange, Span};
 use super::output::DeviceOutput;
 use super::resident::{Resident, ResidentKey, Standby};
@@ -55,8 +54,6 @@ pub struct Device {
     /// The shared lanes of each partition.
     shared: Vec<Vec<LaneId>>,
     outputs: VecDeque<DeviceOutput>,
-    /// The operator groups of models whose operators run beside those of other models.
-    pub groups: DeviceGroups,
     next_launch: u64,
     next_batch: u64,
 }
@@ -74,6 +71,34 @@ impl Device {
 
     pub fn push(&mut self, output: DeviceOutput) {
         self.outputs.push_back(output);
+    }
+
+    /// The number of decisions that are not taken yet.
+    pub fn decisions(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// The decisions that were added after the first `earlier` ones.
+    pub fn since(&self, earlier: usize) -> impl Iterator<Item = &DeviceOutput> {
+        self.outputs.iter().skip(earlier)
+    }
+
+    /// Lets the launches among the decisions after the first `earlier` ones begin together. Returns
+    /// the number of launches.
+    pub fn join_launches(&mut self, earlier: usize) -> usize {
+        let mut launches = Vec::new();
+        for output in self.outputs.split_off(earlier) {
+            match output {
+                DeviceOutput::Launch(launch) => launches.push(launch),
+                other => self.push(other),
+            }
+        }
+        let count = launches.len();
+        match count {
+            0 | 1 => launches.into_iter().for_each(|launch| self.push(DeviceOutput::Launch(launch))),
+            _ => self.push(DeviceOutput::Group(launches)),
+        }
+        count
     }
 
     pub fn pop(&mut self) -> Option<DeviceOutput> {

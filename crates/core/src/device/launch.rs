@@ -101,3 +101,12 @@ pub struct GrantedBatch {
     /// The items of all members.
     pub rows: u32,
 }
+
+/// A request that its policy may launch now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Permit {
+    /// The request.
+    pub request: RequestId,
+    /// The segments of the launch.
+    pub segments: SegmentRange,
+}

@@ -20,25 +20,29 @@
 //! | [`Windowed`] | nothing but the time: one batch after another, by a window and a largest size | TF-Serving, Triton: the papers' baselines |
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
 //! | [`Staged`] | which requests are in a batch while it runs: new, stretch, split | DVABatch |
-//! | [`Overlapped`] | nothing: [`overlap`] decides for all its models which operators run side by side | Abacus |
+//! | [`Overlapped`] | nothing: it launches the operators that the arbiter permits | Abacus |
 //!
 //! [`AutoInputs`] chooses a model's policy by measurements. An [`AutoGuard`] watches the chosen
 //! policy. A [`DeviceReplay`] compares policies on recorded requests.
 //!
 //! [`spatial`] decides the share of the device that each model runs on (GSLICE), for every policy.
+//! [`spatial::Shares`] is the state machine; its driver has models move.
 //!
-//! [`overlap`] decides which operators of which models run side by side (Abacus). There is one for
-//! the device, which tells each model's policy ([`DevicePolicy::handle_group`]).
+//! A [`DeviceArbiter`] decides for all models of the device together. A scheduler has at most one.
+//! [`OverlapArbiter`] decides which operators of which models run side by side ([`overlap`],
+//! Abacus). The policies under an arbiter launch only what it permits ([`Turn::permit`]).
 //!
 //! A policy knows no tensors, and only the times that come with events. The latencies of its lanes
 //! are in a [`SegmentProfile`].
 
+mod arbiter;
 mod auto;
 mod auto_guard;
+mod auto_inputs;
 mod device_use;
 mod elastic;
+mod entry;
 mod exclusive;
-mod groups;
 mod input_ring;
 mod lanes;
 mod launch;
@@ -46,6 +50,7 @@ mod mix;
 mod note;
 mod output;
 pub mod overlap;
+mod overlap_arbiter;
 mod overlapped;
 mod policy;
 mod replay;
@@ -62,29 +67,33 @@ mod turn;
 mod windowed;
 
 pub use crate::ids::{LaneId, LaunchId, PartitionId};
-pub use auto::{AutoChoice, AutoInputs, MARGIN, Overlap, OverlapPoint, Prediction};
+pub use arbiter::{ArbiterOutput, DeviceArbiter};
+pub use auto::{AutoChoice, MARGIN, Prediction};
 pub use auto_guard::{AutoGuard, GuardEnd, GuardOptions, GuardReport, GuardState, GuardWindow};
+pub use auto_inputs::{AutoInputs, Overlap, OverlapPoint};
 pub use device_use::DeviceUse;
 pub use elastic::{Elastic, ElasticOptions};
+pub use entry::{ModelSpec, PolicyEntry, PolicyName, PolicyOptions, PolicySettings, Predict};
 pub use exclusive::{Exclusive, ExclusiveOptions};
-pub use groups::{GroupDecision, GroupSettings, GroupStats};
 pub use input_ring::{InputRing, RingRun};
-pub use launch::{GrantedBatch, InputSource, LaneSpec, Launch, SegmentRange, Span};
+pub use launch::{GrantedBatch, InputSource, LaneSpec, Launch, Permit, SegmentRange, Span};
 pub use mix::{BadMix, LaneMix, MixTable};
 pub use note::Note;
 pub use output::DeviceOutput;
+pub use overlap::{GroupSettings, GroupStats};
+pub use overlap_arbiter::OverlapArbiter;
 pub use overlapped::{Overlapped, OverlappedOptions};
 pub use policy::DevicePolicy;
 pub use replay::{Candidate, DeviceReplay, ReplayCount, Replayable, ReplayedModel};
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
 pub use request_pool::{PoolStats, RequestPool};
+pub use resident::Arbitrated;
 pub use scheduler::{BadLayout, BadMove, BadPolicy, DeviceModel, DeviceScheduler, Layout};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use settings::{
-    BadSettings, ChosenPolicy, Cores, Cut, ExitRule, PaddingSettings, PolicyModel, PolicySettings, RingNeed,
-    WrittenSettings, read_one_of_any,
+    Cores, Cut, ExitRule, MOST_LANES, PaddedTo, PaddingSettings, PolicyModel, RingNeed, WrittenSettings,
 };
 pub use staged::{Staged, StagedOptions};
-pub use table::{MOST_LANES, ModelSpec, PolicyEntry, PolicyName, PolicyOptions, UnknownPolicy};
+pub use table::{BadSettings, ChosenPolicy, UnknownPolicy, read_one_of_any};
 pub use turn::{DeviceTimeout, Turn};
 pub use windowed::{MOST_AHEAD, Windowed, WindowedOptions};

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::groups::GroupDecision;
-use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
+use super::entry::{ModelSpec, PolicyEntry, PolicyOptions, PolicySettings};
+use super::launch::{InputSource, LaneSpec, Launch, Permit, SegmentRange, Span};
 use super::note::Note;
 use super::output::DeviceOutput;
-use super::overlap::{GroupPart, OverlapModel};
+use super::overlap::OverlapModel;
 use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::PoolStats;
+use super::resident::Arbitrated;
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::settings::{self, Cut, PolicyModel, PolicySettings};
-use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::settings::{self, Cut, MOST_LANES, MOST_ROWS, PolicyModel, at_most};
 use super::turn::Turn;
 use crate::ids::{BatchId, LaunchId, PartitionId, RequestId};
 use crate::time::Duration;
@@ -39,8 +39,8 @@ pub struct OverlappedOptions {
     pub queue_bound: u32,
 }
 
-/// A model whose operators run in groups with those of other models (Abacus §6).
-/// [`overlap`](super::overlap) forms the groups for all such models together. Requests are not
+/// A model whose operators run in groups with those of other models (Abacus §6). The arbiter
+/// [`OverlapArbiter`](super::OverlapArbiter) forms the groups for all such models together. Requests are not
 /// batched: each runs by itself. Intermediate tensors between two of its launches are kept.
 ///
 /// A request in a group with others is answered as soon as its own launch is done. The barrier only
@@ -49,7 +49,7 @@ pub struct OverlappedOptions {
 pub struct Overlapped {
     options: OverlappedOptions,
     requests: BTreeMap<RequestId, Open>,
-    running: Option<(LaunchId, GroupPart)>,
+    running: Option<(LaunchId, Permit)>,
     /// The items of requests that are in no launch.
     waiting: u32,
     /// The remaining latency of all waiting requests.
@@ -97,37 +97,10 @@ impl Overlapped {
         }
     }
 
-    fn remove(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
+    fn remove(&mut self, request: RequestId) -> bool {
         let Some(open) = self.requests.remove(&request) else { return false };
         self.leave(open);
-        turn.leave_groups(request);
         true
-    }
-
-    fn launch(&mut self, turn: &mut Turn<'_>, part: GroupPart) {
-        let Some(open) = self.requests.get(&part.request).copied() else { return };
-        self.leave(open);
-        let id = turn.new_launch();
-        let batch = open.batch.unwrap_or_else(|| {
-            let batch = turn.new_batch();
-            turn.note(Note::New { batch, rows: open.rows, length: open.length });
-            batch
-        });
-        self.requests.insert(part.request, Open { batch: Some(batch), runs: true, ..open });
-        self.running = Some((id, part));
-        turn.launch_in_group(Launch {
-            id,
-            batch,
-            granted: None,
-            model: turn.model(),
-            lane: turn.lanes()[0],
-            segments: part.operators,
-            members: vec![part.request],
-            rows: open.rows,
-            computed_rows: open.rows,
-            length: open.length,
-            inputs: if part.operators.first == 0 { InputSource::Host } else { InputSource::Device },
-        });
     }
 }
 
@@ -172,7 +145,8 @@ impl PolicyOptions for OverlappedOptions {
     const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<OverlappedOptions, OverlappedSettings>(
         "overlap",
         "operators of several models side by side, by prediction",
-    );
+    )
+    .grouped();
 
     fn check(&self) -> Result<(), String> {
         at_most("max_batch", self.max_batch, MOST_ROWS)?;
@@ -190,11 +164,40 @@ impl DevicePolicy for Overlapped {
         vec![LaneSpec { partition, max_rows: self.options.max_batch, segments: self.segments() }]
     }
 
-    fn in_groups(&self) -> Option<OverlapModel> {
-        Some(OverlapModel { operators: self.options.profile.segments(), drop: self.options.drop })
+    fn arbitrated(&self) -> Arbitrated {
+        let OverlappedOptions { profile, drop, .. } = &self.options;
+        Arbitrated { under: Some(OverlapModel { operators: profile.segments(), drop: *drop }), limited: false }
     }
 
-    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
+    /// Launches the permitted request, if it is one of this policy's.
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        let Some(permit) = turn.permit() else { return };
+        let Some(open) = self.requests.get(&permit.request).copied() else { return };
+        self.leave(open);
+        let id = turn.new_launch();
+        let batch = open.batch.unwrap_or_else(|| {
+            let batch = turn.new_batch();
+            turn.note(Note::New { batch, rows: open.rows, length: open.length });
+            batch
+        });
+        self.requests.insert(permit.request, Open { batch: Some(batch), runs: true, ..open });
+        self.running = Some((id, permit));
+        turn.launch(Launch {
+            id,
+            batch,
+            granted: None,
+            model: turn.model(),
+            lane: turn.lanes()[0],
+            segments: permit.segments,
+            members: vec![permit.request],
+            rows: open.rows,
+            computed_rows: open.rows,
+            length: open.length,
+            inputs: if permit.segments.first == 0 { InputSource::Host } else { InputSource::Device },
+        });
+    }
+
+    fn handle_request(&mut self, _: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
         let (DeviceRequest { id, size, length, .. }, bound) = (*request, self.options.queue_bound);
         if size > self.options.max_batch {
             return Err(DeviceReject::TooLarge { size, largest: self.options.max_batch });
@@ -202,44 +205,34 @@ impl DevicePolicy for Overlapped {
         if self.waiting.saturating_add(size) > bound {
             return Err(DeviceReject::QueueFull { bound });
         }
-        turn.join_groups(request)?;
+        if self.requests.contains_key(&id) {
+            return Err(DeviceReject::NameTaken(id));
+        }
         self.requests.insert(id, Open { rows: size, length, batch: None, left: Duration::ZERO, runs: false });
         self.wait(id, 0);
         Ok(())
     }
 
-    fn handle_group(&mut self, turn: &mut Turn<'_>, decision: GroupDecision) {
-        match decision {
-            GroupDecision::Run(part) => self.launch(turn, part),
-            GroupDecision::Drop(request, reason) => {
-                if self.remove(turn, request) {
-                    turn.push(DeviceOutput::Drop { request, reason });
-                }
-            }
-        }
-    }
-
-    fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, span: Span, exits: &[RequestId]) {
-        let Some((_, part)) = self.running.take_if(|(running, _)| *running == launch) else { return };
-        let GroupPart { request, operators, .. } = part;
-        let is_done = operators.end == self.options.profile.segments() || exits.contains(&request);
+    fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, exits: &[RequestId]) {
+        let Some((_, permit)) = self.running.take_if(|(running, _)| *running == launch) else { return };
+        let Permit { request, segments } = permit;
+        let is_done = segments.end == self.options.profile.segments() || exits.contains(&request);
         if !is_done {
-            self.wait(request, operators.end);
-        } else if self.remove(turn, request) {
+            self.wait(request, segments.end);
+        } else if self.remove(request) {
             turn.push(DeviceOutput::Reply { request, launch });
         }
-        turn.end_in_group(span);
     }
 
-    fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
-        self.remove(turn, request)
+    fn handle_cancel(&mut self, _: &mut Turn<'_>, request: RequestId) -> bool {
+        self.remove(request)
     }
 
     fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
         let is_new = |(request, open): (&RequestId, &Open)| open.batch.is_none().then_some(*request);
         let requests: Vec<RequestId> = self.requests.iter().filter_map(is_new).collect();
         for request in requests {
-            self.remove(turn, request);
+            self.remove(request);
             turn.push(DeviceOutput::Drop { request, reason });
         }
     }
@@ -249,7 +242,8 @@ impl DevicePolicy for Overlapped {
     }
 
     fn stats(&self) -> PoolStats {
-        let running = self.running.map_or(0, |(_, part)| part.rows);
+        let rows = |(_, permit): (_, Permit)| self.requests.get(&permit.request).map_or(0, |open| open.rows);
+        let running = self.running.map_or(0, rows);
         PoolStats { waiting: self.waiting, running, ..PoolStats::default() }
     }
 }

@@ -2,11 +2,10 @@
 
 use std::fmt::Debug;
 
-use super::groups::GroupDecision;
 use super::launch::{GrantedBatch, LaneSpec, Span};
-use super::overlap::OverlapModel;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
+use super::resident::Arbitrated;
 use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
@@ -36,16 +35,13 @@ pub trait DevicePolicy: Debug + Send {
         None
     }
 
-    /// The model's settings for operator groups, if its requests join them by
-    /// [`Turn::join_groups`].
-    fn in_groups(&self) -> Option<OverlapModel> {
-        None
+    /// The decisions that the policy leaves to others; they never change.
+    fn arbitrated(&self) -> Arbitrated {
+        Arbitrated::default()
     }
 
-    /// Handles a decision about a request that has joined the groups.
-    fn handle_group(&mut self, _: &mut Turn<'_>, _: GroupDecision) {}
-
-    /// Begins every launch that can begin.
+    /// Begins every launch that can begin. The arbiter of the device may have changed the limit of
+    /// batches ([`Turn::limit`]) or permit a launch ([`Turn::permit`]).
     fn advance(&mut self, _: &mut Turn<'_>) {}
 
     /// Handles the arrival of a request.
@@ -94,13 +90,6 @@ pub trait DevicePolicy: Debug + Send {
     /// Handles the result of [`Turn::prepare`]. If the lanes were made, [`Turn::switch`] may be
     /// called. A failure changes nothing.
     fn handle_prepared(&mut self, _: &mut Turn<'_>, _made: bool) {}
-
-    /// Limits batches to `rows` items from now on, for a controller outside of the policy
-    /// ([`Spatial`](super::spatial::Spatial)). Returns false if the policy's batches cannot be
-    /// limited.
-    fn handle_limit(&mut self, _: &mut Turn<'_>, _rows: u32) -> bool {
-        false
-    }
 
     /// Gives up every request that waits for its first launch. Launched requests go on to their
     /// end.

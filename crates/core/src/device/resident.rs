@@ -1,6 +1,7 @@
 //! A policy at work for a model, on its lanes.
 
-use super::launch::Launch;
+use super::launch::{Launch, Permit};
+use super::overlap::OverlapModel;
 use super::segment_profile::SegmentProfile;
 use crate::ids::{LaneId, ModelId, PartitionId};
 use crate::time::Duration;
@@ -13,6 +14,20 @@ pub struct ResidentKey {
     pub generation: u32,
 }
 
+/// The decisions about a policy's launches that are left to others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Arbitrated {
+    /// The device's arbiter decides when the policy launches what ([`Turn::permit`]). These are the
+    /// model's facts for the arbiter.
+    ///
+    /// [`Turn::permit`]: super::Turn::permit
+    pub under: Option<OverlapModel>,
+    /// The policy keeps to a limit of its batches ([`Turn::limit`]).
+    ///
+    /// [`Turn::limit`]: super::Turn::limit
+    pub limited: bool,
+}
+
 /// A policy at work for a model.
 #[derive(Debug)]
 pub struct Resident {
@@ -21,6 +36,9 @@ pub struct Resident {
     pub partition: PartitionId,
     pub lanes: Vec<LaneId>,
     pub standby: Option<Standby>,
+    pub arbitrated: Arbitrated,
+    /// The request that the arbiter permits to launch now.
+    pub permit: Option<Permit>,
     /// The most items of a batch, if a limit was set.
     pub limit: Option<u32>,
     /// Whether the policy has stopped accepting requests.

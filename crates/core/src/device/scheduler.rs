@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::groups::{GroupDecision, GroupSettings, GroupStats};
+use super::arbiter::{ArbiterOutput, DeviceArbiter};
 use super::lanes::Device;
-use super::launch::{GrantedBatch, LaneSpec, Span};
+use super::launch::{GrantedBatch, LaneSpec, Permit, Span};
 use super::note::Note;
 use super::output::DeviceOutput;
-use super::overlap::OverlapOutput;
+use super::overlap::{GroupSettings, GroupStats};
+use super::overlap_arbiter::OverlapArbiter;
 use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::PoolStats;
@@ -119,6 +120,8 @@ pub enum BadPolicy {
 pub struct DeviceScheduler {
     residents: BTreeMap<ResidentKey, (Resident, Box<dyn DevicePolicy>)>,
     device: Device,
+    /// Decides for all models under it.
+    arbiter: Option<Box<dyn DeviceArbiter>>,
     generations: u32,
     number: u32,
 }
@@ -194,14 +197,13 @@ impl DeviceScheduler {
             let key = ResidentKey { model, generation: self.generations };
             self.generations += 1;
             let lanes = self.device.add_lanes(key, &policy.lanes(partition));
-            if let Some(shared) = policy.in_groups() {
-                self.device.groups.set_model(now, model, Some((shared, profile.clone())));
+            let arbitrated = policy.arbitrated();
+            if let Some(under) = arbitrated.under {
+                self.arbiter().handle_model(now, model, Some((under, profile.clone())));
             }
-            let resident = Resident { key, profile, partition, lanes, standby: None, limit, leaving: false };
+            let (standby, permit, leaving) = (None, None, false);
+            let resident = Resident { key, profile, partition, lanes, standby, arbitrated, permit, limit, leaving };
             self.residents.insert(key, (resident, policy));
-            if let Some(rows) = limit {
-                self.handle_limit(now, model, rows);
-            }
         }
         Ok(())
     }
@@ -209,8 +211,13 @@ impl DeviceScheduler {
     /// Sets how groups of operators are formed from now on, for all models that share them
     /// ([`overlap`](super::overlap)).
     pub fn handle_groups(&mut self, now: Time, settings: GroupSettings) {
-        self.device.groups.set(now, settings);
-        self.carry_out_groups(now);
+        self.arbiter().handle_settings(now, settings);
+        self.arbitrate(now);
+    }
+
+    /// The arbiter, which comes with the first model under it.
+    fn arbiter(&mut self) -> &mut dyn DeviceArbiter {
+        &mut **self.arbiter.get_or_insert_with(|| Box::new(OverlapArbiter::default()))
     }
 
     /// Handles the arrival of a request for a model whose policy makes batches.
@@ -219,7 +226,16 @@ impl DeviceScheduler {
     /// If the request cannot be accepted; then nothing has changed.
     pub fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
         let Some(key) = self.current(request.model) else { return Err(DeviceReject::NoModel(request.model)) };
-        self.tell(key, now, |policy, turn| policy.handle_request(turn, request)).unwrap_or(Ok(()))
+        let told = self.tell_one(key, now, |policy, turn| policy.handle_request(turn, request)).unwrap_or(Ok(()));
+        if told.is_ok() && self.is_under(key) {
+            let taken = self.arbiter().handle_request(now, request);
+            if let Err(reject) = taken {
+                self.tell_one(key, now, |policy, turn| policy.handle_cancel(turn, request.id));
+                return Err(reject);
+            }
+        }
+        self.arbitrate(now);
+        told
     }
 
     /// Handles a batch of the cluster's scheduler, for a model whose policy runs granted batches.
@@ -246,14 +262,25 @@ impl DeviceScheduler {
     /// Unknown launches are ignored.
     pub fn handle_completion(&mut self, now: Time, launch: LaunchId, span: Span, exits: &[RequestId]) {
         let Some(key) = self.device.end(now, launch, span) else { return };
-        self.tell(key, now, |policy, turn| policy.handle_completion(turn, launch, span, exits));
+        let told = self.take_turn(key, now, |policy, turn| policy.handle_completion(turn, launch, span, exits));
+        if self.is_under(key)
+            && let Some((model, note)) = self.arbiter().handle_completion(now, span)
+        {
+            self.device.push(DeviceOutput::Note { model, note });
+        }
+        if told.is_some_and(|((), is_leaving)| is_leaving) {
+            self.let_go(key, now);
+        }
+        self.arbitrate(now);
     }
 
     /// Handles a request whose client has gone. Returns true if the device had the request, which
     /// then gets neither a reply nor a drop.
     pub fn handle_cancel(&mut self, now: Time, model: ModelId, request: RequestId) -> bool {
         self.any(model, |scheduler, key| {
-            scheduler.tell(key, now, |policy, turn| policy.handle_cancel(turn, request)).unwrap_or(false)
+            let was_there = scheduler.cancel(key, now, request);
+            scheduler.arbitrate(now);
+            was_there
         })
     }
 
@@ -322,10 +349,13 @@ impl DeviceScheduler {
     /// false if its policy cannot be limited.
     pub fn handle_limit(&mut self, now: Time, model: ModelId, rows: u32) -> bool {
         let Some(key) = self.current(model) else { return false };
-        if let Some((resident, _)) = self.residents.get_mut(&key) {
-            resident.limit = Some(rows);
+        let Some((resident, _)) = self.residents.get_mut(&key) else { return false };
+        resident.limit = Some(rows);
+        if !resident.arbitrated.limited {
+            return false;
         }
-        self.tell(key, now, |policy, turn| policy.handle_limit(turn, rows)).unwrap_or(false)
+        self.tell(key, now, |policy, turn| policy.advance(turn));
+        true
     }
 
     /// Handles the time that [`poll_timeout`](Self::poll_timeout) returned. A call at another time
@@ -337,9 +367,11 @@ impl DeviceScheduler {
         for key in keys {
             self.tell(key, now, |policy, turn| policy.handle_timeout(turn));
         }
-        if self.device.groups.poll_timeout().is_some_and(|at| at <= now) {
-            self.device.groups.timeout(now);
-            self.carry_out_groups(now);
+        if let Some(arbiter) = &mut self.arbiter
+            && arbiter.poll_timeout().is_some_and(|(at, _)| at <= now)
+        {
+            arbiter.handle_timeout(now);
+            self.arbitrate(now);
         }
     }
 
@@ -350,8 +382,8 @@ impl DeviceScheduler {
 
     /// When to call [`handle_timeout`](Self::handle_timeout), and the reason.
     pub fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
-        let next_group = self.device.groups.poll_timeout().map(|at| (at, DeviceTimeout::NextGroup));
-        self.residents.values().filter_map(|(_, policy)| policy.poll_timeout()).chain(next_group).min()
+        let arbiter = self.arbiter.as_ref().and_then(|arbiter| arbiter.poll_timeout());
+        self.residents.values().filter_map(|(_, policy)| policy.poll_timeout()).chain(arbiter).min()
     }
 
     /// When the device will probably have done all that is launched or waits in the model's
@@ -404,7 +436,7 @@ impl DeviceScheduler {
 
     /// The counters of the operator groups.
     pub fn groups(&self) -> GroupStats {
-        self.device.groups.stats()
+        self.arbiter.as_ref().map_or_else(|| OverlapArbiter::default().stats(), |arbiter| arbiter.stats())
     }
 
     /// The policies of a model, former ones first.
@@ -437,7 +469,13 @@ impl DeviceScheduler {
         (!resident.leaving).then_some(*key)
     }
 
-    /// Gives a policy its turn, and then carries out the group decisions that follow.
+    /// Whether a policy is under the device's arbiter.
+    fn is_under(&self, key: ResidentKey) -> bool {
+        self.arbiter.is_some()
+            && self.residents.get(&key).is_some_and(|(resident, _)| resident.arbitrated.under.is_some())
+    }
+
+    /// Gives a policy its turn, and then carries out the decisions of the arbiter that follow.
     fn tell<R>(
         &mut self,
         key: ResidentKey,
@@ -445,35 +483,52 @@ impl DeviceScheduler {
         tell: impl FnOnce(&mut dyn DevicePolicy, &mut Turn<'_>) -> R,
     ) -> Option<R> {
         let told = self.tell_one(key, now, tell);
-        self.carry_out_groups(now);
+        self.arbitrate(now);
         told
     }
 
-    /// Hands out the decisions about operator groups.
-    fn carry_out_groups(&mut self, now: Time) {
-        while let Some(output) = self.device.groups.poll() {
+    /// Takes a request from a policy. Returns whether the policy had it.
+    fn cancel(&mut self, key: ResidentKey, now: Time, request: RequestId) -> bool {
+        let told = self.take_turn(key, now, |policy, turn| policy.handle_cancel(turn, request));
+        let Some((was_there, is_leaving)) = told else { return false };
+        if was_there && self.is_under(key) {
+            self.arbiter().handle_end(now, request);
+        }
+        if is_leaving {
+            self.let_go(key, now);
+        }
+        was_there
+    }
+
+    /// Carries out the decisions of the arbiter.
+    fn arbitrate(&mut self, now: Time) {
+        while let Some(output) = self.arbiter.as_mut().and_then(|arbiter| arbiter.poll_output()) {
             match output {
-                OverlapOutput::Run(group) => {
-                    group.parts.iter().for_each(|part| self.hand_out(now, part.request, GroupDecision::Run(*part)));
-                    let mut launches = self.device.groups.begin(now, group);
-                    if launches.len() > 1 {
-                        self.device.push(DeviceOutput::Group(launches));
-                    } else if let Some(launch) = launches.pop() {
-                        self.device.push(DeviceOutput::Launch(launch));
+                ArbiterOutput::Permit(permits) => {
+                    let earlier = self.device.decisions();
+                    permits.into_iter().for_each(|(model, permit)| self.permit(now, model, permit));
+                    let launches = self.device.join_launches(earlier);
+                    self.arbiter().handle_begin(now, launches);
+                }
+                ArbiterOutput::Drop { model, request, reason } => {
+                    if self.any(model, |scheduler, key| scheduler.cancel(key, now, request)) {
+                        self.device.push(DeviceOutput::Drop { request, reason });
                     }
                 }
-                OverlapOutput::Drop { request, reason } => {
-                    self.hand_out(now, request, GroupDecision::Drop(request, reason));
-                }
-                // The request's policy answered it at the end of its own launch.
-                OverlapOutput::Reply { .. } => {}
             }
         }
     }
 
-    fn hand_out(&mut self, now: Time, request: RequestId, decision: GroupDecision) {
-        let Some(key) = self.device.groups.owner(request) else { return };
-        self.tell_one(key, now, |policy, turn| policy.handle_group(turn, decision));
+    /// Lets the policy of a model that has a request launch it.
+    fn permit(&mut self, now: Time, model: ModelId, permit: Permit) {
+        self.any(model, |scheduler, key| {
+            scheduler.tell_one(key, now, |policy, turn| {
+                turn.resident.permit = Some(permit);
+                policy.advance(turn);
+                turn.resident.permit = None;
+            });
+            false
+        });
     }
 
     fn tell_one<R>(
@@ -482,24 +537,50 @@ impl DeviceScheduler {
         now: Time,
         tell: impl FnOnce(&mut dyn DevicePolicy, &mut Turn<'_>) -> R,
     ) -> Option<R> {
+        let (told, is_leaving) = self.take_turn(key, now, tell)?;
+        if is_leaving {
+            self.let_go(key, now);
+        }
+        Some(told)
+    }
+
+    /// Gives a policy its turn, and tells the arbiter which requests have ended. Returns whether the
+    /// policy leaves, too.
+    fn take_turn<R>(
+        &mut self,
+        key: ResidentKey,
+        now: Time,
+        tell: impl FnOnce(&mut dyn DevicePolicy, &mut Turn<'_>) -> R,
+    ) -> Option<(R, bool)> {
         let (resident, policy) = self.residents.get_mut(&key)?;
+        let earlier = self.device.decisions();
         let told = tell(&mut **policy, &mut Turn { now, resident, device: &mut self.device });
-        if resident.leaving {
-            let stats = policy.stats();
-            let is_idle = (stats.waiting, stats.running, stats.occupied) == (0, 0, 0);
-            if is_idle
-                && !self.device.has_launches(key)
-                && resident.standby.as_ref().is_none_or(|standby| standby.ready)
-            {
-                let standby = resident.standby.take().into_iter().flat_map(|standby| standby.lanes);
-                let lanes: Vec<LaneId> = std::mem::take(&mut resident.lanes).into_iter().chain(standby).collect();
-                self.device.release(&lanes, Some(key));
-                self.residents.remove(&key);
-                if self.of(key.model).all(|(_, (_, policy))| policy.in_groups().is_none()) {
-                    self.device.groups.set_model(now, key.model, None);
+        if resident.arbitrated.under.is_some()
+            && let Some(arbiter) = &mut self.arbiter
+        {
+            for output in self.device.since(earlier) {
+                if let DeviceOutput::Reply { request, .. } | DeviceOutput::Drop { request, .. } = output {
+                    arbiter.handle_end(now, *request);
                 }
             }
         }
-        Some(told)
+        Some((told, resident.leaving))
+    }
+
+    /// Removes a leaving policy that has nothing left to do.
+    fn let_go(&mut self, key: ResidentKey, now: Time) {
+        let Some((resident, policy)) = self.residents.get_mut(&key) else { return };
+        let stats = policy.stats();
+        let is_idle = (stats.waiting, stats.running, stats.occupied) == (0, 0, 0);
+        if is_idle && !self.device.has_launches(key) && resident.standby.as_ref().is_none_or(|standby| standby.ready) {
+            let standby = resident.standby.take().into_iter().flat_map(|standby| standby.lanes);
+            let lanes: Vec<LaneId> = std::mem::take(&mut resident.lanes).into_iter().chain(standby).collect();
+            self.device.release(&lanes, Some(key));
+            self.residents.remove(&key);
+            let is_gone = self.of(key.model).all(|(_, (resident, _))| resident.arbitrated.under.is_none());
+            if is_gone && let Some(arbiter) = &mut self.arbiter {
+                arbiter.handle_model(now, key.model, None);
+            }
+        }
     }
 }

@@ -1,107 +1,119 @@
-//! The table of device policies. A new policy is a file beside this one, and a line in this table.
-//! All code that knows policies by name uses the table.
+//! The table of device policies. Server, simulator, repository, `auto` and command line know
+//! policies only by this table.
+//!
+//! A new policy is a file beside this one and a line in `POLICIES` (and the `mod` line that Rust
+//! asks for). `table/tests.rs` is such a file, and this is the rest of
+//! its diff:
+//!
+//! ```text
+//!  static POLICIES: &[&PolicyEntry] = &[
+//!      ...
+//!      OverlappedOptions::ENTRY,
+//! +    ToyOptions::ENTRY,
+//!  ];
+//! ```
+//!
+//! | finds the policy | by |
+//! |---|---|
+//! | `downbeat.toml`, the command line, `config.pbtxt` | [`PolicyName`], its keys and [`PolicyName::read`] |
+//! | the server, before it loads a model | [`PolicySettings`]: the cut, ring and lanes to prepare |
+//! | server, simulator and journal | [`ModelSpec::build`](super::ModelSpec::build) |
+//! | `auto` | [`PolicyEntry::predicted`] and [`PolicySettings::tell_auto`] |
 
-use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::elastic::ElasticOptions;
+use super::entry::{PolicyEntry, PolicyName, PolicyOptions, PolicySettings};
 use super::exclusive::ExclusiveOptions;
 use super::overlapped::OverlappedOptions;
-use super::scheduler::{BadPolicy, DeviceModel};
-use super::settings::{self, PolicySettings};
+use super::settings::{PaddingSettings, WrittenSettings, keys};
 use super::staged::StagedOptions;
 use super::windowed::WindowedOptions;
-use crate::ids::PartitionId;
-
-/// The most lanes of a model.
-pub const MOST_LANES: u32 = 256;
-/// The largest batch, and the most slots of a ring.
-pub const MOST_ROWS: u32 = 1 << 24;
 
 /// Every policy.
-static POLICIES: [&PolicyEntry; 5] = [
+static POLICIES: &[&PolicyEntry] = &[
     ExclusiveOptions::ENTRY,
     WindowedOptions::ENTRY,
     ElasticOptions::ENTRY,
     StagedOptions::ENTRY,
     OverlappedOptions::ENTRY,
+    #[cfg(test)]
+    tests::ToyOptions::ENTRY,
 ];
 
-/// The options of a policy, with their checks and the policy that follows from them.
-pub trait PolicyOptions: Serialize + DeserializeOwned {
-    /// The policy's place in the table.
-    const ENTRY: &'static PolicyEntry;
-
-    /// Whether a policy can be made with these options.
-    ///
-    /// # Errors
-    /// The reason why not, in words.
-    fn check(&self) -> Result<(), String>;
-
-    /// Makes the policy, for a model in the whole of a device. Requires options that pass
-    /// [`check`](Self::check).
-    fn build(self) -> DeviceModel;
+/// A policy with its settings.
+#[derive(Clone, Debug)]
+pub struct ChosenPolicy {
+    /// The policy's name.
+    pub name: PolicyName,
+    /// The settings for requests of different lengths.
+    pub padding: PaddingSettings,
+    /// The policy's own settings.
+    pub settings: Arc<dyn PolicySettings>,
 }
 
-/// A line of the table.
-#[derive(Debug)]
-pub struct PolicyEntry {
-    name: &'static str,
-    about: &'static str,
-    makes_batches: bool,
-    build: fn(&Value) -> Result<DeviceModel, String>,
-    pub(super) settings: fn(Value) -> Result<Arc<dyn PolicySettings>, String>,
-    pub(super) keys: fn() -> &'static [&'static str],
+/// The reason why settings of a policy are invalid.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadSettings {
+    /// The policy does not know the setting.
+    #[error("unknown setting '{key}'{}; {}", known_elsewhere(key, *.policy), allowed(known))]
+    Unknown {
+        /// The setting's name.
+        key: String,
+        /// The policy; `None`: no policy knows the setting.
+        policy: Option<PolicyName>,
+        /// The names that the policy knows.
+        known: Vec<&'static str>,
+    },
+    /// The value is invalid.
+    #[error("{key}: {reason}")]
+    Value {
+        /// The setting's name.
+        key: String,
+        /// The reason, in words.
+        reason: String,
+    },
+    /// Values are not possible, or not in combination.
+    #[error("{0}")]
+    Check(String),
 }
 
-impl PolicyEntry {
-    /// A policy with this name in flags, files and logs. It is made of options `O`, which follow
-    /// from settings `S`. `about` tells in a few words how batches are made.
-    pub const fn new<O, S>(name: &'static str, about: &'static str) -> Self
-    where
-        O: PolicyOptions,
-        S: PolicySettings + DeserializeOwned + 'static,
-    {
-        let (settings, keys) = (settings::read::<S>, settings::keys::<S>);
-        PolicyEntry { name, about, makes_batches: true, build: build::<O>, settings, keys }
+fn allowed(known: &[&str]) -> String {
+    match known {
+        [] => "it has no settings".to_owned(),
+        known => format!("here are allowed: {}", known.join(", ")),
     }
-
-    /// The entry of a policy that leaves batches to the cluster's scheduler.
-    pub const fn granted(self) -> Self {
-        PolicyEntry { makes_batches: false, ..self }
-    }
 }
 
-fn build<O: PolicyOptions>(options: &Value) -> Result<DeviceModel, String> {
-    let options = O::deserialize(options).map_err(|error| error.to_string())?;
-    options.check()?;
-    Ok(options.build())
+/// Names the other policies that know the setting.
+fn known_elsewhere(key: &str, policy: Option<PolicyName>) -> String {
+    let Some(policy) = policy else { return String::new() };
+    let others = PolicyName::all().filter(|other| other.keys().contains(&key)).map(|other| other.to_string());
+    let others = others.collect::<Vec<_>>().join(", ");
+    let others = if others.is_empty() { others } else { format!(", only {others}") };
+    format!(": the policy {policy} does not know it{others}")
 }
-
-/// The name of a policy in the table, or [`PolicyName::AUTO`].
-#[derive(Clone, Copy)]
-pub struct PolicyName(pub(super) &'static PolicyEntry);
 
 impl PolicyName {
     /// The policy that every model can have: the scheduler makes its batches.
-    pub const EXCLUSIVE: PolicyName = PolicyName(ExclusiveOptions::ENTRY);
+    pub const EXCLUSIVE: PolicyName = PolicyName::of::<ExclusiveOptions>();
 
     /// The policy that runs one batch after another.
-    pub const WINDOWED: PolicyName = PolicyName(WindowedOptions::ENTRY);
+    pub const WINDOWED: PolicyName = PolicyName::of::<WindowedOptions>();
 
     /// E²bird's policy.
-    pub const ELASTIC: PolicyName = PolicyName(ElasticOptions::ENTRY);
+    pub const ELASTIC: PolicyName = PolicyName::of::<ElasticOptions>();
 
     /// DVABatch's policy.
-    pub const STAGED: PolicyName = PolicyName(StagedOptions::ENTRY);
+    pub const STAGED: PolicyName = PolicyName::of::<StagedOptions>();
 
     /// Abacus' policy.
-    pub const OVERLAP: PolicyName = PolicyName(OverlappedOptions::ENTRY);
+    pub const OVERLAP: PolicyName = PolicyName::of::<OverlappedOptions>();
 
     /// The choice of a policy by measurements, where the model is served
     /// ([`AutoInputs::choose`](super::AutoInputs::choose)). It is not in the table.
@@ -109,6 +121,8 @@ impl PolicyName {
         name: "auto",
         about: "whichever suits a model, as measured",
         makes_batches: false,
+        forms_groups: false,
+        predict: |_, _| None,
         build: |_| Err(NO_POLICY.to_owned()),
         settings: |_| Err(NO_POLICY.to_owned()),
         keys: || &[],
@@ -116,45 +130,75 @@ impl PolicyName {
 
     /// All policies in the table.
     pub fn all() -> impl Iterator<Item = PolicyName> {
-        POLICIES.into_iter().map(PolicyName)
+        POLICIES.iter().copied().map(PolicyName)
     }
 
-    /// The name in flags, files and logs.
-    pub const fn name(self) -> &'static str {
-        self.0.name
+    /// The names of the policy's settings.
+    pub fn keys(self) -> Vec<&'static str> {
+        let padding = if self.makes_batches() { keys::<PaddingSettings>() } else { &[] };
+        padding.iter().chain((self.0.keys)()).copied().collect()
     }
 
-    /// How the policy's batches are made, in a few words.
-    pub const fn about(self) -> &'static str {
-        self.0.about
+    /// Reads the policy's settings.
+    ///
+    /// # Errors
+    /// For the first setting that is unknown or invalid, or for settings that do not go together.
+    pub fn read(self, written: &WrittenSettings) -> Result<ChosenPolicy, BadSettings> {
+        for (key, value) in written {
+            self.read_one(key, value)?;
+        }
+        let (padding, own) = self.parse(written.clone()).map_err(BadSettings::Check)?;
+        own.check().map_err(BadSettings::Check)?;
+        if padding.max_length == Some(0) {
+            return Err(BadSettings::Check("max_length is at least 1".to_owned()));
+        }
+        Ok(ChosenPolicy { name: self, padding, settings: own })
     }
 
-    /// Whether the policy gets requests and makes batches of them. If so, the model needs a batch
-    /// dimension, and items of one shape or items that can be padded. Otherwise the cluster's
-    /// scheduler makes the batches.
-    pub const fn makes_batches(self) -> bool {
-        self.0.makes_batches
+    /// Reads the settings that the policy knows, as [`read`](Self::read) does, and ignores others.
+    ///
+    /// # Errors
+    /// If a known setting is invalid.
+    pub fn read_known(self, written: &WrittenSettings) -> Result<ChosenPolicy, BadSettings> {
+        let known = self.keys();
+        let of_it = written.iter().filter(|(key, _)| known.contains(&key.as_str()));
+        self.read(&of_it.map(|(key, value)| (key.clone(), value.clone())).collect())
+    }
+
+    /// Checks one setting by itself, but not in combination with others.
+    ///
+    /// # Errors
+    /// [`BadSettings::Unknown`] or [`BadSettings::Value`].
+    pub fn read_one(self, key: &str, value: &Value) -> Result<(), BadSettings> {
+        let known = self.keys();
+        if !known.contains(&key) {
+            return Err(BadSettings::Unknown { key: key.to_owned(), policy: Some(self), known });
+        }
+        let one = [(key.to_owned(), value.clone())];
+        let read = self.parse(one.into()).map(drop);
+        read.map_err(|reason| BadSettings::Value { key: key.to_owned(), reason })
+    }
+
+    fn parse(self, mut written: WrittenSettings) -> Result<(PaddingSettings, Arc<dyn PolicySettings>), String> {
+        let padding = keys::<PaddingSettings>();
+        let padding = written.extract_if(.., |key, _| padding.contains(&key.as_str())).collect();
+        let padding = PaddingSettings::deserialize(Value::Object(padding)).map_err(|error| error.to_string())?;
+        Ok((padding, (self.0.settings)(Value::Object(written.into_iter().collect()))?))
     }
 }
 
-impl PartialEq for PolicyName {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.name == other.0.name
+/// Checks one setting of a policy that is not chosen yet, as [`PolicyName::read_one`] does.
+///
+/// # Errors
+/// If no policy knows the setting, or a policy that knows it cannot read it.
+pub fn read_one_of_any(key: &str, value: &Value) -> Result<(), BadSettings> {
+    let mut known: Vec<_> = PolicyName::all().flat_map(PolicyName::keys).collect();
+    known.sort_unstable();
+    known.dedup();
+    if !known.contains(&key) {
+        return Err(BadSettings::Unknown { key: key.to_owned(), policy: None, known });
     }
-}
-
-impl Eq for PolicyName {}
-
-impl fmt::Debug for PolicyName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.name)
-    }
-}
-
-impl fmt::Display for PolicyName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.name)
-    }
+    PolicyName::all().filter(|policy| policy.keys().contains(&key)).try_for_each(|policy| policy.read_one(key, value))
 }
 
 /// The error for [`PolicyName::AUTO`] in places where no model is served.
@@ -163,7 +207,7 @@ const NO_POLICY: &str =
 
 /// A name that is not in the table.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown device policy '{found}'; expected one of: {}, {}", POLICIES.map(|entry| entry.name).join(", "), PolicyName::AUTO)]
+#[error("unknown device policy '{found}'; expected one of: {}, {}", PolicyName::all().map(PolicyName::name).collect::<Vec<_>>().join(", "), PolicyName::AUTO)]
 pub struct UnknownPolicy {
     found: String,
 }
@@ -172,14 +216,8 @@ impl FromStr for PolicyName {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let found = PolicyName::all().chain([PolicyName::AUTO]).find(|policy| policy.0.name == name);
+        let found = PolicyName::all().chain([PolicyName::AUTO]).find(|policy| policy.name() == name);
         found.ok_or_else(|| UnknownPolicy { found: name.chars().take(64).collect() })
-    }
-}
-
-impl Serialize for PolicyName {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.name)
     }
 }
 
@@ -189,80 +227,5 @@ impl<'de> Deserialize<'de> for PolicyName {
     }
 }
 
-/// A policy for a model as plain data: its name, options and partition.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct ModelSpec {
-    /// The user's name of the model, for the log.
-    #[serde(default)]
-    pub name: String,
-    policy: PolicyName,
-    #[serde(with = "options")]
-    options: Value,
-    partition: PartitionId,
-}
-
-impl ModelSpec {
-    /// The policy with these options, in a partition.
-    pub fn new<O: PolicyOptions>(options: &O, partition: PartitionId) -> Self {
-        // The options are numbers, words and lists of them, which always serialize. A null value
-        // would build no policy.
-        let options = serde_json::to_value(options).unwrap_or_default();
-        ModelSpec { name: String::new(), policy: PolicyName(O::ENTRY), options, partition }
-    }
-
-    /// The same policy for a model with this name.
-    pub fn named(self, name: String) -> Self {
-        ModelSpec { name, ..self }
-    }
-
-    /// The policy's name.
-    pub fn policy(&self) -> PolicyName {
-        self.policy
-    }
-
-    /// The policy's options by name.
-    pub fn options(&self) -> &Value {
-        &self.options
-    }
-
-    /// Makes the policy, without requests.
-    ///
-    /// # Errors
-    /// [`BadPolicy::Options`] if the options are not of this policy, or do not pass its checks.
-    pub fn build(&self) -> Result<DeviceModel, BadPolicy> {
-        let PolicyName(entry) = self.policy;
-        let model = (entry.build)(&self.options);
-        let model = model.map_err(|reason| BadPolicy::Options { policy: entry.name, reason })?;
-        Ok(DeviceModel { partition: self.partition, ..model })
-    }
-}
-
-/// The options of a policy in files. A self-describing format such as JSON has the value itself.
-/// Postcard is not self-describing, and has the options as JSON text.
-mod options {
-    use serde::de::Error as _;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use serde_json::Value;
-
-    pub fn serialize<S: Serializer>(options: &Value, serializer: S) -> Result<S::Ok, S::Error> {
-        match serializer.is_human_readable() {
-            true => options.serialize(serializer),
-            false => serializer.collect_str(options),
-        }
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
-        match deserializer.is_human_readable() {
-            true => Value::deserialize(deserializer),
-            false => serde_json::from_str(&String::deserialize(deserializer)?).map_err(D::Error::custom),
-        }
-    }
-}
-
-/// Checks that a number is between 1 and `most`.
-pub(super) fn at_most(what: &str, number: u32, most: u32) -> Result<(), String> {
-    match (1..=most).contains(&number) {
-        true => Ok(()),
-        false => Err(format!("{what} is {number}; it must be 1 to {most}")),
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -2,14 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::groups::GroupEnd;
 use super::lanes::Device;
-use super::launch::{LaneSpec, Launch, Span};
+use super::launch::{LaneSpec, Launch, Permit};
 use super::note::Note;
 use super::output::DeviceOutput;
-use super::request::{DeviceReject, DeviceRequest};
 use super::resident::Resident;
-use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId, RequestId};
+use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId};
 use crate::time::Time;
 
 /// The reason of a device's timeout.
@@ -59,6 +57,18 @@ impl Turn<'_> {
         self.device.new_launch()
     }
 
+    /// The most items of a batch now. Only policies that say so keep to the limit
+    /// ([`Arbitrated::limited`](super::Arbitrated::limited)).
+    pub fn limit(&self) -> Option<u32> {
+        self.resident.limit
+    }
+
+    /// The request that the device's arbiter permits to launch now. A policy
+    /// under the arbiter ([`Arbitrated::under`](super::Arbitrated::under)) launches nothing else.
+    pub fn permit(&self) -> Option<Permit> {
+        self.resident.permit
+    }
+
     /// Whether a lane has room for a launch: it runs none, or none waits behind the running one.
     /// `false` for a lane that is neither shared nor the model's.
     pub fn has_room(&self, lane: LaneId) -> bool {
@@ -78,34 +88,6 @@ impl Turn<'_> {
             self.device.begin(self.now, self.resident, launch);
         }
         self.push(DeviceOutput::Group(launches));
-    }
-
-    /// Lets a request run in groups with those of other models.
-    /// [`super::DevicePolicy::handle_group`] gets the decisions about the request.
-    ///
-    /// # Errors
-    /// If the request cannot join; then nothing has changed.
-    pub fn join_groups(&mut self, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        self.device.groups.request(self.now, self.resident.key, request)
-    }
-
-    /// Takes a request out of the groups: no more of its operators will run.
-    pub fn leave_groups(&mut self, request: RequestId) {
-        self.device.groups.forget(self.now, request);
-    }
-
-    /// Runs a launch in the group that begins. Asserts that its lane has room.
-    pub fn launch_in_group(&mut self, launch: Launch) {
-        self.device.begin(self.now, self.resident, &launch);
-        self.device.groups.add(launch);
-    }
-
-    /// Handles the end of a launch of the running group.
-    pub fn end_in_group(&mut self, span: Span) {
-        if let Some(GroupEnd { model, parts, predicted, expected, took }) = self.device.groups.end_part(self.now, span)
-        {
-            self.push(DeviceOutput::Note { model, note: Note::Group { parts, predicted, expected, took } });
-        }
     }
 
     /// Orders lanes in another partition, beside the current ones.

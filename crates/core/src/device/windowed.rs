@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use super::entry::{ModelSpec, PolicyEntry, PolicyOptions, PolicySettings};
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::output::DeviceOutput;
 use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
+use super::resident::Arbitrated;
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::settings::{self, PolicyModel, PolicySettings};
-use super::table::{MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::settings::{self, MOST_ROWS, PolicyModel, at_most};
 use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{BatchId, LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
@@ -164,7 +165,8 @@ impl PolicySettings for WindowedSettings {
 
 impl PolicyOptions for WindowedOptions {
     const ENTRY: &'static PolicyEntry =
-        &PolicyEntry::new::<WindowedOptions, WindowedSettings>("windowed", "one batch after another, by a window");
+        &PolicyEntry::new::<WindowedOptions, WindowedSettings>("windowed", "one batch after another, by a window")
+            .predicted(|inputs, _| Some(inputs.rate(&[inputs.max_batch.max(1)], |_| 1.0)));
 
     fn check(&self) -> Result<(), String> {
         at_most("max_batch", self.max_batch, MOST_ROWS)?;
@@ -182,6 +184,10 @@ impl DevicePolicy for Windowed {
         vec![LaneSpec { partition, max_rows: self.options.max_batch, segments: self.segments() }]
     }
 
+    fn arbitrated(&self) -> Arbitrated {
+        Arbitrated { under: None, limited: true }
+    }
+
     fn pool(&self) -> Option<&RequestPool> {
         Some(&self.pool)
     }
@@ -191,6 +197,8 @@ impl DevicePolicy for Windowed {
     }
 
     fn advance(&mut self, turn: &mut Turn<'_>) {
+        let most = self.options.max_batch;
+        self.limit = turn.limit().map_or(most, |rows| rows.clamp(1, most));
         self.pool.drop_hopeless(turn);
         loop {
             if self.running.is_none()
@@ -222,12 +230,6 @@ impl DevicePolicy for Windowed {
             self.pool.finish(request, launch, turn);
         }
         self.advance(turn);
-    }
-
-    fn handle_limit(&mut self, turn: &mut Turn<'_>, rows: u32) -> bool {
-        self.limit = rows.clamp(1, self.options.max_batch);
-        self.advance(turn);
-        true
     }
 
     fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {

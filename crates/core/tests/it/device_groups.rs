@@ -162,6 +162,19 @@ fn a_model_that_goes_is_let_go_of_when_its_part_is_done() {
 }
 
 #[test]
+fn a_model_that_goes_with_the_last_part_ends_the_group_first() {
+    let mut device = Device::new(true);
+    device.request(0, 1, 2, 400);
+    for (id, model) in [(2, 0), (3, 1)] {
+        device.request(0, id, model, 400 + id);
+    }
+    device.complete(0, 40, 1);
+    device.scheduler.handle_model(at(50), ModelId(0), None).unwrap();
+    assert_eq!(device.complete(40, 80, 3), ["reply 3"]);
+    assert_eq!(device.complete(40, 90, 2), ["reply 2", "2 took 50 ms, predicted 50", "free of 0"]);
+}
+
+#[test]
 fn without_a_predictor_requests_run_alone_by_measured_latencies() {
     let mut device = Device::new(true);
     device.scheduler.handle_groups(at(0), GroupSettings::default());

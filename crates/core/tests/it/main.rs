@@ -29,5 +29,6 @@ mod section_3_5;
 mod section_4_2;
 mod shards;
 mod spatial;
+mod spatial_shares;
 mod starvation;
 mod turns;

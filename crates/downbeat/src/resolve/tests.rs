@@ -176,7 +176,7 @@ fn a_file_can_say_everything() {
     assert_eq!((every(&[]), every(&["--metrics-interval-ms=100"])), (ms(2_000), ms(100)));
     assert_eq!(every(&["--metrics-interval-ms=100", "--allow-gpu-metrics=false"]), Duration::ZERO);
     assert_eq!((options.scheduler_shards, options.load_threads), (4, 5));
-    assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, Some(DropPolicy::Head)));
+    assert_eq!((&options.dispatch, options.drop), (&DispatchPolicy::Deferred, Some(DropPolicy::HeadDrop)));
     assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
     assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
     assert_eq!((options.max_queue_wait("other"), options.max_queue_wait("digits")), (Some(ms(1500)), None));
@@ -235,7 +235,7 @@ fn a_file_can_say_everything() {
     let digits = &options.models["digits"];
     assert_eq!((digits.slo, digits.max_queue_size, digits.threads), (Some(ms(5)), Some(1), Some(2)));
     assert_eq!((digits.gpu_memory, digits.partitions.clone()), (Some(3000 << 20), Some(vec![1])));
-    assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Route), Some(DropPolicy::None)));
+    assert_eq!((digits.dispatch.clone(), digits.drop), (Some(DispatchPolicy::Route), Some(DropPolicy::None)));
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn flags_win_over_the_file_one_by_one() {
     assert_eq!(options.repositories, [Path::new("b")]);
     assert_eq!(options.http_port, None);
     assert_eq!(options.default_slo, Some(Duration::from_millis(100)));
-    assert_eq!(options.drop, Some(DropPolicy::Head));
+    assert_eq!(options.drop, Some(DropPolicy::HeadDrop));
     assert_eq!(options.models["m"].slo, Some(Duration::from_millis(20)));
     assert_eq!(options.models["m"].drop, Some(DropPolicy::None), "what the flag does not say stays");
     assert_eq!(options.models["n"].slo, Some(Duration::from_millis(30)));

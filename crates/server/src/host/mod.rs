@@ -61,4 +61,3 @@ pub(crate) use queued_call::QueuedCall;
 pub(crate) use request_events::RequestEvents;
 pub(crate) use request_table::CounterHasher;
 pub(crate) use slot_events::{Ran, SlotEvents};
-pub(crate) use work_meter::Worked;

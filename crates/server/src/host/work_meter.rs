@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use downbeat_core::device::spatial::MeasuredWindow;
+use downbeat_core::device::spatial::Worked;
 use downbeat_core::{Duration, Time};
 use parking_lot::Mutex;
 
@@ -26,14 +26,6 @@ struct Work {
     items: u64,
     /// The sum of the launches' times.
     took: Duration,
-}
-
-/// The work of a model up to some time.
-#[derive(Clone, Copy)]
-pub struct Worked {
-    at: Time,
-    arrivals: u64,
-    work: Work,
 }
 
 impl WorkMeter {
@@ -72,29 +64,15 @@ impl WorkMeter {
         if work.running > 0 {
             work.busy += now.since(work.since);
         }
-        Worked { at: now, arrivals: self.arrivals.load(Ordering::Relaxed), work }
-    }
-}
-
-impl Worked {
-    /// The work since another reading.
-    pub fn since(&self, before: &Worked) -> MeasuredWindow {
-        let (now, then) = (&self.work, &before.work);
-        let batches = now.batches - then.batches;
-        let took = now.took.saturating_sub(then.took).as_nanos();
-        MeasuredWindow {
-            span: self.at.since(before.at),
-            // Something ran if something ended, however short it was.
-            busy: now.busy.saturating_sub(then.busy).max(Duration::from_nanos(1)),
-            items: now.items - then.items,
-            arrivals: Some(self.arrivals - before.arrivals),
-            latency: Duration::from_nanos(took / batches.max(1)),
-        }
+        let Work { busy, batches, items, took, .. } = work;
+        Worked { at: now, arrivals: self.arrivals.load(Ordering::Relaxed), batches, items, busy, took }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use downbeat_core::device::spatial::MeasuredWindow;
+
     use super::*;
 
     #[test]

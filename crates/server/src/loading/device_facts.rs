@@ -11,7 +11,7 @@ impl Loading<'_> {
     /// Whether requests that cannot make their deadline are given up.
     pub(super) fn drops(&self) -> bool {
         let (options, definition) = (&self.context.options, &self.definition);
-        let dispatch = options.dispatch_policy(&definition.name, definition.dispatch);
+        let dispatch = options.dispatch_policy(&definition.name, definition.dispatch.clone());
         options.drop_policy(&definition.name, definition.drop, dispatch) != DropPolicy::None
     }
 

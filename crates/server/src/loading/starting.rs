@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::ModelId;
-use downbeat_core::device::{AutoInputs, GuardOptions, PolicyName, SegmentProfile};
+use downbeat_core::device::{AutoInputs, GuardOptions, SegmentProfile};
 use downbeat_engine::{Lane, Model};
 
 use super::{Loading, Runnable};
@@ -23,7 +23,7 @@ impl Loading<'_> {
         let (size, predictor) = (self.part.map(|part| &*part.size), self.context.predictor.clone());
         let place = ProfileStore::place_key(&self.source.engine.info(), Threads::Chosen(threads), size);
         let file = || ProfileStore::file_key(self.file).map_err(|error| format!("{}: {error}", self.file.display()));
-        let is_one = self.policy.name == PolicyName::OVERLAP;
+        let is_one = self.policy.name.forms_groups();
         is_one
             .then(|| GroupMember::new(predictor, (&self.definition.name, self.number), file, &place, model.segments()))
     }

@@ -2,7 +2,7 @@
 //! numbers suit not every model.
 
 use anyhow::ensure;
-use downbeat_core::device::PolicyName;
+use downbeat_core::device::PaddedTo;
 use downbeat_engine::{Lane, Model, Place, Share};
 
 use super::Loading;
@@ -90,14 +90,14 @@ impl Loading<'_> {
     /// If the user did not name the policy for just this model. Otherwise a warning names the cost.
     pub(super) fn check_padding_pays(&self) -> Result<(), PolicyError> {
         let policy = self.policy.name;
-        let pads_much = policy == PolicyName::ELASTIC || policy == PolicyName::STAGED;
-        if self.on_gpus || is_emulated(&self.definition) || !pads_much {
+        let Some(padded) = self.policy.settings.costly_padding() else { return Ok(()) };
+        if self.on_gpus || is_emulated(&self.definition) {
             return Ok(());
         }
         let longest = self.policy.padding.max_length.map_or("4096".to_owned(), |longest| longest.to_string());
-        let costs = match policy == PolicyName::ELASTIC {
-            true => format!("it pads every request to {longest} (max_length)"),
-            false => "it pads every request to the longest of its batch".to_owned(),
+        let costs = match padded {
+            PaddedTo::Allowed => format!("it pads every request to {longest} (max_length)"),
+            PaddedTo::Batch => "it pads every request to the longest of its batch".to_owned(),
         };
         let model = &self.definition.name;
         let is_named = self.context.options.names_device_policy(model, self.definition.device);

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use downbeat_engine::Part;
 use downbeat_engine_ort::GpuInfo;
 use downbeat_repository::{ModelDefinition, ModelRepositories};
 use parking_lot::Mutex;
@@ -24,9 +23,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
 use crate::model_names::{NamedBy, UnknownModel};
-use crate::options::{
-    CudaMissing, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, PolicyName, RunLimits, ServerOptions, SharesBy,
-};
+use crate::options::{CudaMissing, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions, SharesBy};
 use crate::partitions::Partitions;
 use crate::placement::{self, Placement};
 use crate::serving::Serving;
@@ -188,10 +185,9 @@ fn shares(
     woken: &Arc<tokio::sync::Notify>,
 ) -> Result<Arc<[DeviceShares]>, prometheus::Error> {
     let metrics = ShareMetrics::register(metrics.registry())?;
-    let parts: Arc<[Part]> = partitions.parts.clone().into();
     let of = |host: &Arc<DeviceHost>| {
-        let (host, parts, by_hand) = (host.clone(), parts.clone(), partitions.by_hand());
-        DeviceShares::new(host, parts, &options.device, by_hand, woken.clone(), metrics.clone())
+        let (host, by_hand) = (host.clone(), partitions.by_hand());
+        DeviceShares::new(host, &partitions.parts, &options.device, by_hand, woken.clone(), metrics.clone())
     };
     let hosts = driver.hosts().iter().filter(|_| options.device.shares == SharesBy::Auto);
     Ok(hosts.map(of).collect())
@@ -234,8 +230,8 @@ fn with_devices(
     // The options may name models' devices without setting the number of executors.
     let named = placement::devices_named(options);
     let asked = match options.devices {
-        // Under the policy overlap, models run side by side on one device.
-        0 if engines.gpus.is_empty() && options.device.policy == PolicyName::OVERLAP => named.max(1),
+        // Models that share groups of operators run side by side on one device.
+        0 if engines.gpus.is_empty() && options.device.policy.forms_groups() => named.max(1),
         0 if engines.gpus.is_empty() => named,
         devices => devices,
     };

@@ -77,8 +77,7 @@ fn serve(engine: EchoModel, options: &DeviceOptions) -> (Served, DeviceShares) {
     let served =
         Served::new(Arc::new(engine), policy.unwrap(), &parts, RunLimits::default(), Arc::new(|_, _, _| Ok(())));
     let metrics = ShareMetrics::register(served.metrics.registry()).unwrap();
-    let shares =
-        DeviceShares::new(served.host.clone(), parts.into(), options, BTreeMap::new(), Arc::default(), metrics);
+    let shares = DeviceShares::new(served.host.clone(), &parts, options, BTreeMap::new(), Arc::default(), metrics);
     (served, shares)
 }
 
@@ -180,17 +179,4 @@ fn batches_are_left_to_the_device_policy_without_an_slo() {
     shares.tick(&[(served.model.clone(), None)]);
     assert_eq!(shares.report(&served.model).unwrap().batch_limit, None);
     assert!(served.model.batch_control.get().is_none());
-}
-
-#[test]
-fn cores_that_partitions_have_in_common_count_once() {
-    let part = |(cpus, units): (&str, u32)| Part {
-        share: Share::Cores(cpus.parse().unwrap()),
-        threads: 1,
-        units,
-        size: String::new(),
-    };
-    assert_eq!(all_units(&[("0", 1), ("1", 1), ("0-1", 2)].map(part)), 2);
-    assert_eq!(all_units(&[("0,4", 1), ("0-1,4-5", 2), ("2-3,6-7", 2)].map(part)), 4, "hyperthreads");
-    assert_eq!(common(&[("0-1", 2), ("1-2", 2)].map(part), 0, 1), 1);
 }

@@ -49,7 +49,7 @@ impl Models {
     pub fn options(&self) -> ServerOptions {
         let mut options = ServerOptions::new(self.path().to_owned());
         options.engine = downbeat_server::options::EngineChoice::Emulated;
-        options.drop = Some(DropPolicy::Head);
+        options.drop = Some(DropPolicy::HeadDrop);
         options.profiling.cache_dir = Some(self.path().join(".profiles"));
         // For emulated models the server measures only the overlap of two lanes.
         options.profiling.budget = downbeat_core::Duration::from_millis(60_000);
@@ -443,7 +443,7 @@ async fn deferred_dispatch_gathers_a_batch_that_eager_would_not() {
         let models = Models::new();
         // The candidate of three may start within the 60 ms that a fourth would take.
         models.add("m", 1, (60.0, 40.0), 4, "parameters { key: \"slo_ms\" value { string_value: \"800\" } }");
-        let registry = models.serve(|options| options.dispatch = policy).await;
+        let registry = models.serve(|options| options.dispatch = policy.clone()).await;
         let answers = [
             send(&registry, request("m", 1, 4)).await,
             send(&registry, request("m", 1, 4)).await,

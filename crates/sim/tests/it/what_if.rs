@@ -10,7 +10,7 @@ use downbeat_core::journal::Journal;
 use downbeat_core::journal::cluster::{Input, Reply};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_sim::what_if::{BadLog, Comparison, Figures, Recorded, Row, Setting, Wanted, advise};
-use downbeat_sim::{Arrivals, Cluster, Decision, Load, Pace, Policy, Report, Simulation};
+use downbeat_sim::{Arrivals, ClusterScheduler, Decision, Load, Pace, Policy, Report, Simulation};
 
 /// A scheduler that writes a decision log.
 struct Written<'a>(Journal<Scheduler>, &'a mut Vec<u8>);
@@ -21,7 +21,7 @@ impl Drop for Written<'_> {
     }
 }
 
-impl Cluster for Written<'_> {
+impl ClusterScheduler for Written<'_> {
     fn add_model(&mut self, now: Time, options: ModelOptions, _slo: Duration, _rate: f64) -> ModelId {
         match self.0.apply(now, Input::AddModel(ModelId(0), Box::new(options))) {
             Reply::Model(model) => model,

@@ -5,7 +5,7 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId,
 
 use super::backlogs::{BacklogModel, Backlogs};
 use super::fleet::Fleet;
-use downbeat_sim::{Cluster, Decision};
+use downbeat_sim::{ClusterScheduler, Decision};
 
 /// Clockwork (Gujarati et al., OSDI '20, §5; Symphony §2.2).
 ///
@@ -70,7 +70,7 @@ impl Clockwork {
     }
 }
 
-impl Cluster for Clockwork {
+impl ClusterScheduler for Clockwork {
     fn add_model(&mut self, _now: Time, options: ModelOptions, _slo: Duration, _rate: f64) -> ModelId {
         self.backlogs.add(&options)
     }

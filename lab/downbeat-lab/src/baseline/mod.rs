@@ -1,4 +1,4 @@
-//! The systems that Downbeat is compared with, each a [`Cluster`](downbeat_sim::Cluster) in one file.
+//! The systems that Downbeat is compared with, each a [`ClusterScheduler`](downbeat_sim::ClusterScheduler) in one file.
 //!
 //! Each type's documentation names the paper of each rule, and lists the choices that the paper
 //! leaves open. These are made in favour of the baseline. Baselines run in the same ideal world as

@@ -6,7 +6,7 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId,
 
 use super::backlog::{Backlog, Profile, Waiting};
 use super::fleet::Fleet;
-use downbeat_sim::{Cluster, Decision};
+use downbeat_sim::{ClusterScheduler, Decision};
 
 /// The options of Nexus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -325,7 +325,7 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-impl Cluster for Nexus {
+impl ClusterScheduler for Nexus {
     fn add_model(&mut self, _now: Time, options: ModelOptions, slo: Duration, rate: f64) -> ModelId {
         let profile = Profile::new(&options);
         let rate = if rate.is_finite() { rate.max(1e-3) } else { 1e-3 };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use downbeat_core::cluster::{ModelOptions, Reject, Request, Scheduler};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
-use downbeat_sim::{Cluster, Decision};
+use downbeat_sim::{ClusterScheduler, Decision};
 
 /// Models on devices of their own, or shared with a few others, as in the partitions of GSLICE and
 /// gpu-lets. No scheduler moves requests between devices.
@@ -50,7 +50,7 @@ impl Pinned {
     }
 }
 
-impl Cluster for Pinned {
+impl ClusterScheduler for Pinned {
     fn add_model(&mut self, now: Time, options: ModelOptions, _slo: Duration, _rate: f64) -> ModelId {
         let id = ModelId(self.models.len() as u32);
         let plan = self.plan.get(self.models.len()).map_or(&[][..], Vec::as_slice);

@@ -8,7 +8,7 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId,
 use super::backlog::Waiting;
 use super::backlogs::{BacklogModel, Backlogs};
 use super::fleet::Fleet;
-use downbeat_sim::{Cluster, Decision};
+use downbeat_sim::{ClusterScheduler, Decision};
 
 /// A batch preempts a running one if it has at least this many times its size.
 const PREEMPTION: f64 = 3.03;
@@ -140,7 +140,7 @@ impl Shepherd {
     }
 }
 
-impl Cluster for Shepherd {
+impl ClusterScheduler for Shepherd {
     fn add_model(&mut self, _now: Time, options: ModelOptions, _slo: Duration, _rate: f64) -> ModelId {
         self.backlogs.add(&options)
     }

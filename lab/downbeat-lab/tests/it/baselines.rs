@@ -6,7 +6,7 @@ use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Request};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_lab::baseline::{Clockwork, Gather, Nexus, NexusOptions, Shepherd};
 use downbeat_lab::policy::Baseline;
-use downbeat_sim::{Arrivals, Cluster, Decision, Load, Pace, Simulation};
+use downbeat_sim::{Arrivals, ClusterScheduler, Decision, Load, Pace, Simulation};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ struct Model {
 /// Runs `cluster` through arrivals of `(millisecond, model)` in their order. Returns its decisions,
 /// one a line: the time (`+`: a nanosecond later), then `r1 r2 on d0`, `drop r1`, `reject r1` or
 /// `stop d0`.
-fn timeline(mut cluster: impl Cluster, devices: u32, models: &[Model], arrivals: &[(f64, u32)]) -> String {
+fn timeline(mut cluster: impl ClusterScheduler, devices: u32, models: &[Model], arrivals: &[(f64, u32)]) -> String {
     let mut written = String::new();
     for _ in 0..devices {
         cluster.add_device(Time::ZERO, DeviceKind(0));

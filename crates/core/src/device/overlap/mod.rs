@@ -29,6 +29,7 @@ mod multi_way;
 mod order;
 mod predictor;
 mod search;
+mod settings;
 mod waiting;
 
 pub use controller::{Overlap, OverlapOptions, OverlapOutput, OverlapStats};
@@ -41,4 +42,5 @@ pub use multi_way::multi_way;
 pub use order::{GroupOrder, UnknownGroupOrder};
 pub use predictor::{Predictor, Unpredicted};
 pub use search::{Found, GroupSearch};
+pub use settings::{GroupSettings, GroupStats};
 pub use waiting::OverlapModel;

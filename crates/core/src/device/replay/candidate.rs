@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::cluster::ModelOptions;
-use crate::device::auto::Overlap;
+use crate::device::auto_inputs::Overlap;
+use crate::device::entry::{ModelSpec, PolicyName};
 use crate::device::segment_profile::SegmentProfile;
 use crate::device::settings::{Cut, PolicyModel, WrittenSettings};
-use crate::device::table::{ModelSpec, PolicyName};
 use crate::time::Duration;
 
 /// The windows of `windowed`, as shares of the latency of the largest batch.

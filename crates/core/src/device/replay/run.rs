@@ -6,14 +6,14 @@ use std::ops::Range;
 use super::candidate::ReplayedModel;
 use super::emulated::EmulatedDevice;
 use crate::cluster::{ExecutionNoise, Output, PastArrival, Random, Request, Scheduler};
-use crate::device::auto::Overlap;
+use crate::device::auto_inputs::Overlap;
+use crate::device::entry::{ModelSpec, PolicyOptions};
 use crate::device::exclusive::ExclusiveOptions;
 use crate::device::launch::{GrantedBatch, Launch, Span};
 use crate::device::output::DeviceOutput;
 use crate::device::request::DeviceRequest;
 use crate::device::scheduler::{DeviceScheduler, Layout};
 use crate::device::segment_profile::SegmentProfile;
-use crate::device::table::{ModelSpec, PolicyOptions};
 use crate::ids::{DeviceId, DeviceKind, LaneId, ModelId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 

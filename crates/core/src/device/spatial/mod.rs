@@ -4,7 +4,8 @@
 //! and the arrivals in each window of time. It makes three kinds of decisions.
 //! [`SpatialOutput::Prepare`] names the lanes of a model and their compute units.
 //! [`SpatialOutput::Switch`] changes over to new lanes. [`SpatialOutput::Limit`] sets the largest
-//! batch. Inside a share, any [`DevicePolicy`](super::DevicePolicy) makes the batches.
+//! batch. [`Shares`] turns units into partitions, and keeps models where the user put them. Server and
+//! simulator carry its decisions out. Inside a share, any [`DevicePolicy`](super::DevicePolicy) makes the batches.
 //! [`DeviceScheduler::handle_move`](super::DeviceScheduler::handle_move) moves a policy from one
 //! partition to another. The policy does not notice the move.
 //!
@@ -25,9 +26,12 @@ mod controller;
 mod decision;
 mod fair_share;
 mod knee;
+mod parts;
 mod self_tuning;
 mod shared_model;
+mod shares;
 mod slab;
+mod worked;
 
 pub use aimd::Aimd;
 pub use average::Average;
@@ -37,6 +41,9 @@ pub use controller::Spatial;
 pub use decision::{BadShare, ShareReason, SpatialOptions, SpatialOutput, SpatialTimeout};
 pub use fair_share::{Claim, FairShare};
 pub use knee::{KNEE_TOLERANCE, UNKNOWN_KNEE, knee};
+pub use parts::{SharePart, ShareParts};
 pub use self_tuning::{MeasuredWindow, SelfTuning, Tuned};
 pub use shared_model::{ShareState, SpatialModel};
+pub use shares::{MakeBatchControl, ShareOutput, ShareView, Shares, SharingModel};
 pub use slab::{Provision, Slab};
+pub use worked::Worked;

@@ -11,14 +11,15 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use super::auto_inputs::{AutoInputs, Overlap};
+use super::entry::{ModelSpec, PolicyEntry, PolicyOptions, PolicySettings};
 use super::launch::{LaneSpec, SegmentRange, Span};
 use super::policy::DevicePolicy;
 use super::request::{DeviceReject, DeviceRequest};
 use super::request_pool::{PooledRequest, RequestPool};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::settings::{self, Cut, ExitRule, PolicyModel, PolicySettings, RingNeed};
-use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::settings::{self, Cut, ExitRule, MOST_LANES, MOST_ROWS, PaddedTo, PolicyModel, RingNeed, at_most};
 use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
@@ -204,6 +205,20 @@ impl PolicySettings for StagedSettings {
         &self.exits
     }
 
+    fn costly_padding(&self) -> Option<PaddedTo> {
+        Some(PaddedTo::Batch)
+    }
+
+    fn tell_auto(&self, inputs: &mut AutoInputs) {
+        let stages = match self.cut().0 {
+            Cut::Whole => 1,
+            Cut::Stages(stages) => stages,
+            Cut::At(values) => values.len() + 1,
+        };
+        let stages = u16::try_from(stages).map(|stages| (stages, self.at_once()));
+        (inputs.stages, inputs.stages_at_once) = stages.unwrap_or((1, 1));
+    }
+
     fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
         let PolicyModel { partition, profile, max_batch, padded, drop, queue_bound, ring_slots, .. } = model;
         let options = StagedOptions {
@@ -223,11 +238,19 @@ impl PolicySettings for StagedSettings {
     }
 }
 
+/// A batch of the largest size through all segments.
+fn predict(inputs: &AutoInputs, overlap: &Overlap) -> Option<f64> {
+    let max_batch = inputs.max_batch.max(1);
+    let together = if inputs.stages_at_once > 1 { overlap.factor(max_batch) } else { 1.0 };
+    (inputs.stages() > 1).then(|| inputs.staged_rate(max_batch, together))
+}
+
 impl PolicyOptions for StagedOptions {
     const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<StagedOptions, StagedSettings>(
         "staged",
         "batches that are stretched and split while they run",
-    );
+    )
+    .predicted(predict);
 
     fn check(&self) -> Result<(), String> {
         at_most("max_batch", self.max_batch, MOST_ROWS)?;

@@ -95,7 +95,7 @@ pub const POLICIES: &[Name] = &[
     Name {
         name: "adaptive",
         argument: "",
-        about: "deferred or eager, by what waiting is worth at the load of the moment; at once while the load is low",
+        about: "deferred or eager, by the worth of waiting at the present load; at once while the load is low",
         drop: DropPolicy::Adaptive,
         arguments: &[""],
         make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: false }),
@@ -103,7 +103,7 @@ pub const POLICIES: &[Name] = &[
     Name {
         name: "consolidating",
         argument: "",
-        about: "the same, but deferred while the load is low, so that the number of busy devices follows it",
+        about: "as adaptive, but deferred while the load is low, so that the number of busy devices follows the load",
         drop: DropPolicy::Adaptive,
         arguments: &[""],
         make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: true }),
@@ -144,10 +144,10 @@ pub enum UnknownPolicy {
     #[error(transparent)]
     Order(#[from] UnknownOrder),
     /// An order of turns for a system that has its own.
-    #[error("'{0}' has turns by its own rules; leave out '@{1}'")]
+    #[error("the policy '{0}' has an order of its own; leave out '@{1}'")]
     OwnOrder(String, String),
     /// A drop policy for a system that has its own.
-    #[error("'{0}' drops by its own rules; leave out '+{1}'")]
+    #[error("the policy '{0}' drops requests by its own rules; leave out '+{1}'")]
     OwnDrop(String, String),
 }
 

@@ -57,12 +57,13 @@ impl GroupReport {
     }
 
     fn summary(&self) -> String {
-        let segments: Vec<String> = self.models.iter().map(|(name, count)| format!("{name} in {count}")).collect();
+        let segments: Vec<String> = self.models.iter().map(|(name, count)| format!("{name} {count}")).collect();
         let repeated = self.repeated.map_or_else(String::new, |off| {
-            format!(" Who knew the median of groups that are the same would be {}% off.", percent(off))
+            format!(" A predictor that knew the median time of identical groups would be {}% off.", percent(off))
         });
         format!(
-            "{}; {}. Trained with {} groups, tested with {} others: {}% off on average, 95% of them less than {}%.{repeated}",
+            "{}; segments: {}. Trained with {} groups, tested with {} others: predictions are {}% off on average, and \
+             95% of them less than {}%.{repeated}",
             self.conditions,
             segments.join(", "),
             self.samples,
@@ -86,7 +87,7 @@ impl GroupReport {
         let names: Vec<String> = (1..=self.points.len()).map(|count| format!("{count} at once")).collect();
         let clouds: Vec<Cloud<'_>> =
             names.iter().zip(&self.points).map(|(name, points)| Cloud { name, points }).collect();
-        let about = "Each point is a group of the test. On the line predictions are right.";
+        let about = "Each point is a group of the test. The prediction of a point on the line is exact.";
         let plot = predictions(about, &clouds);
         Page::new(&self.title()).note(&self.summary()).plots(&[plot]).table("Mean absolute error", &self.table()).html()
     }
@@ -124,7 +125,7 @@ mod tests {
             points: vec![vec![(1.0, 1.1)], vec![(2.0, 1.9), (20.0, 21.0)]],
         };
         let text = report.to_string();
-        assert!(text.contains("rten on cpu; a< in 4, b in 1. Trained with 80 groups, tested with 20 others: 5.0% off on average, 95% of them less than 15.5%. Who knew the median of groups that are the same would be 2.0% off."), "{text}");
+        assert!(text.contains("rten on cpu; segments: a< 4, b 1. Trained with 80 groups, tested with 20 others: predictions are 5.0% off on average, and 95% of them less than 15.5%. A predictor that knew the median time of identical groups would be 2.0% off."), "{text}");
         assert!(text.contains("| a< + b |     20 |   1.500 |      5.0 |                40.0 |"), "{text}");
         let page = report.page();
         assert!(page.contains("Predicted against actual") && page.contains("2 at once") && page.contains("a&lt; + b"));

@@ -82,7 +82,7 @@ fn repositories() -> Vec<Key<Draft>> {
 fn ports() -> Vec<Key<Draft>> {
     vec![
         key("server_name", name("NAME"), |d| &mut d.options.server_name)
-            .flag("server-name", "What the server is called in its metadata; clients of Triton may want triton")
+            .flag("server-name", "Name of the server in its metadata; clients of Triton may expect triton")
             .alias("id"),
         key("host", address(), |d| &mut d.options.host)
             .flag("host", "Address to listen on; 0.0.0.0: every interface of the machine (see \"Hosts and web pages\")"),
@@ -90,17 +90,17 @@ fn ports() -> Vec<Key<Draft>> {
             .flag("allow-host", "A name of this server that requests over HTTP may have in Host, beside localhost and IP addresses; repeatable (see \"Hosts and web pages\")")
             .unless("any name, or none on a loopback address", "[\"models.example.com\"]"),
         optional("http_address", address(), |d| &mut d.options.http_address, "host", "\"127.0.0.1\"")
-            .help("Address of the HTTP port, where it is not that of all"),
+            .help("Address of the HTTP port, if it differs from host"),
         // Triton serves metrics at the address of HTTP.
         triton("http-address", address(), |d, address| {
             d.options.http_address = Some(address);
             d.options.metrics_address = Some(address);
         }),
         optional("grpc_address", address(), |d| &mut d.options.grpc_address, "host", "\"127.0.0.1\"")
-            .help("Address of the gRPC port, where it is not that of all"),
+            .help("Address of the gRPC port, if it differs from host"),
         triton("grpc-address", address(), |d, address| d.options.grpc_address = Some(address)),
         optional("metrics_address", address(), |d| &mut d.options.metrics_address, "host", "\"127.0.0.1\"")
-            .help("Address of the metrics port, where it is not that of all"),
+            .help("Address of the metrics port, if it differs from host"),
         triton("metrics-address", address(), |d, address| d.options.metrics_address = Some(address)),
         key("http_port", port(), |d| &mut d.options.http_port).flag("http-port", "HTTP port, or off; 0: any free one"),
         triton("allow-http", switch(), |d, allow| d.options.http_port = d.options.http_port.filter(|_| allow)),
@@ -127,9 +127,9 @@ fn ports() -> Vec<Key<Draft>> {
             "Most bytes that all requests in flight hold together, with their answers (see \"Memory of requests\")",
         ),
         key("preprocess.threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.preprocess_threads)
-            .help("Threads that pictures and texts are made into tensors on; 0: one fewer than there are cores (see \"Preprocessing\")"),
+            .help("Threads that turn pictures and texts into tensors; 0: one fewer than there are cores (see \"Preprocessing\")"),
         key("preprocess.max_megapixels", number(1..=4096), |d| &mut d.options.max_megapixels)
-            .help("Most pixels of a picture, millions, by its header; larger ones are refused before any memory is taken for them"),
+            .help("Most pixels of a picture, millions, by its header; a larger picture is refused before it takes any memory"),
         key("shared_memory", switch(), |d| &mut d.options.shared_memory)
             .flag(
                 "shared-memory",
@@ -143,18 +143,18 @@ fn ports() -> Vec<Key<Draft>> {
 fn engine() -> Vec<Key<Draft>> {
     vec![
         key("engine", name("ENGINE").of(EngineChoice::names()), |d| &mut d.options.engine)
-            .flag("engine", "Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated; on the CPU a model that it cannot run goes to another (see \"Engines\")"),
+            .flag("engine", "Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated; on the CPU another engine runs a model that this one cannot run (see \"Engines\")"),
         key("threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.threads)
             .flag("threads", "Threads inside one run of a model; 0: one or all cores (divided by --devices), as measured at load (see \"Threads and executors\")"),
         key("devices", number(0..=MOST_DEVICES as u64), |d| &mut d.options.devices)
             .flag("devices", "Devices on the CPU, each runs one batch at a time; 0: one for each GPU, or the CPU as one device with as many executors as the models ask for, at least two for two models"),
         key("isolation", name("ISOLATION").of(Isolation::names()), |d| &mut d.options.isolation)
-            .flag("isolation", "What models on the CPU are kept apart from: none, process (each in a process of its own, whose end costs only this model), or auto (models that may end the process; see \"Isolation\")")
+            .flag("isolation", "Isolation of models on the CPU: none, process (each model in a process of its own, whose end costs only this model), or auto (a process for each model that may end the server's; see \"Isolation\")")
             .of_models(),
         optional("run_memory_bytes", bytes_or_zero(), |d| &mut d.options.run_memory_bytes, "a quarter of the memory", "\"4G\"")
-            .flag("run-memory-bytes", "What runs of models on the CPU may take together, as estimated before each; 0: no limit (see \"Memory of runs\")"),
+            .flag("run-memory-bytes", "Memory that all runs of models on the CPU may take together, as estimated before each run; 0: no limit (see \"Memory of runs\")"),
         optional("model_memory_bytes", bytes_or_zero(), |d| &mut d.options.model_memory_bytes, "the memory, less --max-in-flight-bytes", "\"8G\"")
-            .flag("model-memory-bytes", "What models on the CPU may hold of its memory together; 0: no limit (see \"Memory of models\")"),
+            .flag("model-memory-bytes", "Memory that all models on the CPU may hold together; 0: no limit (see \"Memory of models\")"),
     ]
 }
 
@@ -164,7 +164,7 @@ fn gpus() -> Vec<Key<Draft>> {
             .flag("gpus", "GPUs to use, by their numbers, such as 0,1")
             .unless("all", ""),
         key("cuda.missing", name("WHAT").of(CudaMissing::NAMES), |d| &mut d.options.cuda.missing)
-            .flag("cuda-missing", "What to do if the engine is cuda or tensorrt and no GPU can be used: exit or cpu"),
+            .flag("cuda-missing", "The reaction if the engine is cuda or tensorrt and no GPU can be used: exit or cpu"),
         optional("cuda.memory_limit_mb", mebibytes(), |d| &mut d.options.cuda.memory_limit, "no limit", "8192")
             .flag("cuda-memory-limit-mb", "Most memory that one session may take of a GPU for tensors, MiB"),
         key("cuda.tf32", switch(), |d| &mut d.options.cuda.tf32)
@@ -173,7 +173,7 @@ fn gpus() -> Vec<Key<Draft>> {
         key("cuda.graphs", switch(), |d| &mut d.options.cuda.graphs)
             .help("Record launches as CUDA graphs where that pays"),
         key("cuda.metrics_every_s", seconds(), |d| &mut d.options.gpu_metrics_every)
-            .help("How often GPUs are measured for the metrics nv_gpu_*; 0: not at all"),
+            .help("Time between measurements of the GPUs for the metrics nv_gpu_*; 0: no measurements"),
         triton("metrics-interval-ms", millis(), |d, every| d.options.gpu_metrics_every = every),
         triton("allow-gpu-metrics", switch(), |d, allow| {
             d.options.gpu_metrics_every = if allow { d.options.gpu_metrics_every } else { Duration::ZERO };
@@ -188,11 +188,11 @@ fn scheduling() -> Vec<Key<Draft>> {
         key("scheduler", name("POLICY").of(DispatchPolicy::names()), |d| &mut d.options.dispatch)
             .flag("scheduler", "When a batch leaves: adaptive, consolidating, eager, deferred, timeout or latest; route: the device policy decides")
             .of_models(),
-        optional("drop", name("POLICY").of(DropPolicy::names()), |d| &mut d.options.drop, "adaptive, or what suits another scheduler", "\"window\"")
+        optional("drop", name("POLICY").of(DropPolicy::names()), |d| &mut d.options.drop, "adaptive, or the policy that suits another scheduler", "\"window\"")
             .flag("drop", "Which requests are dropped when not all can make their deadlines: adaptive, window, head or none")
             .of_models(),
         key("order", name("ORDER").of(OrderPolicy::names()), |d| &mut d.options.order)
-            .flag("order", "Which of the batches that wait for a device gets it: shortest (where all can make their deadlines, or else the most urgent), urgency, fair (shares of the device time), or rehearsed: which of them is tried, too"),
+            .flag("order", "The waiting batch that gets a free device: shortest (the most urgent if not all can make their deadlines), urgency, fair (shares of the device time), or rehearsed (the rehearsal tries these orders, too)"),
         Key { is_hidden: true, ..optional("default_slo_ms", millis(), |d| &mut d.options.default_slo, "", "") },
         optional("slo_ms", millis(), |d| &mut d.options.default_slo, "their requests have no deadline", "100")
             .flag("default-slo-ms", "SLO in milliseconds, from arrival to answer, of all models that have none of their own")
@@ -213,30 +213,30 @@ fn scheduling() -> Vec<Key<Draft>> {
             .flag("default-max-batch-size", "Largest batch of models that could be batched and do not say how far; 0: none")
             .of_models(),
         key("row_check_every", number(0..=u32::MAX.into()), |d| &mut d.options.row_check_every)
-            .help("One in so many requests of shared batches is run once more alone, where a check and not the graph says that the model keeps rows apart; 0: none"),
+            .help("One in this many requests of shared batches runs once more alone, if a check and not the graph found that the model keeps rows apart; 0: none"),
         key("scheduler_shards", number(0..=MAX_SHARDS as u64), |d| &mut d.options.scheduler_shards)
             .flag("scheduler-shards", "Parts of the scheduler that can be at work at once, each with some of the models; 0: one a core"),
         key("rehearsal_cpu", share(), |d| &mut d.options.rehearsal_cpu)
-            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, in which adaptive schedulers, and device policies under auto, are tried on the last seconds, and what predicts operator groups is trained; 0: none, a rule decides"),
+            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, for rehearsals of adaptive schedulers and of device policies under auto, and for training the predictor of operator groups; 0: none, a rule decides"),
         key("device.policy", name("POLICY").of(device_policies().map(PolicyName::name)), |d| &mut d.options.device.policy)
             .flag("device-policy", device_policy_help())
             .of_models(),
         optional("device.predictor", path("FILE"), |d| &mut d.options.device.predictor, "requests run one at a time", "\"predictor.json\"")
-            .help("What predicts groups of operators for the device policy overlap: a file that downbeat profile --co-run writes (see \"The policy overlap\")"),
+            .help("Predictor of operator groups for the device policy overlap: a file that downbeat profile --co-run writes (see \"The policy overlap\")"),
         key("device.order", name("ORDER").of(GroupOrder::ALL.map(GroupOrder::name)), |d| &mut d.options.device.order)
-            .help("Which request of the device policy overlap is next: headroom (the least time left, and operators of others beside it), or to compare with, one request at a time: fcfs, sjf (what takes the least), edf"),
+            .help("Which request runs next under the device policy overlap: headroom (the request with the least time left, and operators of others beside it), or for comparison one request at a time: fcfs, sjf (the shortest), edf"),
         key("device.partitions", list(name("PARTITION")), |d| &mut d.options.device.partitions)
-            .help("What a device is divided into: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"), shares also with engine = \"emulated\"; a model runs on one, or on those that it names (see \"Partitions\")")
+            .help("Partitions of a device: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"), shares also with engine = \"emulated\"; a model runs on one partition, or on all that its options name (see \"Partitions\")")
             .unless("one part", "[\"0-3\", \"4-7\"]")
             .of_models(),
         key("device.shares", name("WHO").of(SharesBy::names()), |d| &mut d.options.device.shares)
-            .help("Who says on which partition a model runs: fixed (the options, once and for all), auto (what models need, as measured: they move while they serve; see \"Shares\")"),
+            .help("The partition of each model: fixed (chosen by the options at start), auto (chosen by the measured needs of models, which move while they serve; see \"Shares\")"),
         key("device.share_batches", name("WHO").of(BatchesBy::names()), |d| &mut d.options.device.share_batches)
-            .help("Who says how large batches are where shares are auto: policy (the device policy), slab (what they took, as far from the SLO as that was), aimd (the same, one more after each in time); see \"Shares\""),
+            .help("The size of batches if shares are auto: policy (chosen by the device policy), slab (in proportion to the headroom of earlier batches), aimd (as slab, but one more after each batch in time); see \"Shares\""),
         key("device.share_period_s", seconds_from(Duration::from_millis(100)), |d| &mut d.options.device.share_period)
-            .help("How often shares that are auto are looked at"),
+            .help("Time between two decisions on shares, if shares are auto"),
         key("device.share_hold_down_s", seconds(), |d| &mut d.options.device.share_hold_down)
-            .help("How long a share that is auto stays as it is after it was changed"),
+            .help("Time that a share stays unchanged after a change, if shares are auto"),
     ]
 }
 
@@ -247,7 +247,7 @@ fn device_policies() -> impl Iterator<Item = PolicyName> {
 fn device_policy_help() -> String {
     let policies =
         device_policies().map(|policy| format!("{policy} ({})", policy.about())).collect::<Vec<_>>().join(", ");
-    format!("What makes batches on a device: {policies}")
+    format!("Device policy, which makes batches on a device: {policies}")
 }
 
 /// `--slo-ms`: an SLO of one model, or of all models without their own.
@@ -279,7 +279,7 @@ fn models() -> Vec<Key<Draft>> {
         key("load_threads", number(1..=MOST_LOAD_THREADS as u64), |d| &mut d.options.load_threads)
             .flag(
                 "load-threads",
-                "Models that are loaded side by side (Triton's --model-load-thread-count; see \"Loading\")",
+                "Most models that load at the same time (Triton's --model-load-thread-count; see \"Loading\")",
             )
             .alias("model-load-thread-count"),
         optional("model_control.load", list(name("MODEL")), |d| &mut d.load, "none", "[\"digits\"]")
@@ -289,7 +289,7 @@ fn models() -> Vec<Key<Draft>> {
             "Which models are loaded: none (all at start), explicit (on request) or poll (all, following the disk)",
         ),
         key("model_control.poll_s", seconds_or_zero(Duration::from_millis(100)), |d| &mut d.poll)
-            .flag("repository-poll-secs", "How often the disk is looked at in mode poll; 0: never"),
+            .flag("repository-poll-secs", "Time between two looks at the repository in mode poll; 0: none"),
         optional(
             "model_config_name",
             parsed("NAME", config_name, String::clone),
@@ -351,7 +351,7 @@ fn connections() -> Vec<Key<Draft>> {
 fn operation() -> Vec<Key<Draft>> {
     vec![
         key("shutdown_grace_s", seconds(), |d| &mut d.options.shutdown_grace)
-            .flag("shutdown-grace", "How long to go on accepting after SIGTERM, not ready, until nobody sends any more; part of --drain-timeout (see \"Stopping\")"),
+            .flag("shutdown-grace", "How long the server accepts requests after SIGTERM, no longer ready, until clients send no more; part of --drain-timeout (see \"Stopping\")"),
         key("drain_timeout_s", seconds(), |d| &mut d.options.drain_timeout)
             .flag("drain-timeout", "How long stopping may take in all after SIGTERM")
             .alias("exit-timeout-secs"),
@@ -366,10 +366,10 @@ fn operation() -> Vec<Key<Draft>> {
         key("load_timeout_s", seconds(), |d| &mut d.options.run_limits.whole_load)
             .flag("load-timeout", "How long the load of a model may take in all, with its warm-up; it fails then; 0: any time (see \"Loading\")"),
         key("exit_when_not_live", switch(), |d| &mut d.options.exit_when_not_live)
-            .flag("exit-when-not-live", "End where only a new process helps, as when the last GPU is lost, instead of saying at /v2/health/live that the server is not live (see \"Liveness\")")
+            .flag("exit-when-not-live", "End the process if only a new one helps, as when the last GPU is lost, instead of reporting at /v2/health/live that the server is not live (see \"Liveness\")")
             .arity(Arity::Optional),
         optional("decision_log", path("FOLDER"), |d| &mut d.options.decision_log, "nothing is written", "\"decisions\"")
-            .flag("decision-log", "Folder to write down what the scheduler is told and decides, with the reasons: downbeat log show FILE, downbeat log replay FILE"),
+            .flag("decision-log", "Folder for decision logs: the scheduler's inputs and decisions, with the reasons (downbeat log show FILE, downbeat log replay FILE)"),
         key("log.format", parsed("FORMAT", log_format, LogFormat::to_string).of(LogFormat::names()), |d| &mut d.options.log.format)
             .flag("log-format", "Form of log lines: text or json"),
         triton("log-info", switch(), |d, info| level(d, !info, "warn")),
@@ -400,17 +400,17 @@ fn autoscaling() -> Vec<Key<Draft>> {
         key("autoscale.enabled", switch(), |d| &mut d.autoscale_enabled)
             .help("Advise how many devices there should be: GET /v2/autoscale, metrics downbeat_autoscale_*"),
         key("autoscale.bad_threshold", share(), |d| &mut d.autoscale.bad_threshold)
-            .help("Share of requests rejected, dropped or late above which more are advised"),
+            .help("Share of requests rejected, dropped or late above which more devices are advised"),
         key("autoscale.idle_threshold", share(), |d| &mut d.autoscale.idle_threshold)
-            .help("Share of idle device time above which fewer are advised"),
+            .help("Share of idle device time above which fewer devices are advised"),
         key("autoscale.spare", share(), |d| &mut d.autoscale.spare)
-            .help("Share that giving back leaves idle; at most idle_threshold"),
+            .help("Share of device time that stays idle after devices are given back; at most idle_threshold"),
         key("autoscale.grow_window_s", seconds(), |d| &mut d.autoscale.grow_window)
-            .help("How long the share of bad requests is looked at"),
+            .help("Span of time over which the share of bad requests is measured"),
         key("autoscale.shrink_window_s", seconds(), |d| &mut d.autoscale.shrink_window)
-            .help("How long the share of idle time is looked at"),
+            .help("Span of time over which the share of idle time is measured"),
         key("autoscale.min_requests", number(0..=u64::MAX), |d| &mut d.autoscale.min_requests)
-            .help("Fewer requests in grow_window_s say nothing"),
+            .help("Fewest requests in grow_window_s on which advice is based"),
         key("autoscale.min_devices", number(1..=u32::MAX.into()), |d| &mut d.autoscale.min_devices)
             .help("Fewest devices that are advised"),
         key("autoscale.max_devices", number(1..=u32::MAX.into()), |d| &mut d.autoscale.max_devices)
@@ -423,23 +423,23 @@ fn cluster() -> Vec<Key<Draft>> {
     vec![
         key("cluster.schedulers", list(parsed("HOST:PORT", host_and_port, String::clone)), |d| &mut d.options.cluster.schedulers)
             .flag("schedulers", "The schedulers of the cluster, in the order in which they lead, the same everywhere")
-            .unless("those that --etcd has; without it a scheduler is the only one", "[\"a:8003\", \"b:8003\"]"),
+            .unless("the schedulers that --etcd has; without --etcd a scheduler is the only one", "[\"a:8003\", \"b:8003\"]"),
         optional("cluster.rank", number(0..=63), |d| &mut d.options.cluster.rank,
             "0; without --schedulers the lowest that no other scheduler has in --etcd", "1")
             .flag("rank", "A scheduler's own place among the schedulers, from 0"),
         key("cluster.etcd", list(parsed("URL", etcd_server, |server| format!("http://{server}"))), |d| &mut d.options.cluster.etcd)
-            .flag("etcd", "The servers of an etcd that allots epochs to schedulers, so that no two lead in the same, and has where they are")
-            .unless("each scheduler that is to lead takes the next epoch", "[\"http://etcd-1:2379\"]"),
+            .flag("etcd", "The servers of an etcd, which allots epochs to schedulers, so that no two lead in the same epoch, and holds the addresses of schedulers")
+            .unless("each scheduler that begins to lead takes the next epoch", "[\"http://etcd-1:2379\"]"),
         key("cluster.etcd_prefix", parsed("TEXT", |text| Ok(text.to_owned()), String::clone), |d| &mut d.options.cluster.etcd_prefix)
-            .flag("etcd-prefix", "What the keys of this cluster in etcd begin with"),
+            .flag("etcd-prefix", "Prefix of this cluster's keys in etcd"),
         optional("cluster.listen", parsed("ADDRESS:PORT", socket_address, SocketAddr::to_string), |d| &mut d.options.cluster.listen,
             "port 8003 of --host, or that of its place among --schedulers (scheduler); port 8004 (frontend)", "\"0.0.0.0:8004\"")
-            .flag("listen", "Where a scheduler or a frontend is connected to by the rest of the cluster"),
+            .flag("listen", "Address on which a scheduler or a frontend accepts connections of the cluster"),
         optional("cluster.advertise", parsed("HOST:PORT", host_and_port, String::clone), |d| &mut d.options.cluster.advertise,
-            "the address that it connects to schedulers from, or a scheduler to etcd", "\"frontend-1:8004\"")
-            .flag("advertise", "Where a frontend is reached by backends, or a scheduler that --etcd has by all, if that is another address than schedulers or etcd see"),
+            "the address from which a frontend connects to schedulers, or a scheduler to etcd", "\"frontend-1:8004\"")
+            .flag("advertise", "Address at which backends reach a frontend, or all processes a scheduler of --etcd, if schedulers or etcd see another address"),
         optional("cluster.name", name("NAME"), |d| &mut d.options.cluster.name, "its role and a number", "\"frontend-1\"")
-            .flag("node-name", "What the process is called in the others' logs and GET /v2/cluster"),
+            .flag("node-name", "Name of the process in the logs of other processes and in GET /v2/cluster"),
         key("cluster.heartbeat_ms", millis(), |d| &mut d.options.cluster.heartbeat)
             .flag("heartbeat-ms", "Longest silence between schedulers"),
         key("cluster.takeover_after_ms", millis(), |d| &mut d.options.cluster.takeover_after)
@@ -447,13 +447,13 @@ fn cluster() -> Vec<Key<Draft>> {
         key("cluster.lost_after_ms", millis(), |d| &mut d.options.cluster.lost_after)
             .flag("lost-after-ms", "Silence after which any other process is lost; the end of its connection is silence at once"),
         key("cluster.fetch_within_ms", millis(), |d| &mut d.options.cluster.fetch_within)
-            .flag("fetch-within-ms", "How long the inputs of a batch may take to come to its backend; it runs without those that have not come"),
+            .flag("fetch-within-ms", "How long the inputs of a batch may take to reach its backend; the batch then runs without the missing ones"),
         key("cluster.busy_poll_us", micros(Duration::from_millis(10)), |d| &mut d.options.cluster.busy_poll)
-            .flag("busy-poll-us", "How long a process of the cluster looks for what comes next before it sleeps, in microseconds: quicker by the time that a core takes to wake, for up to a core's time under load. It sleeps at once while somebody else wants the core. 0: it always does"),
+            .flag("busy-poll-us", "How long a process of the cluster polls for messages before it sleeps, in microseconds. Polling saves the time that a core takes to wake, and costs up to a core's time under load. A process sleeps at once while another one wants the core. 0: no polling"),
         key("cluster.tries", number(0..=255), |d| &mut d.options.cluster.tries)
-            .flag("tries", "How often a request is tried again whose backend was lost; a model with the parameter run_once = true is not"),
+            .flag("tries", "How often a request is tried again after its backend was lost; requests to models with the parameter run_once = true are not"),
         key("cluster.sub_clusters", number(0..=1024), |d| &mut d.options.cluster.sub_clusters)
-            .flag("sub-clusters", "Sub-clusters that the backends with --model-control-mode explicit are divided into; schedulers say which models these have. 0: each backend has its own models"),
+            .flag("sub-clusters", "Number of sub-clusters of the backends with --model-control-mode explicit; schedulers choose the models of each sub-cluster. 0: each backend has its own models"),
         key("cluster.plan_every_s", seconds(), |d| &mut d.options.cluster.plan_every)
             .flag("plan-every-s", "How often a scheduler divides models among sub-clusters anew, by the load of the last minute. 0: only when backends or models come and go, or POST /v2/cluster/plan asks"),
         optional("cluster.plan_moves", number(0..=u32::MAX.into()), |d| &mut d.options.cluster.plan_moves,
@@ -512,7 +512,7 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
         )
         .help("The steps from pictures or texts to its inputs (see \"Preprocessing\")"),
         of_model("gpu_memory_mb", mebibytes(), |m| &mut m.gpu_memory, "what is free, but for a reserve", "6000")
-            .help("What it may take of the memory of each GPU, MiB (see \"NVIDIA GPUs\")"),
+            .help("Memory of each GPU that the model may take, MiB (see \"NVIDIA GPUs\")"),
         of_model(
             "partition",
             list(number(0..=u32::MAX.into())),

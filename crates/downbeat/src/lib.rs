@@ -180,7 +180,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::WhatIf(args) => Ok(what_if_command::what_if(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Advise(args) => Ok(what_if_command::advice(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Executor => {
-            downbeat_engine::isolation::serve().context("an executor process is started by a server")?;
+            downbeat_engine::isolation::serve().context("only a Downbeat server may start `downbeat executor`")?;
             downbeat_engine::process::end(0)
         }
         Command::Config(command) => {

@@ -54,7 +54,8 @@ pub fn measure(
             let units = asked.next_multiple_of(device.grain);
             ensure!(
                 units <= device.largest_part,
-                "--split {asked}: the GPU has {} compute units in steps of {}, of which some have to be left for '{}'",
+                "--split {asked}: too many compute units; the GPU has {}, in steps of {}, and some must remain for \
+                 model '{}'",
                 device.units,
                 device.grain,
                 other.name

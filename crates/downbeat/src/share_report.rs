@@ -96,7 +96,7 @@ impl ShareReport {
     /// The clock of the measurements, in words.
     fn clock(&self) -> &'static str {
         if !self.measurements.is_empty() && self.measurements.iter().all(|m| m.by_device) {
-            "by the device's clock: copies in and out included, the host's part not"
+            "by the device's clock, with copies in and out, without the host's part"
         } else {
             "by the host's clock"
         }
@@ -105,7 +105,7 @@ impl ShareReport {
     /// The lines above the rows.
     pub fn header(&self) -> String {
         let device = self.device.map_or_else(String::new, |device| {
-            format!("{} compute units, given out in steps of {}\n", device.units, device.grain)
+            format!("{} compute units, divisible in steps of {}\n", device.units, device.grain)
         });
         let head = self.table(&[]).head();
         format!("{} version {}: {}\n{device}\n{head}", self.model, self.version, self.conditions)
@@ -179,10 +179,10 @@ impl ShareReport {
             let latency = Axis { label: "milliseconds a batch", scale: Scale::Log };
             let rate = Axis { label: "items a second", scale: Scale::Linear };
             let latencies = by_share(|m| in_millis(m.median_ns));
-            let about = "As GSLICE figures 2b and 3b.";
+            let about = "The same plot as figures 2b and 3b of GSLICE.";
             plots.push(lines("Latency by share of the device", about, &units, &latency, &latencies));
             let rates = by_share(throughput);
-            let about = "As GSLICE figures 2a and 3a.";
+            let about = "The same plot as figures 2a and 3a of GSLICE.";
             plots.push(lines("Throughput by share of the device", about, &units, &rate, &rates));
             let knees: Vec<(f64, f64)> =
                 self.knees.iter().map(|(batch, units)| (f64::from(*batch), f64::from(*units))).collect();
@@ -215,7 +215,7 @@ impl ShareReport {
                 ((index + 1).to_string(), per_item)
             };
             let times: Vec<(String, Vec<f64>)> = (0..self.segments.len()).map(of).collect();
-            let about = "What an item of a batch takes in each segment, on the largest share that was measured.";
+            let about = "Time of one item of a batch in each segment, on the largest share that was measured.";
             plots.push(bars("Segments", about, "segment", "milliseconds an item", &names, &times));
         }
         plots
@@ -233,7 +233,8 @@ impl ShareReport {
 
 fn knee_rule() -> String {
     format!(
-        "knee: the smallest share from which on more units shorten the latency by less than {:.0}% in all (GSLICE 2.1.3: \"only a marginal improvement\")",
+        "knee: the smallest share beyond which all further units together shorten the latency by less than {:.0}% \
+         (GSLICE 2.1.3: \"only a marginal improvement\")",
         KNEE_TOLERANCE * 100.0
     )
 }

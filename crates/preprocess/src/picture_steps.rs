@@ -59,17 +59,17 @@ impl PictureSteps {
                         Size::Both(both) => *both,
                     }));
                 }
-                Step::Normalize { .. } if normalize.is_some() => return Err(here("only one such step is allowed")),
+                Step::Normalize { .. } if normalize.is_some() => return Err(here("this step is listed twice")),
                 Step::Normalize { scale, mean, std } => {
                     normalize = Some((*scale, mean.clone(), std.clone()));
                 }
-                Step::Layout { .. } if order.is_some() => return Err(here("only one such step is allowed")),
+                Step::Layout { .. } if order.is_some() => return Err(here("this step is listed twice")),
                 Step::Layout { order: Order::Hw } if channels > 1 => {
                     return Err(here("the order hw has no channels; give the step 'decode' the color gray"));
                 }
                 Step::Layout { order: chosen } => order = Some(*chosen),
                 Step::Decode { .. } => return Err(here("only the first step may be 'decode'")),
-                _ => return Err(here("this step is for texts, but the first step is 'decode', which is for pictures")),
+                _ => return Err(here("this step is for texts, but 'decode' is for pictures")),
             }
         }
         let tables = tables(channels, normalize, datatype)?;

@@ -93,16 +93,14 @@ impl TextSteps {
         }
         let shown = file.display();
         let bytes = tokenizer.ok_or_else(|| format!("step 1, 'tokenize': {shown} was not read"))?;
-        let mut tokenizer = read_tokenizer(bytes).map_err(|reason| {
-            format!("step 1, 'tokenize': {shown} is not a tokenizer.json that can be read: {reason}")
-        })?;
+        let mut tokenizer = read_tokenizer(bytes)
+            .map_err(|reason| format!("step 1, 'tokenize': {shown} is not a readable tokenizer.json: {reason}"))?;
         let from_file = tokenizer.get_padding().map(|padding| padding.pad_id);
         let pad_id = from_file.or_else(|| PADDING.iter().find_map(|token| tokenizer.token_to_id(token))).unwrap_or(0);
         let (max_length, added) = (*max_length as usize, added_tokens(&tokenizer, *special_tokens));
         if max_length <= added {
             return Err(format!(
-                "step 1, 'tokenize': max_length is {max_length}, but the tokenizer adds {added} tokens to each text; \
-                 raise max_length"
+                "step 1, 'tokenize': the tokenizer adds {added} tokens to each text; raise max_length ({max_length})"
             ));
         }
         let cut = truncate.then(|| TruncationParams { max_length, ..TruncationParams::default() });
@@ -116,29 +114,23 @@ impl TextSteps {
             let here = |reason: String| format!("step {}, '{}': {reason}", index + 2, step.name());
             match step {
                 Step::Pad { .. } if padding != Padding::None => {
-                    return Err(here("only one such step is allowed".to_owned()));
+                    return Err(here("this step is listed twice".to_owned()));
                 }
                 Step::Pad { .. } if columns.len() > 1 => {
                     return Err(here("this step must come before 'mask' and 'types'".to_owned()));
                 }
                 Step::Pad { length: None } => padding = Padding::Longest,
                 Step::Pad { length: Some(length) } if (*length as usize) < max_length => {
-                    return Err(here(format!(
-                        "the length is {length} tokens, but texts may have {max_length} (max_length)"
-                    )));
+                    return Err(here(format!("length is {length}, but texts may have {max_length} (max_length)")));
                 }
                 Step::Pad { length: Some(length) } if *length > MOST_TOKENS => {
-                    return Err(here(format!("the length is {length} tokens, but at most {MOST_TOKENS} are allowed")));
+                    return Err(here(format!("length is {length}, but at most {MOST_TOKENS} tokens are allowed")));
                 }
                 Step::Pad { length: Some(length) } => padding = Padding::To(*length as usize),
                 Step::Mask { fills } => columns.push(Column::Mask(fills.clone())),
                 Step::Types { fills } => columns.push(Column::Types(fills.clone())),
                 Step::Tokenize { .. } => return Err(here("only the first step may be 'tokenize'".to_owned())),
-                _ => {
-                    return Err(here(
-                        "this step is for pictures, but the first step is 'tokenize', which is for texts".to_owned(),
-                    ));
-                }
+                _ => return Err(here("this step is for pictures, but 'tokenize' is for texts".to_owned())),
             }
         }
         Ok(TextSteps { tokenizer, special_tokens: *special_tokens, max_length, padding, pad_id, columns })

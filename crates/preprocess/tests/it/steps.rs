@@ -66,10 +66,10 @@ fn a_tokenizer_that_is_missing_broken_or_too_large_for_its_input_is_told() {
     let own = || tokenize("tokenizer.json", 8);
     for (steps, inputs, said) in [
         (json!([tokenize("missing.json", 8)]), any(), "missing.json: No such file"),
-        (json!([tokenize("labels.txt", 8)]), any(), "labels.txt is not a tokenizer.json that can be read"),
+        (json!([tokenize("labels.txt", 8)]), any(), "labels.txt is not a readable tokenizer.json"),
         (json!([tokenize("tokenizer.json", 2)]), any(), "the tokenizer adds 2 tokens to each text"),
         (json!([tokenize("tokenizer.json", 0)]), any(), "max_length is 0"),
-        (json!([own(), { "step": "pad", "length": 4 }]), any(), "4 tokens, but texts may have 8"),
+        (json!([own(), { "step": "pad", "length": 4 }]), any(), "length is 4, but texts may have 8"),
         (json!([own(), { "step": "mask" }, { "step": "pad" }]), any(), "'pad': this step must come before 'mask'"),
         (json!([own(), { "step": "mask" }]), any(), "the model has no input 'attention_mask'"),
         (json!([own(), { "step": "mask", "fills": "input_ids" }]), any(), "two steps fill the input 'input_ids'"),

@@ -92,7 +92,7 @@ fn a_tokenizer_that_the_library_panics_on_is_refused_with_a_reason() {
         Pipeline::new(&recipe, &inputs(&[-1, -1]), true, u64::MAX).map(|pipeline| run(&pipeline, &[b"good"]))
     };
     let said = take(good.replacen('{', r#"{"decoder": "\ud800","#, 1)).unwrap_err();
-    assert!(said.contains("is not a tokenizer.json that can be read"), "{said}");
+    assert!(said.contains("is not a readable tokenizer.json"), "{said}");
     let mut written: Value = serde_json::from_str(&good).unwrap();
     written["post_processor"]["special_tokens"] = json!({});
     let said = take(written.to_string()).unwrap_err();

@@ -309,8 +309,7 @@ impl Parts {
         let indices: BTreeSet<(u32, u32)> = indices.collect();
         if let Some((_, shards)) = indices.first().filter(|(_, shards)| (indices.len() as u32) < *shards) {
             notes.push(format!(
-                "There are logs of {} of the {shards} shards: the other shards' requests are missing. A shard without \
-                 requests may have no log.",
+                "There are logs of {} of the {shards} shards: the requests of the other shards, if any, are missing.",
                 indices.len()
             ));
         }
@@ -328,8 +327,7 @@ impl Parts {
         let uneven: Vec<String> = uneven.collect();
         if !uneven.is_empty() {
             notes.push(format!(
-                "Batches took other times than in the last profiles. The simulation draws times from the measured \
-                 ones; their medians, as shares of the profile: {}.",
+                "Batches take times of the log, not of the last profiles; medians, as shares of the profile: {}.",
                 uneven.join(", ")
             ));
         }
@@ -337,10 +335,7 @@ impl Parts {
         let limited: Vec<String> =
             limited.map(|model| format!("{} {}", model.id, model.options.max_in_flight)).collect();
         if !limited.is_empty() {
-            notes.push(format!(
-                "The number of batches that run at once is limited as in the log: {}.",
-                limited.join(", ")
-            ));
+            notes.push(format!("At most as many batches run at once as in the log: {}.", limited.join(", ")));
         }
         let adaptive = models.iter().any(|model| model.options.is_adaptive());
         // Each shard with adaptive models has all trials since its first adaptive model.
@@ -350,18 +345,13 @@ impl Parts {
                 match trials {
                     0 => "The log has adaptive models, but no trial of a rehearsal".to_owned(),
                     _ => {
-                        format!(
-                            "The log has {trials} trials of a rehearsal, of which {changes} changed the behaviour of \
-                             models"
-                        )
+                        format!("The log has {trials} trials of a rehearsal; {changes} changed models' behaviour")
                     }
                 } + "; the simulation rehearses anew, unless --no-rehearsal is given.",
             );
         }
         if arrivals.iter().any(|arrival| arrival.deadline == Time::MAX) {
-            notes.push(
-                "Requests without a deadline always count as answered in time once they are answered.".to_owned(),
-            );
+            notes.push("Requests without a deadline count as in time once they are answered.".to_owned());
         }
         notes
     }

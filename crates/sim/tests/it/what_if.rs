@@ -208,7 +208,7 @@ fn the_search_of_devices_begins_with_the_work() {
 fn executions_are_as_uneven_as_in_the_log() {
     let (report, uneven) = recorded(&Simulation { noise: 0.3, ..simulation("deferred", 3, 900.0) });
     let (_, even) = recorded(&simulation("deferred", 3, 900.0));
-    let note = uneven.notes.iter().find(|note| note.starts_with("Batches took other times")).unwrap();
+    let note = uneven.notes.iter().find(|note| note.starts_with("Batches take times of the log")).unwrap();
     assert!(note.contains("as shares of the profile: m0 1.0") && note.contains("(p99 1."), "{note}");
     assert!(even.notes.is_empty() && even.models.iter().all(|model| model.executions.is_empty()), "{:?}", even.notes);
     let late = |recorded: &Recorded| recorded.run(&Setting::of(recorded)).unwrap().all.late;

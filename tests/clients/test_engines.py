@@ -83,7 +83,7 @@ def test_a_model_that_rten_cannot_run_goes_to_onnxruntime(server, repository):
     assert infer(running, "celu", [1, 3], [-1, 0, 2]) == pytest.approx([np.expm1(-1), 0, 2])
     ends = np.array(infer(running, "cubic", [1, 1, 2, 2], [1, 2, 3, 4])).reshape(4, 4)[0, 0]
     assert ends == pytest.approx(0.68359375), "linear interpolation gives 1"
-    said = [line for line in running.log.splitlines() if "rten cannot run it, so that it runs on onnxruntime" in line]
+    said = [line for line in running.log.splitlines() if "rten cannot run the model, so the model runs on onnxruntime" in line]
     assert len(said) == 2 and "Resize" in said[0] and "Celu" in said[1], running.log
     assert infer(running, "sign", [1, 3], [-2, 0, 5]) == [-1, 0, 1]
     rewritten = [line for line in running.log.splitlines() if "runs by other operators" in line]

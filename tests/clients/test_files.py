@@ -75,4 +75,4 @@ def test_config_check_says_what_the_engine_refuses(binary, tmp_path, repository)
     assert "2 models, 1 in error" in refused.stdout, refused
     taken = check("onnxruntime")
     assert taken.returncode == 0 and taken.stdout.endswith("\n2 models, 0 in error, 0 warnings\n"), taken
-    assert "simple 1: rows of a batch are independent" in taken.stdout, taken
+    assert "simple 1: rows of a batch: independent" in taken.stdout, taken

@@ -88,7 +88,7 @@ def test_a_reload_keeps_the_version_that_answers(start, repository):
     save(repository, "m", helper.make_node("Reshape", ["x", "shape"], ["y"]),
          [("x", number, [2, 3, 4]), ("shape", TensorProto.INT64, [2])], [("y", number, None)])
     refused = load()
-    assert refused.status_code == 400 and "so it stays" in refused.json()["error"]
+    assert refused.status_code == 400 and "so that version stays" in refused.json()["error"]
     assert old() == [0, 2, 3, 4]
     assert requests.post(f"http://{server.http}/v2/repository/models/m/unload", "{}", timeout=60).status_code == 200
     assert load().status_code == 200

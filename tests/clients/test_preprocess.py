@@ -145,9 +145,9 @@ def test_what_is_wrong_is_said_and_costs_nobody_else(server, triton):
     before = server.memory_mib()
     for model, name, items, shape, said in [
         ("photo", "image", [bytes(bomb)], None, "100000 x 100000"),
-        ("photo", "image", [bytes(short)], None, "8000 x 8000 pixels are at least"),
+        ("photo", "image", [bytes(short)], None, "8000 x 8000 pixels take at least"),
         ("photo", "image", [PHOTO, PHOTO[:2000]], None, "item 1 of input 'image'"),
-        ("photo", "image", [b""], None, "it is empty"),
+        ("photo", "image", [b""], None, "the picture is empty"),
         ("photo", "image", [b"no picture"], None, "neither a JPEG nor a PNG"),
         ("photo", "image", [PHOTO], [1, 1, 1], "unexpected shape for input 'image'"),
         ("photo", "image", [PHOTO] * 17, None, "batch-size must be <= 16"),

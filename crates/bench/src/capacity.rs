@@ -170,8 +170,9 @@ impl Targets {
             if let Some(target) = self.p99
                 && p99.is_none_or(|p99| p99 > target)
             {
-                let p99 =
-                    p99.map_or("beyond the failed requests".to_owned(), |p| format!("{:.2} ms", p.as_millis_f64()));
+                let p99 = p99.map_or("unknown, because too many requests failed".to_owned(), |p| {
+                    format!("{:.2} ms", p.as_millis_f64())
+                });
                 reasons.push(format!("p99 {p99}"));
             }
             if outcome.record.total().scheduled == 0 {

@@ -42,7 +42,9 @@ fn parse_url(url: &str) -> anyhow::Result<(String, u16, String)> {
     let uri: hyper::Uri = with_scheme.parse().with_context(|| format!("'{url}' is not a URL"))?;
     match uri.scheme_str() {
         Some("http") => {}
-        Some("https") => bail!("'{url}': TLS is not supported; ask through a proxy, or use http"),
+        Some("https") => {
+            bail!("'{url}': TLS is not supported; send requests through a proxy that ends TLS, or use http")
+        }
         _ => bail!("'{url}' is not a URL that starts with http://"),
     }
     let host = uri.host().filter(|h| !h.is_empty()).ok_or_else(|| anyhow!("'{url}' names no host"))?;
@@ -77,7 +79,7 @@ impl Client {
     /// If the server refuses, or its answer does not follow the protocol.
     pub async fn get<T: DeserializeOwned>(&mut self, path: &str) -> anyhow::Result<T> {
         serde_json::from_slice(&self.get_bytes(path).await?)
-            .with_context(|| format!("the answer to GET {path} is not what the protocol says"))
+            .with_context(|| format!("the answer to GET {path} does not follow the protocol"))
     }
 
     /// The body of `GET path`.

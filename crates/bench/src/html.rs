@@ -56,7 +56,7 @@ fn failures(report: &Report) -> Table<(&ModelReport, &String, &FailureReport)> {
         .text("model", |(model, _, _)| &model.name)
         .number("count", |(_, _, failure)| failure.count)
         .text("kind", |(_, kind, _)| *kind)
-        .text("first one said", |(_, _, failure)| &failure.example)
+        .text("first message", |(_, _, failure)| &failure.example)
 }
 
 fn trials(capacity: &Capacity) -> Table<&Trial> {

@@ -21,7 +21,9 @@ pub fn watch(interrupted: Arc<AtomicBool>) -> std::io::Result<()> {
         runtime.block_on(async {
             interrupts.recv().await;
             interrupted.store(true, Ordering::Relaxed);
-            downbeat_report::note("interrupted: reporting what was measured; once more ends at once");
+            downbeat_report::note(
+                "interrupted: the report on the measurements so far follows; a second Ctrl-C ends the command at once",
+            );
             interrupts.recv().await;
             std::process::exit(INTERRUPTED);
         });

@@ -354,20 +354,21 @@ impl Report {
         let generator = &self.generator;
         if self.interrupted {
             warnings.push(
-                "it was interrupted: these are the figures until then, with what was not answered yet among the failures."
+                "the run was interrupted: these are the figures until then; requests without an answer count as \
+                 failures."
                     .to_owned(),
             );
         }
         if !closed && !generator.kept_up {
             let late = generator.lateness_ms.as_ref().map_or(0.0, |l| l.p99);
             warnings.push(format!(
-                "the generator could not keep up: 1% of the requests were looked at {late:.2} ms or more after they were \
-                 due, and that is part of their latencies. Use more --threads or a machine of its own.",
+                "the generator could not keep up: 1% of the requests were handled {late:.2} ms or more after they were \
+                 due, and this delay is part of their latencies. Use more --threads or a machine of its own.",
             ));
         }
         if generator.busy > 0.9 {
             warnings.push(format!(
-                "the load threads were busy {:.0}% of the time: they may be the limit. Use more --threads.",
+                "the load threads were busy {:.0}% of the time, and may have limited the load. Use more --threads.",
                 generator.busy * 100.0
             ));
         }

@@ -80,7 +80,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
         match checked.and_then(|()| runtime.block_on(load(&registry, name))) {
             Ok(judgements) => {
                 for (version, RowJudgement { verdict, .. }) in &judgements {
-                    tell(format_args!("{name} {version}: rows of a batch are {verdict}"))?;
+                    tell(format_args!("{name} {version}: rows of a batch: {verdict}"))?;
                 }
                 let complaints = judgements.iter().filter_map(|(_, judgement)| judgement.complaint());
                 complaints.into_iter().try_for_each(|complaint| warn(&format_args!("{name}: {complaint}")))?;

@@ -29,7 +29,7 @@ pub fn read(value: &Spanned<DeValue<'_>>, folder: &Path) -> Result<Vec<DeviceGro
         for (place, model) in group.models.iter().enumerate() {
             let before = groups.iter().flat_map(|group| &group.models);
             if before.chain(group.models.iter().take(place)).any(|other| other == model) {
-                return Err(here(format!("model '{model}' is named twice; leave it in one group")));
+                return Err(here(format!("model '{model}' is named twice; name each model in one group only")));
             }
         }
         groups.push(group);
@@ -40,7 +40,7 @@ pub fn read(value: &Spanned<DeValue<'_>>, folder: &Path) -> Result<Vec<DeviceGro
 /// Reads the files that contain settings of a group, and checks the group's settings together.
 fn complete(group: &mut DeviceGroup, folder: &Path) -> anyhow::Result<()> {
     if group.models.is_empty() {
-        return Err(anyhow!(": a group without models; name some in `models`, or \"*\" for all others"));
+        return Err(anyhow!(": a group names no model; list models in `models`, or write \"*\" for all others"));
     }
     let shown = group.models.join("', '");
     for (key, value) in &mut group.settings {
@@ -105,7 +105,7 @@ fn read_file(file: &Path, key: &str) -> anyhow::Result<Value> {
     let text = options_file::text(file, options_file::MAX_BYTES)
         .with_context(|| format!("cannot read the {key} in {shown}"))?;
     let mut read: toml::Table = toml::from_str(&text).map_err(|error| anyhow!("{shown}: {}", error.message()))?;
-    let value = read.remove(key).with_context(|| format!("{shown}: there is no table [{key}] in it"))?;
+    let value = read.remove(key).with_context(|| format!("{shown}: the file has no table [{key}]"))?;
     let value = serde_json::to_value(value)?;
     let one = WrittenSettings::from([(key.to_owned(), value.clone())]);
     for policy in PolicyName::all() {

@@ -55,8 +55,8 @@ impl Draft {
     pub fn finish(mut self) -> anyhow::Result<ServerOptions> {
         if self.load.is_some() && self.mode != ControlMode::Explicit {
             anyhow::bail!(
-                "--load-model (or `load` in [model_control]) needs the mode explicit, and the mode is {}; add \
-                 --model-control-mode explicit, with which clients may load and unload models as well",
+                "--load-model (or `load` in [model_control]) needs the model control mode explicit, but the mode is \
+                 {}; add --model-control-mode explicit (clients may then load and unload models as well)",
                 self.mode
             );
         }

@@ -237,7 +237,7 @@ pub fn micros(most: Duration) -> Form<Duration> {
     let most = most.as_nanos() / 1_000;
     let parse = move |text: &str| match text.parse() {
         Ok(micros) if micros <= most => Ok(Duration::from_micros(micros)),
-        _ => Err(format!("'{text}' is no number of microseconds from 0 to {most}")),
+        _ => Err(format!("'{text}' is not a number of microseconds from 0 to {most}")),
     };
     let write = |span: &Duration| (span.as_nanos() / 1_000).to_string();
     scalar("US", format!("microseconds, 0 to {most}"), Value::is_number, parse, write)

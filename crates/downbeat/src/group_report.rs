@@ -51,9 +51,10 @@ impl GroupReport {
     }
 
     fn summary(&self) -> String {
-        let segments: Vec<String> = self.models.iter().map(|(name, count)| format!("{name} in {count}")).collect();
+        let segments: Vec<String> = self.models.iter().map(|(name, count)| format!("{name} {count}")).collect();
         format!(
-            "{}; {}. Trained with {} groups, tested with {} others: {}% off on average, 95% of them less than {}%.",
+            "{}; segments: {}. Trained with {} groups, tested with {} others: predictions are {}% off on average, and \
+             95% of them less than {}%.",
             self.conditions,
             segments.join(", "),
             self.samples,
@@ -76,7 +77,7 @@ impl GroupReport {
         let names: Vec<String> = (1..=self.points.len()).map(|count| format!("{count} at once")).collect();
         let clouds: Vec<Cloud<'_>> =
             names.iter().zip(&self.points).map(|(name, points)| Cloud { name, points }).collect();
-        let about = "Each point is a group of the test. On the line predictions are right.";
+        let about = "Each point is a group of the test. The prediction of a point on the line is exact.";
         let plot = predictions(about, &clouds);
         Page::new(&self.title()).note(&self.summary()).plots(&[plot]).table("Mean absolute error", &self.table()).html()
     }
@@ -112,7 +113,7 @@ mod tests {
             points: vec![vec![(1.0, 1.1)], vec![(2.0, 1.9), (20.0, 21.0)]],
         };
         let text = report.to_string();
-        assert!(text.contains("rten on cpu; a< in 4, b in 1. Trained with 80 groups, tested with 20 others: 5.0% off on average, 95% of them less than 15.5%."), "{text}");
+        assert!(text.contains("rten on cpu; segments: a< 4, b 1. Trained with 80 groups, tested with 20 others: predictions are 5.0% off on average, and 95% of them less than 15.5%."), "{text}");
         assert!(text.contains("| a< + b |     20 |   1.500 |      5.0 |"), "{text}");
         let page = report.page();
         assert!(page.contains("Predicted against actual") && page.contains("2 at once") && page.contains("a&lt; + b"));

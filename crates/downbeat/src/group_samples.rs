@@ -51,11 +51,14 @@ impl SampledOn {
         let path = path.display();
         let names = |of: &SampledOn| of.models.iter().map(|model| model.name.clone()).collect::<Vec<_>>().join(", ");
         let [had, asked] = [self, other].map(names);
-        ensure!(had == asked, "{path} has samples of {had}, asked for are {asked}: name another file with --samples");
+        ensure!(
+            had == asked,
+            "{path} has samples of the models {had}, but the command asks for {asked}; name another file with --samples"
+        );
         let places = [self, other].map(|on| format!("{}, {} threads", on.device, on.threads));
         ensure!(
             places[0] == places[1],
-            "{path} has samples of {}, and this is {}: name another file with --samples",
+            "{path} has samples of {}, but this machine measures on {}; name another file with --samples",
             places[0],
             places[1]
         );
@@ -63,7 +66,7 @@ impl SampledOn {
             let key = |model: &PredictedModel| (model.version, model.file.clone(), model.segments, model.cuts.clone());
             ensure!(
                 key(had) == key(asked),
-                "{path} has samples of another file, version or cut of '{}': name another file with --samples",
+                "{path} has samples of another file, version or cut of model '{}'; name another file with --samples",
                 had.name
             );
         }
@@ -94,13 +97,21 @@ impl GroupSamples {
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let mut lines = text[..whole].lines();
         let Some(first) = lines.next() else {
-            ensure!(text.is_empty(), "{} is no file of samples of operator groups", path.display());
+            ensure!(
+                text.is_empty(),
+                "{} is not a file of samples of operator groups; name another file",
+                path.display()
+            );
             return Ok(None);
         };
-        let on: SampledOn = serde_json::from_str(first)
-            .with_context(|| format!("{} is no file of samples of operator groups", path.display()))?;
+        let on: SampledOn = serde_json::from_str(first).with_context(|| {
+            format!("{} is not a file of samples of operator groups; name another file", path.display())
+        })?;
         if (&*on.format, on.format_version) != (FORMAT, FORMAT_VERSION) {
-            bail!("{} is no file of samples of operator groups of this version of Downbeat", path.display());
+            bail!(
+                "{} has samples of operator groups from another version of Downbeat; name another file",
+                path.display()
+            );
         }
         let group = |(number, line): (usize, &str)| {
             serde_json::from_str(line).with_context(|| format!("{}, line {}", path.display(), number + 2))
@@ -167,10 +178,10 @@ pub fn samples_of(
         let mut features = Vec::new();
         ensure!(
             layout.extend(&mut features, &measured.group),
-            "group {} of the samples is of other models or segments",
+            "group {} of the samples does not fit the models and segments of the samples' first line",
             number + 1
         );
-        ensure!(measured.takes_ns > 0, "group {} of the samples took no time", number + 1);
+        ensure!(measured.takes_ns > 0, "group {} of the samples has a time of 0", number + 1);
         let set = set_of(measured);
         let set = sets.iter().position(|known| *known == set).unwrap_or_default();
         Ok(GroupSample { features, takes_ms: measured.takes_ns as f64 / 1e6, set })
@@ -242,14 +253,16 @@ mod tests {
         drop(GroupSamples::open(&path, None, &on("a", "here")).unwrap());
         let before = GroupSamples::read(&path).unwrap();
         let refused = |on: &SampledOn| GroupSamples::open(&path, before.as_ref(), on).err().unwrap().to_string();
-        assert!(refused(&on("b", "here")).contains("has samples of a, asked for are b"));
-        assert!(refused(&on("a", "there")).contains("has samples of here, 1 threads, and this is there"));
+        assert!(refused(&on("b", "here")).contains("has samples of the models a, but the command asks for b"));
+        assert!(
+            refused(&on("a", "there")).contains("has samples of here, 1 threads, but this machine measures on there")
+        );
         let mut changed = on("a", "here");
         changed.models[0].file = "g".to_owned();
-        assert!(refused(&changed).contains("of another file, version or cut of 'a'"));
+        assert!(refused(&changed).contains("of another file, version or cut of model 'a'"));
         for wrong in ["hello\n", "{}\n", "no line"] {
             std::fs::write(&path, wrong).unwrap();
-            assert!(format!("{:#}", GroupSamples::read(&path).err().unwrap()).contains("no file of samples"));
+            assert!(format!("{:#}", GroupSamples::read(&path).err().unwrap()).contains("is not a file of samples"));
         }
     }
 }

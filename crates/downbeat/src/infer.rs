@@ -73,7 +73,7 @@ async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
     let sent = match (&args.picture, &args.text) {
         (Some(file), _) => Sent::Picture { file, bytes: read_picture(file)? },
         (None, Some(text)) => Sent::Text(text),
-        (None, None) => bail!("name a picture, a text (--text) or a request (--request)"),
+        (None, None) => bail!("no input is given: name a picture file, a text (--text) or a request file (--request)"),
     };
     let mut client = Client::connect(&args.url, limit).await?;
     let metadata: ModelMetadataBody = client.get(&path).await?;
@@ -140,7 +140,8 @@ fn request(
         Sent::Text(text) => match taken("text/") {
             Some(input) => one_element(input, text.as_bytes())?,
             None => bail!(
-                "'{}' takes no texts: it has no steps for that (preprocess in the server's downbeat.toml)",
+                "model '{}' takes no texts: the server has no steps that turn texts into the model's inputs \
+                 (`preprocess` in the server's downbeat.toml)",
                 args.model
             ),
         },
@@ -160,7 +161,7 @@ fn request(
 
 /// A tensor of datatype BYTES with one element.
 fn one_element(name: &str, element: &[u8]) -> anyhow::Result<InferTensor> {
-    let length = u32::try_from(element.len()).context("what is sent is longer than 4 GiB")?;
+    let length = u32::try_from(element.len()).context("the picture or text is longer than 4 GiB")?;
     let data = [&length.to_le_bytes(), element].concat().into();
     let (name, datatype, shape) = (name.to_owned(), DataType::Bytes, vec![1]);
     Ok(InferTensor { name, datatype, shape, parameters: Default::default(), data })
@@ -176,7 +177,8 @@ fn pixels(
     let [input] = metadata.inputs.as_slice() else {
         let names: Vec<&str> = metadata.inputs.iter().map(|i| i.name.as_str()).collect();
         bail!(
-            "'{}' has {} inputs ({}); a picture is one: write the request yourself (--request)",
+            "model '{}' has {} inputs ({}), but a picture fills only one; write the request as JSON and send the file \
+             with --request",
             args.model,
             names.len(),
             names.join(", ")
@@ -409,7 +411,7 @@ mod tests {
         assert_eq!(pixels_of(&metadata, &Value::Null).unwrap().shape, [1, 1, 2]);
         metadata.inputs.push(tensor("x2", &[1]));
         let error = pixels_of(&metadata, &config).unwrap_err().to_string();
-        assert!(error.starts_with("'m' has 2 inputs (x, x2)"), "{error}");
+        assert!(error.starts_with("model 'm' has 2 inputs (x, x2)"), "{error}");
     }
     #[test]
     fn what_the_server_makes_into_tensors_is_sent_as_it_is() {
@@ -433,7 +435,7 @@ mod tests {
         assert_eq!(data.as_ref(), b"\x08\0\0\0so it is");
         for config in [takes("image/jpeg, image/png"), Value::Null] {
             let error = request_of(&config).unwrap_err().to_string();
-            assert!(error.starts_with("'m' takes no texts"), "{error}");
+            assert!(error.starts_with("model 'm' takes no texts"), "{error}");
         }
     }
 }

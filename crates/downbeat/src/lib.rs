@@ -187,7 +187,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Advise(args) => Ok(what_if_command::advice(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Executor => {
             downbeat_engine::isolation::serve(&downbeat_engine_ort::of_executor)
-                .context("an executor process is started by a server")?;
+                .context("only a Downbeat server may start `downbeat executor`")?;
             downbeat_engine::process::end(0)
         }
         Command::Config(command) => {

@@ -67,9 +67,9 @@ fn play(file: &Path) -> anyhow::Result<bool> {
     let replayed = replay(&bytes(file)?).with_context(|| file.display().to_string())?;
     let (inputs, decisions) = (replayed.inputs, replayed.decisions);
     match &replayed.divergence {
-        None => say(format_args!("{inputs} inputs give the same {decisions} decisions again"))?,
+        None => say(format_args!("the replay of {inputs} inputs gives the same {decisions} decisions as the log"))?,
         Some(divergence) => {
-            say(format_args!("after {inputs} inputs and {decisions} decisions the log and its replay part"))?;
+            say(format_args!("after {inputs} inputs and {decisions} decisions the replay differs from the log"))?;
             say(divergence)?;
         }
     }

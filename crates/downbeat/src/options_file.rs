@@ -68,8 +68,9 @@ pub fn check_of_models(path: &Path) -> anyhow::Result<()> {
     of_models.dedup();
     let Some(other) = table.keys().find(|key| !of_models.contains(&key.as_str())) else { return Ok(()) };
     bail!(
-        "{shown} lies in the model repository, where an options file may say only how models are served ({}); '{other}' has to come from a \
-         downbeat.toml in the folder that the server is started in, from a file named with --config, or from a flag",
+        "{shown} lies in the model repository, where an options file may say only how models are served ({}); set \
+         '{other}' in a downbeat.toml of the folder that the server starts in, in a file named with --config, or with \
+         a flag",
         of_models.join(", ")
     );
 }
@@ -97,7 +98,8 @@ pub fn text(path: &Path, most_bytes: u64) -> anyhow::Result<String> {
 /// If the file cannot be read, or is not text.
 pub fn read_text(path: &Path) -> std::io::Result<String> {
     let bytes = std::fs::read(path)?;
-    let text = file_content::text(&bytes).map_err(|error| Error::new(ErrorKind::InvalidData, format!("it {error}")))?;
+    let text =
+        file_content::text(&bytes).map_err(|error| Error::new(ErrorKind::InvalidData, format!("the file {error}")))?;
     Ok(text.to_owned())
 }
 
@@ -154,7 +156,7 @@ fn collect<'a, 'i, D>(
             known.dedup();
             let unknown = name.get_ref();
             let hint = match did_you_mean(unknown, known.iter().copied()) {
-                hint if hint.is_empty() => format!("; here are allowed: {}", known.join(", ")),
+                hint if hint.is_empty() => format!("; allowed here: {}", known.join(", ")),
                 hint => hint,
             };
             return Err((name.span().start, format!("unknown option '{unknown}'{hint}")));
@@ -177,7 +179,7 @@ fn written<'a>(value: &'a Value, folder: &'a Path) -> Given<'a> {
 }
 
 fn as_table<'a, 'i>(value: &'a Spanned<DeValue<'i>>, what: &str) -> Result<&'a DeTable<'i>, Misplaced> {
-    value.get_ref().as_table().ok_or_else(|| (value.span().start, format!("{what} is a table")))
+    value.get_ref().as_table().ok_or_else(|| (value.span().start, format!("{what} must be a table")))
 }
 
 fn named<'a, 'i>(value: &'a Spanned<DeValue<'i>>, what: &str) -> Result<&'a DeTable<'i>, Misplaced> {

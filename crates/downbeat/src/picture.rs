@@ -47,7 +47,7 @@ impl Picture {
         decoder.set_transformations(png::Transformations::normalize_to_color8());
         let mut reader = decoder.read_info()?;
         let size = reader.output_buffer_size().filter(|size| *size <= MAX_SAMPLES);
-        let Some(size) = size else { bail!("it is larger than {MAX_SAMPLES} samples") };
+        let Some(size) = size else { bail!("the picture has more than {MAX_SAMPLES} samples") };
         let mut samples = vec![0; size];
         let frame = reader.next_frame(&mut samples)?;
         samples.truncate(frame.buffer_size());
@@ -106,8 +106,8 @@ impl Picture {
             (gray(), dims.to_vec())
         } else {
             bail!(
-                "the picture has {width} x {height} pixels, but the input has dims {dims:?} (without the batch): nothing is \
-                 resized, so bring a picture of the input's size"
+                "the picture has {width} x {height} pixels, but the input has dims {dims:?} (without the batch); \
+                 `downbeat infer` does not resize pictures, so name a picture of the input's size"
             );
         };
         if matches!(datatype, DataType::Bool | DataType::Bytes) {

@@ -15,8 +15,7 @@ use crate::plan_report::{PlanReport, read_plan, set_running};
 use crate::units;
 
 /// The way to get the solver, in one sentence.
-const NO_SOLVER: &str = "this build plans by local search alone; `cargo build --release --features highs` adds the MILP solver \
-                         HiGHS, which proves and improves (it needs cmake and libclang)";
+const NO_SOLVER: &str = "this build plans by local search alone; `cargo build --release --features highs` adds the MILP solver HiGHS, which improves a plan and can prove the best one (the build then needs cmake and libclang)";
 
 /// Divide models among sub-clusters of devices: even request rates and memory, within limits.
 ///

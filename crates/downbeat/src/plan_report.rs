@@ -162,11 +162,11 @@ impl fmt::Display for PlanReport {
         )?;
         let proof = match self.bound {
             _ if self.proved => "; proved to be the best".to_owned(),
-            Some(bound) => format!("; none is below {}", number(bound)),
+            Some(bound) => format!("; no plan is below {}", number(bound)),
             None => String::new(),
         };
         writeln!(f, "objective {:.6}, by {} in {:.1} s{proof}", self.objective, self.found_by, self.seconds)?;
-        write!(f, "at least {} devices are needed", self.devices_needed)?;
+        write!(f, "the plan needs at least {} devices", self.devices_needed)?;
         match self.devices {
             Some(devices) if u64::from(devices) < self.devices_needed => write!(f, "; there are only {devices}")?,
             Some(devices) => write!(f, "; there are {devices}")?,

@@ -94,7 +94,7 @@ const MOST_LANES: u32 = 64;
 /// Lists or deletes the profiles that the server has kept.
 fn kept(store: &ProfileStore, clear: bool) -> anyhow::Result<()> {
     let Some(folder) = &store.folder else {
-        bail!("profiles are kept nowhere: neither --profile-cache nor HOME says where");
+        bail!("no folder for profiles is known; give --profile-cache FOLDER, or set HOME");
     };
     let mut out = out();
     let cannot = |what| format!("cannot {what} the profiles in {}", folder.display());
@@ -119,13 +119,13 @@ fn kept(store: &ProfileStore, clear: bool) -> anyhow::Result<()> {
             units::threads(profile.threads),
             ends[0],
             ends[1],
-            if profile.settled { "" } else { "  measured beside other work, to be measured again" }
+            if profile.settled { "" } else { "  measured beside other work; the server will measure again" }
         )?;
     }
     for StoredOperators { model, engine, threads, operators } in cut {
         let (model, threads) = (model.display(), units::threads(threads));
         let (count, total) = (operators.operators(), operators.total());
-        writeln!(out, "{model}  {engine}  {threads}  {count} operators, for its cut into stages: {total}")?;
+        writeln!(out, "{model}  {engine}  {threads}  {count} operators, measured for cuts into stages: {total}")?;
     }
     Ok(())
 }
@@ -166,7 +166,7 @@ fn keep_shares(store: &ProfileStore, profiled: &ProfiledModel, report: &ShareRep
     let ShareReport { knees, measurements, .. } = report.clone();
     if report.has_shares() {
         let shares = StoredShares { model, engine, knees, measurements };
-        store.keep(key.map_err(|error| error.to_string()), "what it takes on shares", &shares);
+        store.keep(key.map_err(|error| error.to_string()), "the latency by share", &shares);
     }
 }
 
@@ -257,7 +257,9 @@ fn load_cut(
         match load(cut) {
             Err(error) if segments > 1 && matches!(error.downcast_ref(), Some(LoadError::Model { .. })) => {
                 segments /= 2;
-                note(format_args!("'{name}' is cut into at most {segments} segments: {error}"));
+                note(format_args!(
+                    "'{name}' is now cut into at most {segments} segments, because the load with more failed: {error}"
+                ));
             }
             loaded => return loaded,
         }
@@ -271,7 +273,7 @@ fn measure_mixes(args: &ProfileArgs, profiled: &ProfiledModel, totals: &[u32]) -
         bail!("'{name}' has no batch dimension: there is no mix of batch sizes to choose");
     }
     if let Some(total) = totals.iter().find(|total| **total > MOST_LANES) {
-        bail!("{total} items are too many: up to {MOST_LANES} lanes can be measured at once");
+        bail!("{total} items are too many: at most {MOST_LANES} lanes can be measured at once");
     }
     let subject = profiled.subject(args.length, Clock::start());
     let loads = watched_quietly(|watch| mix_profiler::measure(&subject, totals, *max_batch, args.budget, watch))?;

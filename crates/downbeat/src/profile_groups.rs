@@ -46,7 +46,7 @@ pub struct GroupFlags {
 
 fn isolation(text: &str) -> Result<Isolation, String> {
     match text.parse::<Isolation>() {
-        Ok(Isolation::Auto) => Err("a server decides this for each model; say none or process".to_owned()),
+        Ok(Isolation::Auto) => Err("only a server can decide this for each model; write none or process".to_owned()),
         parsed => parsed.map_err(|error| error.to_string()),
     }
 }
@@ -72,10 +72,14 @@ impl GroupFlags {
     pub fn begin(&self, model: &str) -> anyhow::Result<(Vec<String>, Option<GroupSamples>)> {
         let names: Vec<String> = [model.to_owned()].into_iter().chain(self.co_run.iter().cloned()).collect();
         let twice = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name));
-        ensure!(twice.is_none(), "--co-run: '{}' is named twice", twice.map_or("", |(_, name)| name));
+        ensure!(
+            twice.is_none(),
+            "--co-run: model '{}' is named twice; name each model once",
+            twice.map_or("", |(_, name)| name)
+        );
         ensure!(
             names.len() <= MOST_MODELS,
-            "--co-run: {} models are too many, up to {MOST_MODELS} can be",
+            "--co-run: {} models are too many; a predictor takes at most {MOST_MODELS}",
             names.len()
         );
         let before = self.samples.as_deref().map(GroupSamples::read).transpose()?.flatten();
@@ -186,7 +190,8 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
     let (sets, samples) = samples_of(&layout, groups)?;
     ensure!(
         samples.len() >= FEWEST * sets.len().max(1),
-        "{} groups were sampled, and a predictor of {} sets of models needs {} at least: let it go on, with --samples FILE from where it was",
+        "{} groups were sampled, but a predictor of {} sets of models needs at least {}; let the command run to its \
+         end, with --samples FILE to continue from earlier groups",
         samples.len(),
         sets.len().max(1),
         FEWEST * sets.len().max(1)

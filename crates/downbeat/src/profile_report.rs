@@ -109,7 +109,7 @@ impl ProfileReport {
         let line = |name, points| Line { name, points, stepped: false };
         let latencies = lines(
             "Latency by batch size",
-            "How long a batch takes: median, and what 95 of 100 runs did not exceed.",
+            "Time of a batch: the median, and the time that 95 of 100 runs did not exceed.",
             &batch,
             &latency,
             &[line("median", points(|m| in_millis(m.median_ns))), line("p95", points(|m| in_millis(m.p95_ns)))],
@@ -149,7 +149,7 @@ impl ProfileReport {
         fn tensors(specs: &[TensorSpec]) -> Vec<Tensor<'_>> {
             specs.iter().map(|s| Tensor { name: &s.name, datatype: s.datatype.name(), dims: &s.dims }).collect()
         }
-        let profile = profiler::profile(&self.measurements).context("the measurements make no profile")?;
+        let profile = profiler::profile(&self.measurements).context("the measurements give no latency profile")?;
         let largest = self.measurements.iter().map(|m| m.batch).max().unwrap_or(1);
         let model = Emulated {
             latency_ms: (1..=largest).map(|batch| profile.latency(batch).as_millis_f64()).collect(),

@@ -48,7 +48,8 @@ pub fn device_units(engine: &dyn Engine) -> anyhow::Result<DeviceUnits> {
     }
     if !matches!(info.name, "cuda" | "tensorrt") {
         bail!(
-            "the engine {} cannot part its device ({}): shares of compute units are for NVIDIA GPUs, with --engine cuda, and for emulated models",
+            "the engine {} cannot divide its device ({}); only NVIDIA GPUs (--engine cuda) and emulated models have \
+             shares of compute units",
             info.name,
             info.device
         );
@@ -118,7 +119,7 @@ pub fn measure(
     let subject = profiled.subject(length, Clock::start());
     let row = |measurement: &ShareMeasurement| report.row(measurement);
     let measured = watched(out, row, |watch| subject.measure_shares(&shares, &sizes, budget, watch))?;
-    ensure!(!measured.is_empty(), "'{}': a batch of one is too large to be measured", profiled.name);
+    ensure!(!measured.is_empty(), "model '{}': a batch of one is too large to be measured", profiled.name);
     report.complete(measured);
     write!(out, "{}", report.summary())?;
     Ok(report)

@@ -74,7 +74,10 @@ impl ProfiledModel {
         let version = version.unwrap_or_else(|| definition.versions.last().map_or(1, |(version, _)| *version));
         let Some(file) = definition.version_file(version).map(Path::to_owned) else {
             let served: Vec<String> = definition.versions.iter().map(|(v, _)| v.to_string()).collect();
-            bail!("'{name}' has no version {version} that is served (there is: {})", served.join(", "));
+            bail!(
+                "model '{name}' has no version {version} that is served; its versions in service: {}",
+                served.join(", ")
+            );
         };
         let engine = engine(definition.format)?;
         let model = engine.load(&LoadOptions {
@@ -126,9 +129,13 @@ impl ProfiledModel {
         let (largest, max_batch) = (sizes.last().copied().unwrap_or(1), self.max_batch);
         match max_batch {
             _ if largest <= max_batch.max(1) => Ok(sizes.to_vec()),
-            0 => bail!("'{}' has no batch dimension: only --batch 1 can be measured", self.name),
+            0 => bail!("model '{}' has no batch dimension: only --batch 1 can be measured", self.name),
             _ => {
-                bail!("'{}' takes batches of up to {max_batch} (max_batch_size), {largest} is asked for", self.name)
+                bail!(
+                    "model '{}' takes batches of up to {max_batch} (max_batch_size), but the command asks for \
+                     {largest}",
+                    self.name
+                )
             }
         }
     }

@@ -161,8 +161,9 @@ fn without_effect(options: &ServerOptions) -> Vec<String> {
     let policies = device.groups.iter().filter_map(|group| group.policy).chain([device.policy]);
     if are_shared && policies.into_iter().all(|policy| policy == PolicyName::EXCLUSIVE) {
         notices.push(
-            "[device] shares = \"auto\" has no effect on models with the policy exclusive, and no option gives another: give [device] policy, such as \
-             \"windowed\", or a group with a policy; a model's config.pbtxt may name its own"
+            "[device] shares = \"auto\" has no effect on models with the policy exclusive, and no option sets another \
+             policy; set [device] policy, such as \"windowed\", or the policy of a group. A model's config.pbtxt may \
+             also name a policy"
                 .to_owned(),
         );
     }
@@ -196,18 +197,22 @@ fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {
         }
     }
     if options.http_port.is_none() && options.grpc_port.is_none() && process != Process::Scheduler {
-        bail!("both the HTTP and the gRPC port are off; nothing could be asked of the server");
+        bail!("the HTTP port and the gRPC port are both off, so no client could reach the server; turn one of them on");
     }
     let on_gpus = matches!(options.engine, EngineChoice::Auto | EngineChoice::Cuda | EngineChoice::Tensorrt);
     if !options.cuda.devices.is_empty() && !on_gpus {
-        bail!("GPUs are named (--gpus), and the engine '{}' runs on none; choose the engine cuda", options.engine);
+        bail!(
+            "--gpus names GPUs, but the engine '{}' runs on none; choose --engine cuda, or leave --gpus out",
+            options.engine
+        );
     }
     options.check_partitions()?;
     let routes = options.device.policy.makes_batches() || !options.device.groups.is_empty();
     if options.dispatch == DispatchPolicy::Route && !routes {
         bail!(
-            "the scheduler 'route' leaves batches to the device, and the device policy '{}' leaves them to the scheduler; choose another \
-             device policy (--device-policy) or another scheduler",
+            "no part of the server would make batches: the scheduler 'route' leaves them to the device policy, and \
+             the device policy '{}' leaves them to the scheduler; choose another device policy (--device-policy) or \
+             another scheduler (--scheduler)",
             options.device.policy
         );
     }

@@ -96,7 +96,7 @@ impl ShareReport {
     /// The clock of the measurements, in words.
     fn clock(&self) -> &'static str {
         if !self.measurements.is_empty() && self.measurements.iter().all(|m| m.by_device) {
-            "by the device's clock: copies in and out included, the host's part not"
+            "by the device's clock, with copies in and out, without the host's part"
         } else {
             "by the host's clock"
         }
@@ -105,7 +105,7 @@ impl ShareReport {
     /// The lines above the rows.
     pub fn header(&self) -> String {
         let device = self.device.map_or_else(String::new, |device| {
-            format!("{} compute units, given out in steps of {}\n", device.units, device.grain)
+            format!("{} compute units, divisible in steps of {}\n", device.units, device.grain)
         });
         let head = self.table(&[]).head();
         format!("{} version {}: {}\n{device}\n{head}", self.model, self.version, self.conditions)
@@ -198,7 +198,8 @@ impl ShareReport {
 
 fn knee_rule() -> String {
     format!(
-        "knee: the smallest share from which on more units shorten the latency by less than {:.0}% in all (GSLICE 2.1.3: \"only a marginal improvement\")",
+        "knee: the smallest share beyond which all further units together shorten the latency by less than {:.0}% \
+         (GSLICE 2.1.3: \"only a marginal improvement\")",
         KNEE_TOLERANCE * 100.0
     )
 }

@@ -168,7 +168,7 @@ fn question(args: &CapacityArgs, known: &Policies) -> anyhow::Result<CapacityQue
     profiles::check_names(&models).map_err(Error::msg)?;
     check_seeds(&args.seeds).map_err(Error::msg)?;
     let within = |flag: &str, value: f64, [least, most]: [f64; 2], unit: &str| {
-        ensure!((least..=most).contains(&value), "{flag} is {value}; it has to be from {least} to {most} {unit}");
+        ensure!((least..=most).contains(&value), "{flag} is {value}; the value must be from {least} to {most} {unit}");
         Ok(value)
     };
     let seconds = |flag: &str, value: f64, least: f64| {
@@ -178,7 +178,10 @@ fn question(args: &CapacityArgs, known: &Policies) -> anyhow::Result<CapacityQue
         within(flag, us, [0.0, 3.6e9], "microseconds (an hour)").map(|us| Duration::from_secs_f64(us * 1e-6))
     };
     let share = |flag: &str, percent: f64| {
-        ensure!(percent > 0.0 && percent < 100.0, "{flag} is {percent}; it has to be above 0 and below 100 percent");
+        ensure!(
+            percent > 0.0 && percent < 100.0,
+            "{flag} is {percent}; the value must be above 0 and below 100 percent"
+        );
         Ok(percent / 100.0)
     };
     let mut scenario = Scenario {

@@ -54,7 +54,7 @@ fn why_empty(timeline: &Timeline) -> Option<&'static str> {
         return Some("No model is in service.");
     }
     let nothing = timeline.devices.iter().all(|device| device.launches.is_empty());
-    nothing.then_some("Nothing ran in this time; --seconds looks further back, up to 60.")
+    nothing.then_some("No launch ran in this time; --seconds looks further back, up to 60.")
 }
 
 fn page(timeline: &Timeline) -> String {
@@ -165,9 +165,9 @@ mod tests {
         let idle = PastLaunches { launches: Vec::new(), ..device.clone() };
         let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices };
         assert!(page(&over(Vec::new())).contains("No model is in service"));
-        assert!(page(&over(vec![idle])).contains("Nothing ran in this time"));
+        assert!(page(&over(vec![idle])).contains("No launch ran in this time"));
         let page = page(&over(vec![device]));
-        assert!(!page.contains("Nothing ran"), "{page}");
+        assert!(!page.contains("No launch ran"), "{page}");
         assert!(
             page.contains("a&lt;b 1 on device 0, partition 2: elastic") && page.contains("the earliest are missing"),
             "{page}"

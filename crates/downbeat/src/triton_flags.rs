@@ -41,8 +41,8 @@ impl OtherFlags {
     pub fn notice(&self, backend_config: &[String], is_strict: bool) -> anyhow::Result<Option<String>> {
         if let Some(flag) = self.refused.first() {
             bail!(
-                "--{flag}: this server has nothing of the kind, and to pass it over would leave open what it is to close; leave it out, and put a \
-                 proxy in front that closes it"
+                "--{flag}: this server has no such protection, and would be open if it ignored the flag; leave the \
+                 flag out, and put a proxy with this protection in front of the server"
             );
         }
         let mut names: Vec<String> = self.passed_over.iter().map(|name| format!("--{name}")).collect();
@@ -54,10 +54,13 @@ impl OtherFlags {
         let names = names.join(", ");
         if is_strict {
             bail!(
-                "flags of Triton without a counterpart here: {names}; leave them out, or leave out --strict-flags to have them passed over"
+                "flags of Triton without a counterpart here: {names}; leave these flags out, or leave out \
+                 --strict-flags so that the server ignores them"
             );
         }
-        Ok(Some(format!("passed over, as nothing here corresponds to them: {names} (--strict-flags refuses them)")))
+        Ok(Some(format!(
+            "ignored, because this server has no counterpart: {names} (--strict-flags refuses such flags)"
+        )))
     }
 }
 

@@ -54,7 +54,7 @@ pub fn watched<M, E: Into<anyhow::Error>>(
     watch.bar.finish_and_clear();
     let found = found.map_err(Into::into)?;
     let is_early = found.is_empty() && watch.interrupted.load(Ordering::Relaxed);
-    ensure!(!is_early, "it was interrupted before anything was measured");
+    ensure!(!is_early, "the command was interrupted before the first measurement");
     Ok(found)
 }
 

@@ -45,7 +45,7 @@ impl FromStr for Slo {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (model, ms) =
-            text.split_once('=').ok_or_else(|| format!("'{text}' is no SLO; expected MODEL=MS, such as m0=30"))?;
+            text.split_once('=').ok_or_else(|| format!("'{text}' is not an SLO; expected MODEL=MS, such as m0=30"))?;
         Ok(Slo { model: model.trim().to_owned(), slo: positive_millis(ms)? })
     }
 }
@@ -121,7 +121,7 @@ impl Requests {
     /// The log, and a setting with only the changes of these flags.
     fn read(&self) -> anyhow::Result<(Recorded, Setting)> {
         let rate = self.rate;
-        ensure!((1e-3..=1e3).contains(&rate), "--rate is {rate}; it has to be from 0.001 to 1000");
+        ensure!((1e-3..=1e3).contains(&rate), "--rate is {rate}; the rate must be from 0.001 to 1000");
         let recorded = Recorded::read(&self.logs)?;
         let mut setting = Setting { rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
         for Slo { model, slo } in &self.slos {
@@ -162,7 +162,7 @@ pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
 /// If the log cannot be replayed, a number is wrong, or a result cannot be written.
 pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
     let target = args.target;
-    ensure!(target > 0.0 && target <= 1.0, "--target is {target}; it has to be above 0 and at most 1");
+    ensure!(target > 0.0 && target <= 1.0, "--target is {target}; the target must be above 0 and at most 1");
     let (recorded, mut setting) = args.requests.read()?;
     setting.devices = args.max_devices.unwrap_or_else(|| recorded.devices.saturating_mul(4).min(1_000_000));
     let policies = if args.policies.is_empty() {

@@ -54,7 +54,8 @@ fn memory_reasons(problem: &Problem, limit: u64) -> Vec<String> {
         let needed = model.static_memory.saturating_add(model.dynamic_memory);
         if needed > limit {
             reasons.push(format!(
-                "model '{}' fits nowhere: it needs {} ({} static and {} dynamic), {} more than a device has ({})",
+                "model '{}' fits on no device: the model needs {} ({} static and {} dynamic), {} more than a device \
+                 has ({})",
                 model.name,
                 bytes(needed),
                 bytes(model.static_memory),
@@ -109,11 +110,11 @@ fn least_dynamic(problem: &Problem) -> u64 {
 /// moved to mend it. Moves that cost `least` would mend it; if `proved`, no cheaper ones would.
 pub(crate) fn too_many_moves(least: f64, proved: bool, limit: f64) -> String {
     let how = match proved {
-        true => "the least disruption that would do is",
-        false => "less than this may do, but this would:",
+        true => "the least disruption that would be enough is",
+        false => "a smaller one may be enough, but this one certainly is:",
     };
     let (limit, least) = (number(limit), number(least));
-    format!("the running assignment cannot be mended within the largest disruption ({limit}); {how} {least}")
+    format!("the largest disruption ({limit}) allows too few moves to repair the running assignment; {how} {least}")
 }
 
 /// Words for limits that can be kept one by one, but not all at once. With `rate` more requests per
@@ -127,7 +128,8 @@ pub(crate) fn not_together(rate: f64, memory: u64, proved: bool) -> String {
     };
     let (would, less) = if proved { ("would be", ", and with no less") } else { ("is", "") };
     format!(
-        "each limit can be kept, but not all at once: there {would} a partition with {more} more for each sub-cluster{less}"
+        "a partition can keep each limit alone, but not all of them: there {would} a partition with {more} more for \
+         each sub-cluster{less}"
     )
 }
 

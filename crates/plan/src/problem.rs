@@ -115,7 +115,7 @@ impl Problem {
         });
         let is_bad = |value: f64| !(value >= 0.0 && value.is_finite());
         if let Some((what, value)) = limits.into_iter().chain(numbers).find(|(_, value)| is_bad(*value)) {
-            return wrong(format!("{what} is {value}; it must be a finite number and at least 0"));
+            return wrong(format!("{what} is {value}; the value must be a finite number and at least 0"));
         }
         let mut names: Vec<&str> = self.models.iter().map(|m| m.name.as_str()).collect();
         names.sort_unstable();

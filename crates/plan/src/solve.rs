@@ -94,7 +94,7 @@ pub enum PlanError {
     #[error("no partition keeps every limit: {}", first_few(.0, "more reasons"))]
     Infeasible(Vec<String>),
     /// No partition was found in time, and none was proved to be impossible.
-    #[error("no partition was found within {limit}, which does not prove that there is none; the nearest one: {}", first_few(.closest, "more"))]
+    #[error("no partition that keeps every limit was found within {limit}, but one may exist; the nearest partition breaks these limits: {}", first_few(.closest, "more"))]
     NotFound {
         /// The time that was allowed.
         limit: Duration,

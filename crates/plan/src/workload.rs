@@ -227,7 +227,7 @@ impl Workload {
             let wrong = |message| at(text, place.span().start, message);
             entry.need().map_err(wrong)?;
             if !names.insert(&entry.name) {
-                return Err(wrong(format!("there is a model named '{}' already", entry.name)));
+                return Err(wrong(format!("two models are named '{}'; give each model a name of its own", entry.name)));
             }
         }
         match workload.models.is_empty() {

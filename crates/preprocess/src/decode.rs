@@ -41,12 +41,12 @@ pub fn decode(bytes: &[u8], header: PictureHeader, channels: usize) -> Result<Pi
 }
 
 fn png(bytes: &[u8], header: PictureHeader) -> Result<Picture, String> {
-    let wrong = |error: png::DecodingError| format!("it is a damaged PNG: {error}");
+    let wrong = |error: png::DecodingError| format!("the picture is a damaged PNG: {error}");
     let mut decoder = png::Decoder::new(Cursor::new(bytes));
     decoder.set_transformations(png::Transformations::normalize_to_color8());
     let mut reader = decoder.read_info().map_err(wrong)?;
     check_size(header, reader.info().width, reader.info().height)?;
-    let size = reader.output_buffer_size().ok_or("it is a PNG larger than memory")?;
+    let size = reader.output_buffer_size().ok_or("the picture is a PNG larger than the memory")?;
     let mut samples = zeros(if reader.info().interlaced { size } else { 0 })?;
     if reader.info().interlaced {
         let frame = reader.next_frame(&mut samples).map_err(wrong)?;
@@ -77,7 +77,7 @@ fn drop_alpha(samples: &mut Vec<u8>, found: usize) {
 }
 
 fn jpeg(bytes: &[u8], header: PictureHeader) -> Result<Picture, String> {
-    let wrong = |error: zune_jpeg::errors::DecodeErrors| format!("it is a damaged JPEG: {error}");
+    let wrong = |error: zune_jpeg::errors::DecodeErrors| format!("the picture is a damaged JPEG: {error}");
     let options = DecoderOptions::default()
         .set_strict_mode(true)
         .set_max_width(header.width as usize)
@@ -86,9 +86,9 @@ fn jpeg(bytes: &[u8], header: PictureHeader) -> Result<Picture, String> {
         .jpeg_set_out_colorspace(ColorSpace::RGB);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     decoder.decode_headers().map_err(wrong)?;
-    let (width, height) = decoder.dimensions().ok_or("it is a JPEG without a frame header")?;
+    let (width, height) = decoder.dimensions().ok_or("the picture is a JPEG without a frame header")?;
     check_size(header, width as u32, height as u32)?;
-    let mut samples = zeros(decoder.output_buffer_size().ok_or("it is a JPEG larger than memory")?)?;
+    let mut samples = zeros(decoder.output_buffer_size().ok_or("the picture is a JPEG larger than the memory")?)?;
     decoder.decode_into(&mut samples).map_err(wrong)?;
     Ok(Picture { width: header.width, height: header.height, channels: 3, samples })
 }
@@ -99,7 +99,7 @@ fn check_size(header: PictureHeader, width: u32, height: u32) -> Result<(), Stri
         return Ok(());
     }
     Err(format!(
-        "it says in one place that it is {} x {} pixels large, in another {width} x {height}",
+        "the picture's header gives {} x {} pixels, but another part of the picture gives {width} x {height}",
         header.width, header.height
     ))
 }
@@ -112,7 +112,9 @@ pub(crate) fn zeros(bytes: usize) -> Result<Vec<u8>, String> {
 }
 
 fn reserve(samples: &mut Vec<u8>, bytes: usize) -> Result<(), String> {
-    samples.try_reserve_exact(bytes).map_err(|_| format!("there is no memory for its {bytes} bytes of samples"))
+    samples
+        .try_reserve_exact(bytes)
+        .map_err(|_| format!("the server has no memory for the picture's {bytes} bytes of samples"))
 }
 
 impl Picture {

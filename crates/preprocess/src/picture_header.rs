@@ -35,15 +35,15 @@ impl PictureHeader {
     /// In words, if the bytes have no such header.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         if bytes.is_empty() {
-            return Err("it is empty; a JPEG or PNG is expected".to_owned());
+            return Err("the picture is empty; expected a JPEG or PNG".to_owned());
         }
         let found = match bytes {
             [0xff, 0xd8, rest @ ..] => jpeg(rest)?,
             [0x89, b'P', b'N', b'G', 0x0d, 0x0a, 0x1a, 0x0a, rest @ ..] => png(rest)?,
-            _ => return Err("it is neither a JPEG nor a PNG".to_owned()),
+            _ => return Err("the picture is neither a JPEG nor a PNG".to_owned()),
         };
         if found.width == 0 || found.height == 0 {
-            return Err(format!("it is {} x {} pixels large", found.width, found.height));
+            return Err(format!("the picture has {} x {} pixels", found.width, found.height));
         }
         Ok(found)
     }
@@ -58,7 +58,7 @@ impl PictureHeader {
             return Ok(());
         }
         let (Some(depth), Some(color)) = (bytes.get(24), bytes.get(25)) else {
-            return Err("it is a damaged PNG: it ends in its header".to_owned());
+            return Err("the picture is a damaged PNG that ends in its header".to_owned());
         };
         let samples = match color {
             2 => 3,
@@ -70,7 +70,7 @@ impl PictureHeader {
         match least <= bytes.len() as u64 {
             true => Ok(()),
             false => Err(format!(
-                "it is a damaged PNG: {} x {} pixels are at least {least} bytes, and it has {}",
+                "the picture is a damaged PNG: {} x {} pixels take at least {least} bytes, but the file has {}",
                 self.width,
                 self.height,
                 bytes.len()
@@ -101,13 +101,13 @@ fn png(rest: &[u8]) -> Result<PictureHeader, String> {
             width: u32::from_be_bytes([*w0, *w1, *w2, *w3]),
             height: u32::from_be_bytes([*h0, *h1, *h2, *h3]),
         }),
-        _ => Err("it begins as a PNG and has no header".to_owned()),
+        _ => Err("the picture begins as a PNG, but has no header".to_owned()),
     }
 }
 
 /// The frame header of a JPEG after its first marker (ITU T.81 §B.2.2).
 fn jpeg(mut rest: &[u8]) -> Result<PictureHeader, String> {
-    let cut = || "it begins as a JPEG and ends before its frame header".to_owned();
+    let cut = || "the picture begins as a JPEG, but ends before its frame header".to_owned();
     for _ in 0..MOST_SEGMENTS {
         while let [0xff, after @ ..] = rest
             && after.first() == Some(&0xff)
@@ -123,9 +123,12 @@ fn jpeg(mut rest: &[u8]) -> Result<PictureHeader, String> {
             0xc0 | 0xc1 => Some(PictureFormat::Jpeg),
             0xc2 => Some(PictureFormat::ProgressiveJpeg),
             0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
-                return Err("it is a JPEG of a kind that is not read: lossless, hierarchical or arithmetic".to_owned());
+                return Err(
+                    "the picture is a JPEG of a kind that the server cannot read: lossless, hierarchical or arithmetic"
+                        .to_owned(),
+                );
             }
-            0xd9 | 0xda => return Err("it is a JPEG without a frame header".to_owned()),
+            0xd9 | 0xda => return Err("the picture is a JPEG without a frame header".to_owned()),
             _ => None,
         };
         if let Some(format) = format {
@@ -138,5 +141,5 @@ fn jpeg(mut rest: &[u8]) -> Result<PictureHeader, String> {
         };
         rest = after.get(length.max(2)..).ok_or_else(cut)?;
     }
-    Err(format!("it is a JPEG with {MOST_SEGMENTS} segments before its frame header"))
+    Err(format!("the picture is a JPEG with {MOST_SEGMENTS} segments or more before its frame header"))
 }

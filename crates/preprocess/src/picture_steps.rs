@@ -43,10 +43,10 @@ impl PictureSteps {
             let here = |reason: &str| format!("step {}, '{}': {reason}", index + 2, step.name());
             match step {
                 Step::Resize { .. } | Step::Crop { .. } | Step::Normalize { .. } if order.is_some() => {
-                    return Err(here("it comes after 'layout', which is the last"));
+                    return Err(here("'layout' must be the last step"));
                 }
                 Step::Resize { .. } | Step::Crop { .. } if normalize.is_some() => {
-                    return Err(here("it comes after 'normalize'; pictures are resized and cropped before that"));
+                    return Err(here("this step must come before 'normalize'"));
                 }
                 Step::Resize { size, filter } => {
                     check_size(*size).map_err(|reason| here(&reason))?;
@@ -59,17 +59,17 @@ impl PictureSteps {
                         Size::Both(both) => *both,
                     }));
                 }
-                Step::Normalize { .. } if normalize.is_some() => return Err(here("it is there twice")),
+                Step::Normalize { .. } if normalize.is_some() => return Err(here("this step is listed twice")),
                 Step::Normalize { scale, mean, std } => {
                     normalize = Some((*scale, mean.clone(), std.clone()));
                 }
-                Step::Layout { .. } if order.is_some() => return Err(here("it is there twice")),
+                Step::Layout { .. } if order.is_some() => return Err(here("this step is listed twice")),
                 Step::Layout { order: Order::Hw } if channels > 1 => {
-                    return Err(here("the order hw has no channels; have the picture decoded in gray"));
+                    return Err(here("the order hw has no channels; give the step 'decode' the color gray"));
                 }
                 Step::Layout { order: chosen } => order = Some(*chosen),
-                Step::Decode { .. } => return Err(here("it is the first step, once")),
-                _ => return Err(here("it is for texts, and the first step is 'decode'")),
+                Step::Decode { .. } => return Err(here("only the first step may be 'decode'")),
+                _ => return Err(here("this step is for texts, but 'decode' is for pictures")),
             }
         }
         let tables = tables(channels, normalize, datatype)?;
@@ -107,18 +107,19 @@ impl PictureSteps {
                 return Ok(pixels);
             }
             Err(format!(
-                "{what} {width} x {height} pixels large, {pixels} in all, and at most {} are taken (preprocess.max_megapixels)",
+                "{what} {width} x {height} pixels, {pixels} in all, but at most {} are allowed \
+                 (preprocess.max_megapixels)",
                 self.most_pixels
             ))
         };
         let mut size = [u64::from(header.height), u64::from(header.width)];
-        let decoded = check(size, "it is")?;
+        let decoded = check(size, "the picture has")?;
         header.check_length(bytes)?;
         let mut peak = decoded.saturating_mul(header.bytes_per_pixel());
         let mut all = decoded;
         for reshape in &self.resizes {
             size = reshape.size_after(size)?;
-            let pixels = check(size, "resized it would be")?;
+            let pixels = check(size, "the resized picture would have")?;
             peak = peak.saturating_add(pixels.saturating_mul(3));
             all = all.saturating_add(pixels);
         }
@@ -190,7 +191,8 @@ impl Reshape {
             Reshape::Crop([high, wide]) => {
                 if height < u64::from(high) || width < u64::from(wide) {
                     return Err(format!(
-                        "it is {width} x {height} pixels large where it is cropped to {wide} x {high}: have it resized before"
+                        "the picture has {width} x {height} pixels before the crop to {wide} x {high}; send a larger \
+                         picture, or add a step 'resize' before the crop"
                     ));
                 }
                 Ok([high, wide].map(u64::from))
@@ -226,7 +228,7 @@ fn resize(picture: &Picture, height: u32, width: u32, filter: Filter) -> Result<
         1 => resize_pixels::<U8>(picture, &mut resized, &options),
         _ => resize_pixels::<U8x3>(picture, &mut resized, &options),
     };
-    done.map_err(|error| format!("it cannot be resized: {error}"))?;
+    done.map_err(|error| format!("the picture cannot be resized: {error}"))?;
     Ok(resized)
 }
 
@@ -257,7 +259,7 @@ fn check_size(size: Size) -> Result<(), String> {
     };
     match sides.iter().all(|side| (1..=u32::from(u16::MAX)).contains(side)) {
         true => Ok(()),
-        false => Err(format!("a side of its size is not 1 to {}", u16::MAX)),
+        false => Err(format!("a side of the size is not from 1 to {}", u16::MAX)),
     }
 }
 
@@ -272,12 +274,12 @@ fn tables(
     let (scale, mean, std) = match normalize {
         Some(_) if !has_fractions => {
             return Err(format!(
-                "'normalize' gives fractions, and the model's input is {datatype}; leave the step out"
+                "'normalize' gives fractions, but the model's input is {datatype}; leave the step out"
             ));
         }
         Some(normalize) => normalize,
         None if matches!(datatype, DataType::Bytes | DataType::Bool | DataType::Int8) => {
-            return Err(format!("samples are 0 to 255, and the model's input is {datatype}"));
+            return Err(format!("samples are 0 to 255, but the model's input is {datatype}"));
         }
         None => (1.0, Vec::new(), Vec::new()),
     };
@@ -290,7 +292,7 @@ fn tables(
     let table = |channel| {
         let (mean, std) = (of_channel(&mean, channel, "mean", 0.0)?, of_channel(&std, channel, "std", 1.0)?);
         if !(scale.is_finite() && mean.is_finite() && std.is_finite() && std != 0.0) {
-            return Err("'normalize' has a std of 0, or what is no number".to_owned());
+            return Err("'normalize' has a std of 0, or a value that is not a number".to_owned());
         }
         let mut table = Vec::new();
         (0..=u8::MAX).for_each(|sample| push_number(&mut table, datatype, (f64::from(sample) * scale - mean) / std));

@@ -123,7 +123,11 @@ impl Pipeline {
                     (Some(name), _) => named(name)?,
                     (None, [only]) => only,
                     (None, _) => {
-                        return Err(format!("step 1, 'decode': say with `fills` which input it is for: {}", names()));
+                        return Err(format!(
+                            "step 1, 'decode': the model has several inputs; name the one for the picture with \
+                             `fills`: {}",
+                            names()
+                        ));
                     }
                 };
                 let steps = PictureSteps::new(*color, others, filled.datatype, most_pixels)?;
@@ -145,7 +149,7 @@ impl Pipeline {
             }
             Some((step, _)) => {
                 return Err(format!(
-                    "step 1, '{}': the first step is 'decode' (pictures) or 'tokenize' (texts)",
+                    "step 1, '{}': the first step must be 'decode' (pictures) or 'tokenize' (texts)",
                     step.name()
                 ));
             }
@@ -199,7 +203,7 @@ impl Pipeline {
             if !fits {
                 let batch = if self.batched { ", the batch left out" } else { "" };
                 return Err(format!(
-                    "the steps give {item:?}, and the model's input '{}' is {} {wanted:?}{batch} (-1: any size)",
+                    "the steps give {item:?}, but the model's input '{}' is {} {wanted:?}{batch} (-1: any size)",
                     filled.name, filled.datatype
                 ));
             }
@@ -228,7 +232,7 @@ impl Pipeline {
     pub fn look(&self, items: &[Bytes]) -> Result<Work, PreprocessError> {
         let mut work = Work::default();
         if items.is_empty() {
-            let reason = "it has no items; at least one is expected".to_owned();
+            let reason = "the input has no items; expected at least one".to_owned();
             return Err(PreprocessError::Items { input: self.input.clone(), reason });
         }
         for (index, item) in items.iter().enumerate() {
@@ -264,7 +268,8 @@ impl Pipeline {
             });
             if *first != its {
                 let reason = format!(
-                    "it becomes {its:?}, and those before it {first:?}: send pictures of one size, or give the model a step 'resize'"
+                    "the picture becomes {its:?}, but the pictures before become {first:?}; send pictures of one \
+                     size, or give the model a step 'resize'"
                 );
                 return Err(self.wrong(index, reason));
             }

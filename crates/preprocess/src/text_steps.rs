@@ -84,23 +84,23 @@ impl TextSteps {
         let Some((Step::Tokenize { file, max_length, truncate, special_tokens, fills, .. }, others)) =
             steps.split_first()
         else {
-            return Err("the first step is no 'tokenize'".to_owned());
+            return Err("the first step is not 'tokenize'".to_owned());
         };
         if !(1..=MOST_TOKENS).contains(max_length) {
             return Err(format!(
-                "step 1, 'tokenize': max_length is {max_length}, and 1 to {MOST_TOKENS} can be asked for"
+                "step 1, 'tokenize': max_length is {max_length}; the value must be from 1 to {MOST_TOKENS}"
             ));
         }
         let shown = file.display();
-        let bytes = tokenizer.ok_or_else(|| format!("step 1, 'tokenize': {shown} is not here"))?;
+        let bytes = tokenizer.ok_or_else(|| format!("step 1, 'tokenize': {shown} was not read"))?;
         let mut tokenizer = read_tokenizer(bytes)
-            .map_err(|reason| format!("step 1, 'tokenize': {shown} is no tokenizer.json that can be read: {reason}"))?;
+            .map_err(|reason| format!("step 1, 'tokenize': {shown} is not a readable tokenizer.json: {reason}"))?;
         let from_file = tokenizer.get_padding().map(|padding| padding.pad_id);
         let pad_id = from_file.or_else(|| PADDING.iter().find_map(|token| tokenizer.token_to_id(token))).unwrap_or(0);
         let (max_length, added) = (*max_length as usize, added_tokens(&tokenizer, *special_tokens));
         if max_length <= added {
             return Err(format!(
-                "step 1, 'tokenize': max_length is {max_length}, and {added} tokens are added to each text; have it longer"
+                "step 1, 'tokenize': the tokenizer adds {added} tokens to each text; raise max_length ({max_length})"
             ));
         }
         let cut = truncate.then(|| TruncationParams { max_length, ..TruncationParams::default() });
@@ -113,22 +113,24 @@ impl TextSteps {
         for (index, step) in others.iter().enumerate() {
             let here = |reason: String| format!("step {}, '{}': {reason}", index + 2, step.name());
             match step {
-                Step::Pad { .. } if padding != Padding::None => return Err(here("it is there twice".to_owned())),
+                Step::Pad { .. } if padding != Padding::None => {
+                    return Err(here("this step is listed twice".to_owned()));
+                }
                 Step::Pad { .. } if columns.len() > 1 => {
-                    return Err(here("it comes before 'mask' and 'types'".to_owned()));
+                    return Err(here("this step must come before 'mask' and 'types'".to_owned()));
                 }
                 Step::Pad { length: None } => padding = Padding::Longest,
                 Step::Pad { length: Some(length) } if (*length as usize) < max_length => {
-                    return Err(here(format!("to {length} tokens, and texts may have {max_length} (max_length)")));
+                    return Err(here(format!("length is {length}, but texts may have {max_length} (max_length)")));
                 }
                 Step::Pad { length: Some(length) } if *length > MOST_TOKENS => {
-                    return Err(here(format!("to {length} tokens, and at most {MOST_TOKENS} can be asked for")));
+                    return Err(here(format!("length is {length}, but at most {MOST_TOKENS} tokens are allowed")));
                 }
                 Step::Pad { length: Some(length) } => padding = Padding::To(*length as usize),
                 Step::Mask { fills } => columns.push(Column::Mask(fills.clone())),
                 Step::Types { fills } => columns.push(Column::Types(fills.clone())),
-                Step::Tokenize { .. } => return Err(here("it is the first step, once".to_owned())),
-                _ => return Err(here("it is for pictures, and the first step is 'tokenize'".to_owned())),
+                Step::Tokenize { .. } => return Err(here("only the first step may be 'tokenize'".to_owned())),
+                _ => return Err(here("this step is for pictures, but 'tokenize' is for texts".to_owned())),
             }
         }
         Ok(TextSteps { tokenizer, special_tokens: *special_tokens, max_length, padding, pad_id, columns })
@@ -149,7 +151,7 @@ impl TextSteps {
             DataType::Int32 => i32::MAX as u32,
             DataType::Uint16 => u32::from(u16::MAX),
             DataType::Int16 => i16::MAX as u32,
-            _ => return Err(format!("is {datatype}, and tokens are whole numbers: INT64 or INT32")),
+            _ => return Err(format!("is {datatype}, but tokens are whole numbers: INT64 or INT32")),
         };
         let vocabulary = self.tokenizer.get_vocab_size(true);
         match vocabulary <= most as usize {
@@ -164,7 +166,7 @@ impl TextSteps {
     /// In words, if the text is too long.
     pub fn look(&self, bytes: &[u8]) -> Result<Work, String> {
         if bytes.len() > MAX_TEXT_BYTES {
-            return Err(format!("it is {} bytes long, and at most {MAX_TEXT_BYTES} are taken", bytes.len()));
+            return Err(format!("the text has {} bytes, but at most {MAX_TEXT_BYTES} are allowed", bytes.len()));
         }
         let length = self.length().unwrap_or(self.max_length) as u64;
         let units = bytes.len() as u64;
@@ -176,13 +178,13 @@ impl TextSteps {
     /// # Errors
     /// In words, if the text is not UTF-8, or has too many tokens.
     pub fn run(&self, bytes: &[u8]) -> Result<Tokens, String> {
-        let text = str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}"))?;
+        let text = str::from_utf8(bytes).map_err(|error| format!("the text is not UTF-8: {error}"))?;
         let encode = || self.tokenizer.encode(text, self.special_tokens).map_err(|error| error.to_string());
-        let encoded = without_panic(encode).map_err(|reason| format!("it cannot be tokenised: {reason}"))?;
+        let encoded = without_panic(encode).map_err(|reason| format!("the text cannot be tokenised: {reason}"))?;
         let (ids, types) = (encoded.get_ids().to_vec(), encoded.get_type_ids().to_vec());
         if ids.len() > self.max_length {
             return Err(format!(
-                "it has {} tokens, and the model takes at most {} (truncate = true would cut it)",
+                "the text has {} tokens, but the model takes at most {} (truncate = true cuts longer texts)",
                 ids.len(),
                 self.max_length
             ));
@@ -202,7 +204,8 @@ impl TextSteps {
             Padding::Longest => Ok(longest),
             Padding::None if lengths().all(|length| length == longest) => Ok(longest),
             Padding::None => Err(format!(
-                "texts of one request have {} to {longest} tokens: send them one by one, or give the model a step 'pad'",
+                "texts of one request have {} to {longest} tokens; send one text in each request, or give the model a \
+                 step 'pad'",
                 lengths().min().unwrap_or(0)
             )),
         }

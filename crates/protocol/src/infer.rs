@@ -154,7 +154,7 @@ fn check_strings(shape: &[i64], count: usize, data: &[u8]) -> Result<(), String>
         let length = u32::from_le_bytes(*length);
         rest = usize::try_from(length).ok().and_then(|length| after.get(length..)).ok_or_else(|| {
             format!(
-                "BYTES element {found} says that it has {length} bytes, but only {} are left; expected each element \
+                "BYTES element {found} has a length of {length} bytes, but only {} are left; expected each element \
                  after its length as a little-endian 32-bit number",
                 after.len()
             )

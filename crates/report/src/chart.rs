@@ -232,7 +232,7 @@ pub fn predictions(description: &str, clouds: &[Cloud<'_>]) -> String {
     let x_range = Range::new(points().map(|p| p.0), Scale::Log);
     let y_range = Range::new(points().chain(&line).map(|p| p.1), Scale::Log);
     let mut out = begin("Predicted against actual", description);
-    axes(&mut out, &x_range, &y_range, "milliseconds that it took", "milliseconds predicted");
+    axes(&mut out, &x_range, &y_range, "measured milliseconds", "milliseconds predicted");
     let at = |point: &(f64, f64)| (x_at(&x_range, point.0), y_at(&y_range, point.1));
     let line = line.each_ref().map(at).map(|(x, y)| format!("{x:.1} {y:.1}")).join("L");
     put!(out, "<path class=\"grid\" fill=\"none\" d=\"M{line}\"/>");

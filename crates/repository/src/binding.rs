@@ -53,7 +53,7 @@ impl TensorBinding {
         let shape: Vec<i64> = shape.iter().map(|d| i64::try_from(*d).unwrap_or(i64::MAX)).collect();
         convert(&self.model_dims, &self.client.dims, &shape).ok_or_else(|| {
             format!(
-                "'{}' should have shape {}, the model gave {}",
+                "output '{}' should have shape {}, but the model gave {}",
                 self.client.name,
                 show(&self.model_dims),
                 show(&shape)

@@ -46,8 +46,8 @@ impl Boundary {
         match path.canonicalize() {
             Ok(real) if self.follows_symlinks || real.starts_with(&self.root) => Ok(()),
             Ok(real) => Err(format!(
-                "it is a symbolic link to {}, outside the repository; --follow-symlinks (follow_symlinks = true in downbeat.toml) \
-                 lets the server read it",
+                "the path is a symbolic link to {}, outside the repository; --follow-symlinks (follow_symlinks = true \
+                 in downbeat.toml) lets the server read the target",
                 real.display()
             )),
             Err(error) => Err(reason(path, &error)),
@@ -82,17 +82,16 @@ impl Boundary {
 pub(crate) fn reason(path: &Path, error: &io::Error) -> String {
     let target = path.read_link().ok();
     let leads =
-        |how: &str| target.as_ref().map(|target| format!("it is a symbolic link to {}, {how}", target.display()));
+        |how: &str| target.as_ref().map(|target| format!("the path is a symbolic link to {}, {how}", target.display()));
     match error.kind() {
         io::ErrorKind::NotFound => {
             leads("which leads to no file that exists").unwrap_or_else(|| "no such file or folder".to_owned())
         }
-        io::ErrorKind::NotADirectory => "is not a folder".to_owned(),
+        io::ErrorKind::NotADirectory => "the path or a part of it is not a folder".to_owned(),
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
         // The standard library has no stable kind for this error.
-        _ if error.raw_os_error() == Some(LOOP) => {
-            leads("which leads back to itself").unwrap_or_else(|| "it lies on a circle of symbolic links".to_owned())
-        }
+        _ if error.raw_os_error() == Some(LOOP) => leads("which leads back to itself")
+            .unwrap_or_else(|| "the path leads through a circle of symbolic links".to_owned()),
         _ => error.to_string(),
     }
 }

@@ -151,7 +151,7 @@ impl<'a> Report<'a> {
         }
         // Zero means that the datatype is not written: the model file has it.
         if data_type != 0 && datatype(data_type).is_none() {
-            self.error(&format!("{path}.data_type"), format!("{data_type} is the number of no datatype"));
+            self.error(&format!("{path}.data_type"), format!("{data_type} is not the number of a datatype"));
         }
         if let Some(dim) = dims.iter().find(|d| **d == 0 || **d < -1) {
             self.error(
@@ -202,7 +202,10 @@ impl<'a> Report<'a> {
                     self.error("version_policy.specific", "names no version");
                 }
                 if let Some(version) = specific.versions.iter().find(|v| **v < 1) {
-                    self.error("version_policy.specific.versions", format!("{version} is no version; they start at 1"));
+                    self.error(
+                        "version_policy.specific.versions",
+                        format!("{version} is not a version; versions start at 1"),
+                    );
                 }
             }
             _ => {}
@@ -214,7 +217,8 @@ impl<'a> Report<'a> {
             Some(SchedulingChoice::DynamicBatching(batching)) => self.dynamic_batching(config, batching),
             Some(SchedulingChoice::SequenceBatching(_)) => self.error(
                 "sequence_batching",
-                "is not supported: requests of a sequence would lose their state; remove it only if the model has none",
+                "is not supported: requests of a sequence would lose their state; remove this field only if the model \
+                 keeps no state",
             ),
             Some(SchedulingChoice::EnsembleScheduling(_)) => {
                 self.error(
@@ -229,7 +233,10 @@ impl<'a> Report<'a> {
     fn dynamic_batching(&mut self, config: &ModelConfig, batching: &ModelDynamicBatching) {
         let says_max = self.source.says_max_batch_size();
         if says_max && config.max_batch_size == 0 {
-            self.warn("dynamic_batching", "max_batch_size is 0, so nothing is batched; only its queue policies apply");
+            self.warn(
+                "dynamic_batching",
+                "max_batch_size is 0, so requests are not batched; only the queue policies of this field apply",
+            );
         }
         for (i, size) in batching.preferred_batch_size.iter().enumerate() {
             let path = format!("dynamic_batching.preferred_batch_size[{i}]");
@@ -242,8 +249,8 @@ impl<'a> Report<'a> {
         if Duration::from_micros(batching.max_queue_delay_microseconds) > Batching::LONGEST_QUEUE_DELAY {
             self.warn(
                 "dynamic_batching.max_queue_delay_microseconds",
-                "is longer than an hour, so that a batch waits until it is full; a request that stays alone leaves after \
-                 max_queue_wait_s (--max-queue-wait)",
+                "is longer than an hour, so a batch waits until the batch is full; a request that stays alone leaves \
+                 the queue after max_queue_wait_s (--max-queue-wait)",
             );
         }
         let levels = batching.priority_levels;
@@ -261,7 +268,7 @@ impl<'a> Report<'a> {
         }
         if levels > MAX_LEVELS && batching.priority_queue_policy.len() > MOST_POLICIES {
             let message = format!(
-                "at most {MOST_POLICIES} priorities may have a policy where there are more than {MAX_LEVELS} levels"
+                "at most {MOST_POLICIES} priorities may have a policy if there are more than {MAX_LEVELS} levels"
             );
             self.error("dynamic_batching.priority_queue_policy", message);
         }
@@ -300,7 +307,7 @@ impl<'a> Report<'a> {
         options: &CompletionOptions,
     ) -> Option<Vec<u32>> {
         use model_instance_group::Kind;
-        const ELSEWHERE: &str = "or say where the model is in [placement] of downbeat.toml";
+        const ELSEWHERE: &str = "or name the model's devices in [placement] of downbeat.toml";
         let (kind, listed, gpus) = (group.kind(), &group.gpus, &options.gpus);
         let of_gpus = matches!(kind, Kind::Gpu | Kind::Auto);
         let name = kind.as_str_name();
@@ -311,7 +318,7 @@ impl<'a> Report<'a> {
         if format == ModelFormat::Emulated {
             if kind == Kind::Gpu || !listed.is_empty() {
                 let message =
-                    "an emulated model is on no GPU; [placement] in downbeat.toml says on which devices it is";
+                    "an emulated model runs on no GPU; [placement] in downbeat.toml names the devices of the model";
                 self.warn(&format!("{path}.kind"), message);
             }
             return None;
@@ -319,11 +326,12 @@ impl<'a> Report<'a> {
         if gpus.is_empty() {
             if kind == Kind::Gpu && options.cpu_for_gpus {
                 let message =
-                    "KIND_GPU, and this server has no GPU; the model runs on the CPU, as --cuda-missing cpu allows";
+                    "is KIND_GPU, but this server has no GPU; the model runs on the CPU, as --cuda-missing cpu allows";
                 self.warn(&format!("{path}.kind"), message);
             } else if kind == Kind::Gpu {
                 let message = format!(
-                    "KIND_GPU, and this server runs models on the CPU; start it on GPUs (--engine cuda), allow the CPU (--cuda-missing cpu), write KIND_AUTO, {ELSEWHERE}"
+                    "is KIND_GPU, but this server runs models on the CPU; start the server on GPUs (--engine cuda), \
+                     allow the CPU (--cuda-missing cpu), write KIND_AUTO, {ELSEWHERE}"
                 );
                 self.error(&format!("{path}.kind"), message);
             }
@@ -332,7 +340,8 @@ impl<'a> Report<'a> {
         let used = gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         if kind == Kind::Cpu {
             let message = format!(
-                "KIND_CPU, and this server runs models on its GPUs {used}; serve the model on the CPU (--engine onnxruntime), write KIND_AUTO, {ELSEWHERE}"
+                "is KIND_CPU, but this server runs models on its GPUs {used}; serve the model on the CPU (--engine \
+                 onnxruntime), write KIND_AUTO, {ELSEWHERE}"
             );
             self.error(&format!("{path}.kind"), message);
             return None;
@@ -340,7 +349,7 @@ impl<'a> Report<'a> {
         let asked: Option<Vec<u32>> = listed.iter().map(|gpu| u32::try_from(*gpu).ok()).collect();
         let unknown = listed.iter().find(|gpu| !u32::try_from(**gpu).is_ok_and(|gpu| gpus.contains(&gpu)));
         if let Some(unknown) = unknown {
-            let auto = if kind == Kind::Auto { ", and KIND_AUTO would mean the CPU without it" } else { "" };
+            let auto = if kind == Kind::Auto { "; without this GPU KIND_AUTO would mean the CPU" } else { "" };
             self.error(&format!("{path}.gpus"), format!("names GPU {unknown}; this server uses {used}{auto}"));
         }
         if group.count > 1 {
@@ -366,7 +375,7 @@ impl<'a> Report<'a> {
                 (!group.host_policy.is_empty(), "host_policy"),
             ] {
                 if given {
-                    self.warn(&format!("{path}.{field}"), "is not supported and ignored");
+                    self.warn(&format!("{path}.{field}"), "is not supported, and ignored");
                 }
             }
         }
@@ -379,7 +388,7 @@ impl<'a> Report<'a> {
         let decoupled = config.model_transaction_policy.is_some_and(|p| p.decoupled);
         let agents = config.model_repository_agents.as_ref().is_some_and(|a| !a.agents.is_empty());
         for (given, field, why) in [
-            (decoupled, "model_transaction_policy.decoupled", "a request has exactly one answer here"),
+            (decoupled, "model_transaction_policy.decoupled", "Downbeat gives each request exactly one answer"),
             (!config.batch_input.is_empty(), "batch_input", "the model would miss these inputs"),
             (!config.batch_output.is_empty(), "batch_output", "outputs would be split wrongly"),
             (agents, "model_repository_agents", "the model would be served without the agents' checks or changes"),
@@ -392,13 +401,17 @@ impl<'a> Report<'a> {
         for (given, field, message) in [
             (operations, "model_operations", "is not supported: custom operators do not load"),
             (config.response_cache.is_some_and(|c| c.enable), "response_cache", "is not supported: every request runs"),
-            (!config.cc_model_filenames.is_empty(), "cc_model_filenames", "is ignored: it is about GPUs"),
-            (!config.metric_tags.is_empty(), "metric_tags", "is not supported and ignored"),
-            (!config.runtime.is_empty(), "runtime", "is not supported and ignored"),
+            (
+                !config.cc_model_filenames.is_empty(),
+                "cc_model_filenames",
+                "is ignored: this field chooses the model file by the kind of GPU",
+            ),
+            (!config.metric_tags.is_empty(), "metric_tags", "is not supported, and ignored"),
+            (!config.runtime.is_empty(), "runtime", "is not supported, and ignored"),
             (
                 config.model_metrics.is_some(),
                 "model_metrics",
-                "is not supported and ignored: histograms have the same buckets for every model",
+                "is not supported, and ignored: histograms have the same buckets for every model",
             ),
         ] {
             if given {

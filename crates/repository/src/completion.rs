@@ -93,7 +93,8 @@ impl ModelDefinition {
                 }
                 Some(SchedulingChoice::DynamicBatching(_)) if max_batch_size == 0 => report.warn(
                     "dynamic_batching",
-                    "not every first dimension of the model varies, so nothing is batched; only its queue policies apply",
+                    "not every first dimension of the model varies, so requests are not batched; only the queue \
+                     policies of this field apply",
                 ),
                 _ => {}
             }

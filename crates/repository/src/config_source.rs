@@ -86,7 +86,7 @@ impl ConfigSource {
     pub(crate) fn from_request(text: &str) -> Result<Self, ConfigError> {
         let label = REQUEST_LABEL.to_owned();
         if text.len() as u64 > MAX_CONFIG_BYTES {
-            let message = format!("has {} bytes; at most {MAX_CONFIG_BYTES} are taken", text.len());
+            let message = format!("has {} bytes; at most {MAX_CONFIG_BYTES} are allowed", text.len());
             return Err(Finding::of(label, message).into());
         }
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -178,7 +178,7 @@ fn explain(
                 field = without_singular_indices(schema, path);
                 let hint = did_you_mean(word, names.iter().map(String::as_str));
                 message = if hint.is_empty() {
-                    format!("{} has no field '{word}'; it has: {}", descriptor.name(), names.join(", "))
+                    format!("{} has no field '{word}'; allowed are: {}", descriptor.name(), names.join(", "))
                 } else {
                     format!("{} has no field '{word}'{hint}", descriptor.name())
                 };
@@ -216,7 +216,7 @@ fn explain_enum(descriptor: &EnumDescriptor, word: &str) -> String {
     match other_name {
         Some(name) => format!("{} has no value '{word}'; did you mean '{name}'?", descriptor.name()),
         None => format!(
-            "{} has no value '{word}'{}; it has: {}",
+            "{} has no value '{word}'{}; allowed are: {}",
             descriptor.name(),
             did_you_mean(word, names.iter().map(String::as_str)).trim_end_matches('?'),
             names.join(", ")

@@ -329,11 +329,10 @@ impl<'t> Scanner<'_, 't> {
                 if mark != b'[' || self.is_on_another_line(field) =>
             {
                 let WordField { name, name_at, word, .. } = field;
-                Stop::Refused(*name_at, format!("{name} has no value: '{word}' behind it begins another field"))
+                Stop::Refused(*name_at, format!("{name} has no value: the next word, '{word}', begins another field"))
             }
             (Token::Mark(b'['), _) => {
-                let message = "'[' begins no field: extension fields are not part of a model configuration, and the values of a \
-                               list follow its name";
+                let message = "'[' does not begin a field: extension fields are not part of a model configuration, and the values of a list follow its name";
                 Stop::Refused(at, message.to_owned())
             }
             _ => Stop::NotTextFormat,

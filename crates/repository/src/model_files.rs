@@ -103,8 +103,10 @@ impl ModelFiles<'_> {
             }
             if warmup.count > Warmup::MOST_RUNS {
                 let (count, most) = (warmup.count, Warmup::MOST_RUNS);
-                report
-                    .warn(&format!("{path}.count"), format!("is {count}; the request is sent {most} times, the most"));
+                report.warn(
+                    &format!("{path}.count"),
+                    format!("is {count}; the server sends the request {most} times, the most allowed"),
+                );
             }
             warmups.push(Warmup {
                 name: if warmup.name.is_empty() { format!("{}", i + 1) } else { warmup.name.clone() },
@@ -152,7 +154,7 @@ impl ModelFiles<'_> {
             }
         }
         if formats.len() > 1 {
-            report.error("backend", "the versions have different kinds of model files; say which one is meant");
+            report.error("backend", "the versions have different kinds of model files; name one kind in this field");
         }
         let format = versions.first().map_or(unknown, |(_, format, _)| *format);
         (format, versions.into_iter().map(|(version, _, path)| (version, path)).collect())
@@ -212,7 +214,7 @@ fn select_versions(present: BTreeSet<u64>, config: &ModelConfig, report: &mut Re
             let wanted: BTreeSet<u64> = specific.versions.iter().filter_map(|v| u64::try_from(*v).ok()).collect();
             let all: Vec<String> = present.iter().map(u64::to_string).collect();
             for version in wanted.difference(&present) {
-                let message = format!("there is no version {version} (there is: {})", all.join(", "));
+                let message = format!("the model has no version {version}; its versions are: {}", all.join(", "));
                 report.warn("version_policy.specific.versions", message);
             }
             let selected: BTreeSet<u64> = wanted.intersection(&present).copied().collect();

@@ -52,7 +52,7 @@ impl Report<'_> {
             }
             let path = format!("parameters[\"{key}\"]");
             if ONNXRUNTIME_PARAMETERS.contains(&key.as_str()) {
-                self.warn(&path, "tunes Triton's backend and is ignored");
+                self.warn(&path, "is ignored: the parameter tunes Triton's backend");
                 continue;
             }
             // Parameters are free, and clients read them too. Only a near miss of a name of ours
@@ -97,13 +97,13 @@ impl Report<'_> {
         let accelerators = config.optimization.as_ref()?.execution_accelerators.as_ref()?;
         for (i, accelerator) in accelerators.cpu_execution_accelerator.iter().enumerate() {
             let field = format!("{FIELD}.cpu_execution_accelerator[{i}]");
-            self.warn(&field, format!("'{}' is not supported and ignored", accelerator.name));
+            self.warn(&field, format!("'{}' is not supported, and ignored", accelerator.name));
         }
         let mut tensorrt = None;
         for (i, accelerator) in accelerators.gpu_execution_accelerator.iter().enumerate() {
             let field = format!("{FIELD}.gpu_execution_accelerator[{i}]");
             if accelerator.name != "tensorrt" {
-                self.warn(&field, format!("'{}' is not supported and ignored", accelerator.name));
+                self.warn(&field, format!("'{}' is not supported, and ignored", accelerator.name));
                 continue;
             }
             let options: &mut BTreeMap<String, String> = tensorrt.get_or_insert_default();
@@ -126,12 +126,13 @@ impl Report<'_> {
                     (key, _) if key.starts_with("trt_engine_cache") || key.starts_with("trt_timing_cache") => {
                         self.warn(
                             &field,
-                            "is ignored: what TensorRT compiles is kept beside the profiles (profiling.cache_dir)",
+                            "is ignored: the server keeps the models that TensorRT compiles beside the profiles \
+                             (profiling.cache_dir)",
                         );
                     }
                     (key, _) => {
                         let hint = did_you_mean(key, TENSORRT_OPTIONS);
-                        self.warn(&field, format!("is not supported and ignored{hint}"));
+                        self.warn(&field, format!("is not supported, and ignored{hint}"));
                     }
                 }
             }

@@ -395,10 +395,10 @@ impl ModelRepository {
     pub fn check_name(name: &str) -> Result<(), RepositoryError> {
         let strange = name.chars().find(|c| matches!(c, '/' | '\\') || c.is_control());
         let reason = match strange {
-            _ if name.is_empty() => "it is empty".to_owned(),
-            _ if name.len() > 255 => "it is longer than 255 bytes".to_owned(),
-            Some(c) => format!("it contains '{}'", c.escape_default()),
-            None if name.starts_with('.') => "it starts with a dot".to_owned(),
+            _ if name.is_empty() => "the name is empty".to_owned(),
+            _ if name.len() > 255 => "the name is longer than 255 bytes".to_owned(),
+            Some(c) => format!("the name contains '{}'", c.escape_default()),
+            None if name.starts_with('.') => "the name starts with a dot".to_owned(),
             None => return Ok(()),
         };
         Err(RepositoryError::Name(name.chars().take(64).collect(), reason))

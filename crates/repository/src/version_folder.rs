@@ -78,7 +78,7 @@ impl VersionFolders {
             (true, "") => "versions start at 1".to_owned(),
             (true, _) if name.starts_with('0') => "the number begins with 0".to_owned(),
             (true, _) => format!("the largest is {}", u64::MAX),
-            (false, _) => "the name has to be a whole number".to_owned(),
+            (false, _) => "the name must be a whole number".to_owned(),
         };
         format!("{name} is not a version: {why}; rename the folder to {meant}")
     }

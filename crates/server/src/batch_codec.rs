@@ -195,8 +195,8 @@ impl BatchCodec {
                 .map_err(|reason| format!("the value of the optional input {reason}"))?;
             if self.batched && shape.first() != Some(&1) {
                 return Err(format!(
-                    "the value of the optional input '{}' has the sizes {shape:?}, of which each item of a batch cannot have one; set \
-                     max_batch_size: 0",
+                    "the value of the optional input '{}' has the sizes {shape:?}, so the items of a batch cannot \
+                     have one value each; set max_batch_size: 0",
                     input.client.name
                 ));
             }
@@ -353,7 +353,7 @@ impl BatchCodec {
             let skip = usize::from(self.batched);
             if self.batched && tensor.shape.first() != Some(&total) {
                 return Err(format!(
-                    "output '{}' has shape {:?} for a batch of {total}: its first dimension is not the batch. Set \
+                    "output '{}' has shape {:?} for a batch of {total}: the first dimension is not the batch. Set \
                      max_batch_size to 0 in the model's config.pbtxt",
                     binding.client.name, tensor.shape
                 ));
@@ -381,7 +381,7 @@ impl BatchCodec {
                         .ok_or_else(|| format!("output '{}' is cut off inside an element", binding.client.name))?,
                 };
                 if begin + length > data.len() {
-                    return Err(format!("output '{}' has fewer bytes than its shape says", binding.client.name));
+                    return Err(format!("output '{}' has fewer bytes than its shape needs", binding.client.name));
                 }
                 let mut shape = Vec::with_capacity(wire.len() + skip);
                 if self.batched {
@@ -406,7 +406,8 @@ impl BatchCodec {
     fn warn_of_misfit(&self, output: &TensorBinding, shape: &[usize]) {
         tracing::warn!(
             model = %self.model, output = %output.client.name,
-            "the model's metadata say {:?} of this output, and the model answered {shape:?}: such answers are served as the model gives them",
+            "the model's metadata declare the sizes {:?} for this output, but the model answered {shape:?}; the \
+             server passes such answers on unchanged",
             output.client.dims
         );
     }

@@ -70,13 +70,14 @@ impl ServerOptions {
         let own = self.models.get(model).and_then(|model| model.dispatch.clone()).or(configured);
         match (device.makes_batches(), &own) {
             (false, _) if own.as_ref().unwrap_or(&self.dispatch) == &DispatchPolicy::Route => Err(format!(
-                "the scheduler 'route' leaves batches to the device, and the device policy '{device}' leaves them to the scheduler; give the model \
-                 another device policy ([[device.groups]] with models = [\"{model}\"]) or another scheduler"
+                "no part of the server would make the model's batches: the scheduler 'route' leaves them to the \
+                 device policy, and the device policy '{device}' leaves them to the scheduler; give the model another \
+                 device policy ([[device.groups]] with models = [\"{model}\"]) or another scheduler"
             )),
             (false, _) | (_, None | Some(DispatchPolicy::Route)) => Ok(()),
             (true, Some(dispatch)) => Err(format!(
-                "the device policy '{device}' makes the model's batches, and so does its scheduler '{dispatch}'; leave one of them out (the scheduler may be \
-                 'route')"
+                "the device policy '{device}' and the scheduler '{dispatch}' would both make the model's batches; \
+                 leave one of them out (the scheduler may be 'route')"
             )),
         }
     }
@@ -138,7 +139,7 @@ mod tests {
         assert_eq!(check(&options, named("elastic"), None), Ok(()));
         assert_eq!(check(&options, named("elastic"), Some(DispatchPolicy::Route)), Ok(()));
         let error = check(&options, named("elastic"), Some(DispatchPolicy::Eager)).unwrap_err();
-        assert!(error.contains("'elastic' makes the model's batches, and so does its scheduler 'eager'"), "{error}");
+        assert!(error.contains("'elastic' and the scheduler 'eager' would both make"), "{error}");
         assert_eq!(check(&options, PolicyName::EXCLUSIVE, Some(DispatchPolicy::Eager)), Ok(()));
         options.dispatch = DispatchPolicy::Route;
         let error = check(&options, PolicyName::EXCLUSIVE, None).unwrap_err();

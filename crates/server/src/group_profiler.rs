@@ -56,7 +56,7 @@ impl<'a> GroupLanes<'a> {
         let parts: Vec<(&mut Side<'_>, GroupPart)> = of_group.collect();
         if parts.len() != group.len() {
             // Otherwise all parts would wait at the barrier for a part that never comes.
-            return Err(RunError::new("profiler", "a group has a model twice, or one that is not here"));
+            return Err(RunError::new("profiler", "a group has a model twice, or a model without a lane"));
         }
         let barrier = &barrier;
         let tasks = parts.into_iter().map(|(side, part)| move || side.run(part, WARM_UP + runs.max(1), barrier));

@@ -153,12 +153,15 @@ impl LoadContext {
         }
         let reason = if file.may_come_again {
             // The engine reports the defect of such a file.
-            downbeat_engine::hazard(file.path).unwrap_or_else(|_| Some("its file cannot be read".to_owned()))
+            downbeat_engine::hazard(file.path).unwrap_or_else(|_| Some("the model's file cannot be read".to_owned()))
         } else {
-            Some("its files came with a load request".to_owned())
+            Some("the model's files came with a load request".to_owned())
         };
         let Some(reason) = reason else { return Isolation::None };
-        tracing::info!(model = %name, version = file.version, %reason, "runs in a process of its own (isolation is auto)");
+        tracing::info!(
+            model = %name, version = file.version, %reason,
+            "the model runs in a process of its own (isolation is auto)"
+        );
         Isolation::Process
     }
 
@@ -202,7 +205,7 @@ impl LoadContext {
         let Some(key) = key else { return };
         self.rows.lock().insert(key.to_owned(), verdict.clone());
         if verdict.rows != RowDependence::Unknown {
-            self.store.keep(Ok(key.to_owned()), "whether its requests may share batches", verdict);
+            self.store.keep(Ok(key.to_owned()), "the verdict whether requests may share batches", verdict);
         }
     }
 

@@ -91,7 +91,10 @@ impl Loader {
             Err(error) if error.is::<PolicyError>() => Err(refused),
             outcome => {
                 let loaded = self.ready(outcome?, definition)?;
-                tracing::warn!(model = %name, version = file.version, reason = %refused, "served by the policy exclusive instead");
+                tracing::warn!(
+                    model = %name, version = file.version, reason = %refused,
+                    "the policy exclusive serves the model instead"
+                );
                 Ok(loaded)
             }
         }
@@ -126,7 +129,9 @@ impl Loader {
     /// A version that is loaded, with its definition.
     fn ready(&self, outcome: LoadOutcome, definition: &mut ModelDefinition) -> anyhow::Result<Arc<LoadedVersion>> {
         let LoadOutcome::Ready(loaded, completed) = outcome else {
-            anyhow::bail!("a policy that was asked for is not looked at: this is a defect");
+            anyhow::bail!(
+                "the load of a model with a given policy looked for another policy; this is a defect of Downbeat"
+            );
         };
         *definition = *completed;
         if !loaded.hosts.is_routed && self.context.executors_grow() {
@@ -145,7 +150,7 @@ impl Loader {
         wishes.push((Arc::downgrade(loaded), at_once));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let executors = executors(wishes.iter().map(|(_, at_once)| *at_once), cores);
-        self.context.driver.grow_to(executors).context("no thread for another executor")
+        self.context.driver.grow_to(executors).context("cannot start a thread for another executor")
     }
 
     /// Notes that a version's policy has lost against `exclusive`, which loads it from now on.
@@ -158,7 +163,10 @@ impl Loader {
         let last = report.guard.as_ref().and_then(|guard| guard.last).map(|last| last.to_string());
         let last = last.unwrap_or_default();
         let reason = format!("{} lost against exclusive twice in a row; the last time {last}", report.policy);
-        tracing::warn!(model = %loaded.name, version = %loaded.version, %reason, "goes back to the policy exclusive");
+        tracing::warn!(
+            model = %loaded.name, version = %loaded.version, %reason,
+            "the model goes back to the policy exclusive"
+        );
         place.insert(chosen.with_exclusive(report, reason));
         true
     }
@@ -199,6 +207,7 @@ fn why_by_auto(file: &VersionFile<'_>, report: PolicyReport) -> Why {
     if file.may_come_again {
         return Why::Look(report);
     }
-    let reason = "its files came with a load request, so that it could not be loaded again if a policy lost";
+    let reason =
+        "the model's files came with a load request, so the server could not load the model again if a policy lost";
     Why::Asked(PolicyReport { reason: reason.to_owned(), ..report })
 }

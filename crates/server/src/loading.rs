@@ -243,7 +243,8 @@ impl<'a> Loading<'a> {
         if self.definition.tensorrt.is_some() && self.on_gpus && engine.info().name != "tensorrt" {
             tracing::warn!(
                 model = %name,
-                "its configuration asks for TensorRT (optimization.execution_accelerators), and the engine is {}: --engine tensorrt compiles the models for it",
+                "the model's configuration asks for TensorRT (optimization.execution_accelerators), but the engine is \
+                 {}; --engine tensorrt compiles models for TensorRT",
                 engine.info().name
             );
         }
@@ -261,7 +262,7 @@ impl<'a> Loading<'a> {
                 if self.policy.settings.cut().1 {
                     return Err(self.refuses(error.into_reason()).into());
                 }
-                tracing::info!(model = %name, %error, "runs as one stage");
+                tracing::info!(model = %name, %error, "the model cannot be cut, so it runs as one stage");
                 Ok(whole)
             }
             loaded => Ok(loaded?),
@@ -279,7 +280,8 @@ impl<'a> Loading<'a> {
         for input in self.definition.inputs.iter().filter(|i| i.optional && !defaults.contains_key(&i.client.name)) {
             tracing::warn!(
                 model = %self.definition.name, input = %input.client.name,
-                "optional in the configuration, but the model file has no value for it: every request must have it"
+                "this input is optional in the configuration, but the model file has no value for the input; every \
+                 request must have the input"
             );
         }
         let of = |definition: &ModelDefinition| {
@@ -305,10 +307,16 @@ impl<'a> Loading<'a> {
     fn warn_of_levels(&self) {
         let (levels, policy) = (&self.definition.batching.levels, self.policy.name);
         if levels.len() > 1 {
-            tracing::warn!(model = %self.definition.name, %policy, "the device policy knows no priority levels: all requests wait in one queue");
+            tracing::warn!(
+                model = %self.definition.name, %policy,
+                "the device policy ignores priority levels: all requests wait in one queue"
+            );
         }
         if levels.iter().any(|level| level.default_timeout > Duration::ZERO) {
-            tracing::warn!(model = %self.definition.name, %policy, "the device policy knows no queue timeouts: requests have deadlines by slo_ms and their own timeout");
+            tracing::warn!(
+                model = %self.definition.name, %policy,
+                "the device policy ignores queue timeouts: requests have deadlines by slo_ms and their own timeout"
+            );
         }
     }
 
@@ -483,7 +491,10 @@ impl<'a> Loading<'a> {
             held.say(&context.metrics, &definition.name, &version);
         }
         let (engine, lanes) = (source.engine.info().name, definition.instances.max(1));
-        tracing::info!(model = %definition.name, %version, engine, threads, lanes, load_ms = took.as_millis_f64(), "ready");
+        tracing::info!(
+            model = %definition.name, %version, engine, threads, lanes, load_ms = took.as_millis_f64(),
+            "ready"
+        );
         LoadOutcome::Ready(Arc::new(loaded), Box::new(definition))
     }
 }
@@ -497,7 +508,8 @@ fn check_partitions(policy: &ChosenPolicy, model: &str, partitions: usize) -> Re
         return Ok(());
     }
     let reason = format!(
-        "it is to run on {partitions} partitions, and has lanes of its own on one; name one in [models.{model}] partition, or use the policy exclusive"
+        "the options put the model on {partitions} partitions, but this policy has lanes on one only; name one \
+         partition in [models.{model}] partition, or use the policy exclusive"
     );
     Err(PolicyError::new(policy.name, reason))
 }

@@ -93,7 +93,10 @@ impl Measuring<'_> {
             Ok(measured) => measured,
             // A model may refuse made-up values (an index, a length); it is served all the same.
             Err(error) => {
-                tracing::warn!(%path, %error, "cannot be measured with requests of our own making; its latency is learned in service");
+                tracing::warn!(
+                    %path, %error,
+                    "the model cannot be measured with made-up requests; the server learns its latency in service"
+                );
                 return known(unknown()?, threads);
             }
         };
@@ -102,12 +105,13 @@ impl Measuring<'_> {
         if !is_whole {
             tracing::info!(
                 %path, threads, known = profile.known(),
-                "measured in part, as --profiling-budget is over; the rest is measured when the machine is idle, or in service"
+                "the model was measured in part, because --profiling-budget is used up; the server measures the rest \
+                 when the machine is idle, or in service"
             );
         } else if !settled {
             tracing::info!(
                 %path, threads,
-                "measured on a machine with other things to do; it is measured again when there are none"
+                "the model was measured on a busy machine; the server measures again when the machine is idle"
             );
         }
         self.keep(key, (threads, at_once), settled && is_whole, measurements);
@@ -389,7 +393,11 @@ impl Measuring<'_> {
         let mut watch = self.within(&mut nobody);
         let measured = lane.and_then(|mut lane| subject.measured(&mut *lane, store, key.as_deref(), &mut watch, timed));
         measured.unwrap_or_else(|| {
-            tracing::warn!(path = %self.source.options.path.display(), "its segments cannot be measured with requests of our own making; they are taken to be alike");
+            tracing::warn!(
+                path = %self.source.options.path.display(),
+                "the model's segments cannot be measured with made-up requests; the server assumes that all take the \
+                 same time"
+            );
             SegmentProfile::even(profile, model.segments())
         })
     }
@@ -420,13 +428,16 @@ impl Measuring<'_> {
             let measure = || auto_profiler::overlap(&self.subject(model), device, max_batch);
             let (overlap, settled) = self.timed(|| self.spend(measure));
             let stored = StoredAuto { launch, overlap: overlap?, settled };
-            self.source.store.keep(key, "what two lanes do together", &stored);
+            self.source.store.keep(key, "the overlap of two lanes", &stored);
             Some(stored.overlap)
         };
         let (choice, measured, known) = auto.choose(launch, overlap);
         let mut report = PolicyReport { measured, ..asked };
         report.take_choice(&choice);
-        tracing::info!(model = %auto.definition.name, policy = %choice.policy, reason = %choice.reason, "the policy that suits it");
+        tracing::info!(
+            model = %auto.definition.name, policy = %choice.policy, reason = %choice.reason,
+            "chose the policy that suits the model"
+        );
         (report, known)
     }
 }

@@ -80,7 +80,7 @@ impl ServerOptions {
         let named = self.named_models().into_iter().filter(|named| !names.iter().any(|name| name == named.model));
         let unknown = |NamedModel { by, option, model }: NamedModel<'_>| {
             let hint = match model {
-                "*" => "; options for all models stand outside of [models], as flags do".to_owned(),
+                "*" => "; write options for all models outside of [models], or give them as flags".to_owned(),
                 _ => downbeat_repository::did_you_mean(model, names.iter().map(String::as_str)),
             };
             let repository = self.shown_repositories();
@@ -154,7 +154,7 @@ mod tests {
         options.models.insert("*".to_owned(), ModelOptions { threads: Some(2), ..ModelOptions::default() });
         options.model_control = ModelControl::Explicit { load: vec!["*".to_owned()] };
         let [unknown] = &options.unknown_models(&["digits".to_owned()])[..] else { panic!("one option is wrong") };
-        let expected = "[models.*]: the repository models has no model '*'; options for all models stand outside of [models], as flags do";
+        let expected = "[models.*]: the repository models has no model '*'; write options for all models outside of [models], or give them as flags";
         assert_eq!(unknown.message, expected);
     }
 }

@@ -95,7 +95,7 @@ impl<'a> ModelSource<'a> {
         {
             let (model, engine) = self.names();
             let stored = StoredOperators { model, engine, threads, operators: (**operators).clone() };
-            self.store.keep(key, "what its operators take", &stored);
+            self.store.keep(key, "the times of the model's operators", &stored);
         }
         Ok(model)
     }

@@ -151,7 +151,8 @@ impl Ports {
 fn answer_health<S: Service>(port: Port, own: &Connections, state: &HttpState<S>) -> anyhow::Result<()> {
     let Some((listener, address)) = port else { return Ok(()) };
     tracing::info!(%address, "probes");
-    health_port::serve(listener, own.options().clone(), state.clone()).context("no thread for the health port")
+    health_port::serve(listener, own.options().clone(), state.clone())
+        .context("cannot start a thread for the health port")
 }
 
 /// The file in which the kernel lists the signals that this process ignores.
@@ -235,7 +236,7 @@ pub async fn leave(
     let all = async {
         for frontend in &mut frontends {
             if let Err(error) = frontend.await {
-                tracing::error!(%error, "a frontend ended badly");
+                tracing::error!(%error, "a frontend of the server failed");
             }
         }
     };
@@ -266,7 +267,8 @@ fn connection_options(options: &ServerOptions, event_loops: usize) -> Connection
                 tracing::warn!(
                     asked,
                     room,
-                    "the limit of open files leaves less room for connections; raise it (ulimit -n)"
+                    "the limit of open files allows fewer connections than --max-connections asks for; raise the \
+                     limit (ulimit -n)"
                 );
             }
             asked.min(room)

@@ -137,7 +137,7 @@ impl Preprocess {
         let (model, name) = (&request.model_name, self.pipeline.input());
         let wrong = |what: String| Err(ServiceError::InvalidArgument(what));
         let Some(input) = request.inputs.iter().find(|input| self.is_input(input)) else {
-            return wrong(format!("model '{model}': there is no input '{name}' of datatype BYTES"));
+            return wrong(format!("model '{model}': the request has no input '{name}' of datatype BYTES"));
         };
         let (items @ 1.., [] | [1]) = input.shape.split_first().map_or((0, &[][..]), |(items, rest)| (*items, rest))
         else {
@@ -156,7 +156,9 @@ impl Preprocess {
         if let Some(twice) =
             self.pipeline.fills().find(|fills| request.inputs.iter().filter(is_other).any(|input| input.name == *fills))
         {
-            return wrong(format!("input '{twice}' for model '{model}' is made of '{name}': send one of the two"));
+            return wrong(format!(
+                "the server makes input '{twice}' of model '{model}' from '{name}'; send one of the two"
+            ));
         }
         let others = request.inputs.iter().filter(is_other).cloned().collect();
         let others = InferRequest { model_name: model.clone(), inputs: others, ..InferRequest::default() };
@@ -236,7 +238,8 @@ impl Preprocess {
             Ok(Made::Late) => {
                 let waited = self.clock.now().since(arrival);
                 let message = format!(
-                    "dropped after {waited} in the queue of model '{model}', before it was decoded: it could no longer finish by its deadline"
+                    "dropped after {waited} in the queue of model '{model}', before the server decoded it: the \
+                     request could no longer finish by its deadline"
                 );
                 Err((Some(Unanswered::Hopeless), ServiceError::DeadlineExceeded(message)))
             }

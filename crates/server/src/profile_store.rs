@@ -196,7 +196,7 @@ impl ProfileStore {
     /// measures again.
     pub fn keep(&self, key: Result<String, String>, what: &str, profile: &impl Serialize) {
         if let Err(error) = key.and_then(|key| self.put(&key, profile).map_err(|error| error.to_string())) {
-            tracing::warn!(%error, "{what} cannot be stored; it will be measured again at the next start");
+            tracing::warn!(%error, "cannot store {what}; the next start will not find this result");
         }
     }
 

@@ -24,8 +24,8 @@ pub fn rejected(model: &str, reject: &Reject, deadline_is_slo: bool, full: FullB
         }
         Reject::WaitTooLong { wait, bound } => {
             let message = format!(
-                "the queue of model '{model}' is too long: this request would wait for {wait} or longer, and may wait for {bound} (max_queue_wait_s); try \
-                 again later"
+                "the queue of model '{model}' is too long: this request would wait for {wait} or longer, but may wait \
+                 for {bound} (max_queue_wait_s); try again later"
             );
             let retry_after = wait.saturating_sub(*bound);
             (Unanswered::QueueFull, ServiceError::QueueFull { message, retry_after })
@@ -33,7 +33,8 @@ pub fn rejected(model: &str, reject: &Reject, deadline_is_slo: bool, full: FullB
         Reject::DeadlineImpossible { needed, allowed } => {
             let limit = if deadline_is_slo { "the model's slo_ms" } else { "the request's timeout" };
             let message = format!(
-                "model '{model}' needs {needed} for this request even on an idle device, but its deadline allows {allowed}; allow more time ({limit})"
+                "model '{model}' needs {needed} for this request even on an idle device, but the request's deadline \
+                 allows {allowed}; allow more time ({limit})"
             );
             (Unanswered::Impossible, ServiceError::DeadlineExceeded(message))
         }
@@ -52,13 +53,15 @@ pub fn dropped(model: &str, reason: DropReason, waited: Duration) -> (Unanswered
     match reason {
         DropReason::QueueTimeout => {
             let message = format!(
-                "Request timeout expired: it waited {waited} in the queue of model '{model}', longer than its queue policy allows"
+                "Request timeout expired: the request waited {waited} in the queue of model '{model}', longer than \
+                 its queue policy allows"
             );
             (Unanswered::QueueTimeout, ServiceError::DeadlineExceeded(message))
         }
         DropReason::WaitTooLong => {
             let message = format!(
-                "the request waited {waited} in the queue of model '{model}', as long as one without a deadline may (max_queue_wait_s); try again later"
+                "the request waited {waited} in the queue of model '{model}', the longest wait of a request without a \
+                 deadline (max_queue_wait_s); try again later"
             );
             // The best guess for the next try is the length of this wait.
             (Unanswered::QueueTimeout, ServiceError::QueueFull { message, retry_after: waited })
@@ -67,10 +70,10 @@ pub fn dropped(model: &str, reason: DropReason, waited: Duration) -> (Unanswered
             (Unanswered::Unloaded, ServiceError::Unavailable(format!("model '{model}' was unloaded")))
         }
         DropReason::Sacrificed => {
-            let why = "under this load it would have missed its deadline or cost those behind it theirs";
+            let why = "under this load the request would have missed its deadline, or made later requests miss theirs";
             (Unanswered::Sacrificed, late(why))
         }
-        DropReason::Hopeless => (Unanswered::Hopeless, late("it could no longer finish by its deadline")),
+        DropReason::Hopeless => (Unanswered::Hopeless, late("the request could no longer finish by its deadline")),
     }
 }
 
@@ -84,6 +87,7 @@ pub fn queue_full(model: &str, bound: u32, retry_after: Duration) -> ServiceErro
 /// The error of a request whose deadline comes before the devices are free.
 pub fn busy_until(model: &str, needed: Duration, allowed: Duration) -> ServiceError {
     ServiceError::DeadlineExceeded(format!(
-        "model '{model}' could not finish this request in less than {needed}, as all devices are busy, and its deadline allows {allowed}"
+        "model '{model}' could not finish this request in less than {needed}, because all devices are busy, but the \
+         request's deadline allows {allowed}"
     ))
 }

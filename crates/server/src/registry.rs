@@ -333,7 +333,10 @@ impl Registry {
         let files = self.repository.fingerprint(name);
         let before = entry.kept.lock().clone();
         if let (None, Some((config, _))) = (&overrides.config, before.filter(|(_, seen)| *seen == files)) {
-            tracing::info!(model = %name, "the configuration of an earlier load request still holds, as the model's files are unchanged");
+            tracing::info!(
+                model = %name,
+                "the configuration of an earlier load request still applies, because the model's files are unchanged"
+            );
             overrides.config = Some(config);
         }
         overrides.config.clone().map(|config| (config, files))
@@ -364,7 +367,7 @@ impl Registry {
         measuring: fn(Duration) -> MeasuringTime,
     ) -> Result<LoadedModel, LoadFailure> {
         for parameter in overrides.parameters.keys() {
-            tracing::warn!(model = %name, %parameter, "load parameter is not known and ignored");
+            tracing::warn!(model = %name, %parameter, "the load parameter is unknown, and ignored");
         }
         let overlay = overlay_of(name, &overrides)?;
         let config = overrides.config.as_deref();
@@ -435,7 +438,10 @@ impl Registry {
             // The versions in service go on.
             Some(served) => {
                 entry.settle(&served, &failure.versions);
-                tracing::warn!(model = %name, versions = ?served.versions.keys(), "goes on serving as before");
+                tracing::warn!(
+                    model = %name, versions = ?served.versions.keys(),
+                    "the versions in service stay in service"
+                );
             }
             None => entry.set(0, VersionState::Unavailable, failure.error.to_string()),
         }
@@ -461,7 +467,7 @@ impl Registry {
         }
         let before = self.serving.replace(name, None);
         let has_ended = self.retire(name, before.clone(), None).await;
-        let reason = if has_ended { "unloaded" } else { "unloaded; a run of it still goes on" };
+        let reason = if has_ended { "unloaded" } else { "unloaded; a run of the model still goes on" };
         match &before {
             Some(before) => entry.set_all(before.versions.keys().copied(), VersionState::Unavailable, reason),
             None => entry.set(0, VersionState::Unavailable, reason.to_owned()),
@@ -472,7 +478,8 @@ impl Registry {
             return Ok(());
         }
         Err(ServiceError::Unavailable(format!(
-            "model '{name}' is out of service, but a run of it still goes on and cannot be ended: it keeps its memory and a core until it ends by itself"
+            "model '{name}' is out of service, but a run of the model still goes on and cannot be ended; the run \
+             keeps its memory and a core until the run ends by itself"
         )))
     }
 
@@ -499,18 +506,18 @@ impl Registry {
             Ok(now) => now,
             Err(error) => {
                 // An unreadable folder does not mean that its models are gone.
-                tracing::error!(%error, "everything stays as it is");
+                tracing::error!(%error, "the repository cannot be read; all models stay as they are");
                 return seen;
             }
         };
         for name in seen.keys().filter(|name| !now.contains_key(*name)) {
-            tracing::info!(model = %name, "gone from the repository: unloading");
+            tracing::info!(model = %name, "the model is gone from the repository: unloading");
             // Unknown means unloaded already.
             let _ = self.unload_model(name).await;
         }
         let changed = now.iter().filter(|(name, fingerprint)| seen.get(*name) != Some(*fingerprint));
         let loads = changed.map(|(name, _)| {
-            tracing::info!(model = %name, "new or changed in the repository: loading");
+            tracing::info!(model = %name, "the model is new or changed in the repository: loading");
             self.load_model(name, LoadOverrides::default(), progress.clone())
         });
         // The reason of a failure is logged and stands in the index.
@@ -533,7 +540,9 @@ impl Registry {
         if !matches!(self.options.model_control, ModelControl::Explicit { .. }) {
             return Vec::new();
         }
-        let found = self.fingerprints().inspect_err(|error| tracing::error!(%error, "no models can be loaded"));
+        let found = self.fingerprints().inspect_err(|error| {
+            tracing::error!(%error, "the repository cannot be read; the cluster's scheduler can load no models here")
+        });
         found.unwrap_or_default().into_iter().map(|(name, files)| (name, files.bytes())).collect()
     }
 

@@ -26,7 +26,8 @@ const LARGEST: u32 = 8;
 const WIDE: Fill = Fill::Random { least: 1, most: 99, seed: 1 };
 
 /// The reason of a check without a verdict, for lack of time.
-pub const NO_TIME: &str = "the check takes longer than --profiling-budget; it is made when the machine is idle";
+pub const NO_TIME: &str =
+    "the check takes longer than --profiling-budget; the server makes the check when the machine is idle";
 
 /// Runs a model to see whether requests may share a batch.
 pub struct RowCheck<'a> {
@@ -67,7 +68,7 @@ impl RowCheck<'_> {
     pub fn verdict(mut self) -> RowVerdict {
         let (rows, reason) = match self.check() {
             Ok(draws) => {
-                let reason = format!("{draws} draws of requests were answered alike alone and together");
+                let reason = format!("the model answered {draws} draws of requests alike, alone and together");
                 (RowDependence::Independent, reason)
             }
             Err(Stop::Mixed(reason)) => (RowDependence::Mixed, reason),
@@ -119,7 +120,7 @@ impl RowCheck<'_> {
             }
         }
         let reason = first.unwrap_or_default();
-        Err(Stop::Unknown(format!("the model answers no request of our own making ({reason})")))
+        Err(Stop::Unknown(format!("the model answers no made-up request ({reason})")))
     }
 
     /// The requests of a draw, by its number.
@@ -137,7 +138,7 @@ impl RowCheck<'_> {
         };
         let zeros = self.codec.sample(Fill::Zeros, length).ok().filter(|_| self.samples.is_empty());
         if (0..self.codec.inputs.len()).all(|index| first.input(index) == second.input(index)) {
-            let reason = "the model takes only requests that are alike, which cannot be told apart".to_owned();
+            let reason = "the model takes only equal requests, whose answers cannot be told apart".to_owned();
             return Err(Stop::Unknown(reason));
         }
         Ok(Draw { first, second, third, zeros })
@@ -180,13 +181,16 @@ impl RowCheck<'_> {
         let together = match self.answers(&members) {
             Ok(together) => together,
             Err(reason) => {
-                return Ok(Some(format!("the model runs {rows} requests alone, and not as a batch: {reason}")));
+                return Ok(Some(format!("the model runs {rows} requests alone, but not as a batch: {reason}")));
             }
         };
         let pairs = alone.iter().filter_map(|alone| alone.first()).zip(&together);
         let differs = pairs.filter_map(|(alone, beside)| difference(self.codec, alone, beside)).next();
         Ok(differs.map(|(output, alone, beside)| {
-            format!("output '{output}' has {alone} for a request alone, and {beside} for the same request in a batch of {rows}")
+            format!(
+                "output '{output}' has {alone} for a request alone, but {beside} for the same request in a batch of \
+                 {rows}"
+            )
         }))
     }
 

@@ -49,11 +49,13 @@ impl RowJudgement {
 pub fn by_graph(file: &Path) -> (RowVerdict, Vec<String>) {
     let said = |Cause { operator, node, reason }: Cause| format!("{operator} '{node}': {reason}");
     let (rows, reason, random) = match row_report(file) {
-        Err(error) => (RowDependence::Unknown, format!("its graph cannot be followed: {error}"), Vec::new()),
+        Err(error) => (RowDependence::Unknown, format!("the model's graph cannot be followed: {error}"), Vec::new()),
         Ok(report) => match report.rows {
-            Rows::Independent => {
-                (RowDependence::Independent, "its graph keeps the rows of a batch apart".to_owned(), report.random)
-            }
+            Rows::Independent => (
+                RowDependence::Independent,
+                "the model's graph keeps the rows of a batch apart".to_owned(),
+                report.random,
+            ),
             Rows::Mixed(cause) => (RowDependence::Mixed, said(cause), report.random),
             Rows::Unknown(cause) => (RowDependence::Unknown, said(cause), report.random),
         },

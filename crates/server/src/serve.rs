@@ -116,7 +116,10 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     let ports = Ports::open(&options)?;
     let registry = Registry::open(options.clone())?;
     if let Some(folder) = &options.decision_log {
-        tracing::info!(folder = %folder.display(), "decision log: downbeat log show FILE, downbeat log replay FILE");
+        tracing::info!(
+            folder = %folder.display(),
+            "the server writes decision logs here; read them with downbeat log show FILE or downbeat log replay FILE"
+        );
     }
     let backend = in_cluster.then(|| BackendProcess::start(&registry, &options)).transpose()?;
     let scraped = registry.clone();
@@ -200,7 +203,10 @@ async fn stop(
     signals: &mut Signals,
     grace: Duration,
 ) -> bool {
-    tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
+    tracing::info!(
+        limit = %options.drain_timeout, ?grace,
+        "stopping: the server is not ready any more, but still answers requests"
+    );
     registry.serving().start_draining();
     registry.watchdog().end_loads();
     let finished =
@@ -273,7 +279,7 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
         let otherwise = if options.exit_on_error {
             "the server ends, as --exit-on-error asks"
         } else if ready == 0 {
-            "none is served; with --exit-on-error true the server would end"
+            "no model is served; with --exit-on-error true the server would end"
         } else {
             "the others are served; with --exit-on-error true the server would end"
         };
@@ -282,8 +288,8 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     if options.strict_readiness && registry.lacks_models() {
         tracing::warn!(
             %repository,
-            "not ready: no model is served, as there is none in the repository; ready once one is loaded, or now with \
-             --allow-empty"
+            "not ready: no model is served, because the repository has none; the server is ready once a model is \
+             loaded, or now with --allow-empty"
         );
         return Ok(());
     }
@@ -305,8 +311,9 @@ fn without_slo(models: &[String]) -> Option<String> {
     let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
     (!first.is_empty()).then(|| {
         format!(
-            "no SLO: {}{more}. Under overload their requests are late rather than given up, until max_queue_wait; say how long a request may take \
-             with --default-slo-ms MS for all, --slo-ms MODEL=MS, or slo_ms in config.pbtxt or downbeat.toml",
+            "models without an SLO: {}{more}. Under overload their requests are answered late rather than given up, \
+             until max_queue_wait; set the time that a request may take with --default-slo-ms MS for all, --slo-ms \
+             MODEL=MS, or slo_ms in config.pbtxt or downbeat.toml",
             first.join(", ")
         )
     })
@@ -391,7 +398,7 @@ async fn measure_again(registry: Registry) {
         if watch.all().is_some_and(|all| all <= NOISE) {
             // One model at a time: the machine is not idle while a model loads.
             if let Some(name) = remeasuring.next(&unsettled) {
-                tracing::info!(model = %name, "the machine is idle: measuring it again");
+                tracing::info!(model = %name, "the machine is idle: measuring the model again");
                 registry.measure_again(&name).await;
             }
         }

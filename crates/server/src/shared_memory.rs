@@ -145,8 +145,8 @@ impl SharedMemory {
         };
         if !self.disabled && self.gpus.is_empty() {
             return Err(ServiceError::InvalidArgument(format!(
-                "failed to register CUDA shared memory region: '{name}', GPUs not supported: this server runs on none; expected a region of system \
-                 shared memory"
+                "failed to register CUDA shared memory region: '{name}', GPUs not supported: this server uses no GPU; \
+                 expected a region of system shared memory"
             )));
         }
         self.check_new(client, name, byte_size)?;
@@ -156,14 +156,14 @@ impl SharedMemory {
         let gpu = u32::try_from(device_id).ok().and_then(|ordinal| Some((ordinal, self.gpus.get(&ordinal)?)));
         let (ordinal, gpu) = gpu.ok_or_else(|| {
             let used: Vec<String> = self.gpus.keys().map(u32::to_string).collect();
-            invalid(format!("device_id is {device_id}, and the GPUs that this server uses are {}", used.join(", ")))
+            invalid(format!("device_id is {device_id}, but this server uses the GPUs {}", used.join(", ")))
         })?;
         let memory = gpu.open(&handle).map_err(|error| match error {
             CudaError::Refused { .. } => invalid(error.to_string()),
             error => cuda_error(error),
         })?;
         if memory.byte_size() < byte_size {
-            return Err(invalid(format!("byte_size is {byte_size}, and the memory has {} bytes", memory.byte_size())));
+            return Err(invalid(format!("byte_size is {byte_size}, but the memory has {} bytes", memory.byte_size())));
         }
         let status = CudaRegionStatus { name: name.to_owned(), device_id: ordinal, byte_size };
         self.insert(client, name, Region::Cuda { status, memory })
@@ -196,7 +196,8 @@ impl SharedMemory {
         }
         if regions.values().map(BTreeMap::len).sum::<usize>() >= MAX_REGIONS {
             return Err(ServiceError::TooLarge(format!(
-                "shared memory region '{name}': {MAX_REGIONS} regions are registered already, which is the most"
+                "shared memory region '{name}': {MAX_REGIONS} regions are registered already, which is the limit; \
+                 unregister one first"
             )));
         }
         Ok(())

@@ -181,12 +181,16 @@ fn say(sample: &Sample, lately: &Counts, took: Duration) {
     let allowed = means.as_ref().map(|means| means.allows(means.slo).map_or(0.0, |(_, items)| items / rows));
     let advice = match means {
         Some(means) => advice(lately, offered_per_s, rows, means),
-        None => "backends and schedulers know why: GET /v2/autoscale of the leading scheduler says how many devices there should be".to_owned(),
+        None => "a frontend does not know the reason; GET /v2/autoscale of the leading scheduler advises the number of devices"
+            .to_owned(),
     };
     let tenths = |number: f64| (number * 10.0).round() / 10.0;
     let (unanswered, seconds) = (lately.reasons(), tenths(seconds));
     let (offered_per_s, allowed_per_s) = (tenths(offered_per_s), allowed.map(tenths));
-    tracing::warn!(%model, %version, seconds, offered, answered, unanswered, offered_per_s, allowed_per_s, "the model is in trouble: {advice}");
+    tracing::warn!(
+        %model, %version, seconds, offered, answered, unanswered, offered_per_s, allowed_per_s,
+        "the model is in trouble: {advice}"
+    );
 }
 
 /// The change with which the model would answer `rate` requests a second of `rows` items each.
@@ -194,24 +198,29 @@ fn advice(lately: &Counts, rate: f64, rows: f64, means: &Means) -> String {
     let Means { profile, slo, max_batch, at_once } = means;
     let failed = lately.of(Unanswered::Engine) + lately.of(Unanswered::RunEnded) + lately.of(Unanswered::Lost);
     if 2 * failed > lately.bad() {
-        return "its runs fail; the lines 'batch failed' and 'executor process' of this model say why".to_owned();
+        return "the model's runs fail; the lines 'batch failed' and 'executor process' of this model give the reason"
+            .to_owned();
     }
     let Some((batch, items)) = means.allows(*slo) else {
         let (alone, slo) = (in_ms(profile.latency(1)), in_ms(slo.unwrap_or_default()));
         let enough = in_ms(means.slo_of(1));
         return format!(
-            "a request alone takes {alone} ms, and its SLO is {slo} ms; set slo_ms to {enough} or more, or use faster devices or another engine"
+            "a request alone takes {alone} ms, but its SLO is {slo} ms; set slo_ms to {enough} or more, or use faster \
+             devices or another engine"
         );
     };
     if rate * rows <= items {
         return match lately.of(Unanswered::QueueFull) > lately.bad() / 2 {
-            true => "its profile allows that many, but they come in bursts that the queue does not hold; raise max_queue_size, or spread them".to_owned(),
-            false => "its profile allows that many, but other models or processes take its devices' time, or requests come in bursts; give it more devices (--devices) or a longer slo_ms, or move other models".to_owned(),
+            true => "the model's profile allows this rate, but requests come in bursts that the queue does not hold; raise max_queue_size, or spread the requests"
+                .to_owned(),
+            false => "the model's profile allows this rate, but other models or processes take its devices' time, or requests come in bursts; give the model more devices (--devices) or a longer slo_ms, or move other models"
+                .to_owned(),
         };
     }
     let lacking = (f64::from(*at_once) * rate * rows / items).ceil();
     let mut advice = format!(
-        "more comes than its profile allows; serve it on {lacking:.0} devices or instances instead of {at_once}"
+        "more requests come than the model's profile allows; serve the model on {lacking:.0} devices or instances \
+         instead of {at_once}"
     );
     if slo.is_some()
         && let Some(enough) = means.slo_for(rate * rows)
@@ -268,15 +277,15 @@ mod tests {
         // ms.
         assert_eq!(
             advice(800.0, Some(40), 64),
-            "more comes than its profile allows; serve it on 2 devices or instances instead of 1, or set slo_ms to 100 or more for larger batches"
+            "more requests come than the model's profile allows; serve the model on 2 devices or instances instead of 1, or set slo_ms to 100 or more for larger batches"
         );
         let one = advice(800.0, Some(40), 2);
         assert!(one.ends_with("on 5 devices or instances instead of 1, or raise max_batch_size above 2"), "{one}");
         assert!(
             advice(800.0, Some(5), 64)
-                .starts_with("a request alone takes 11 ms, and its SLO is 5 ms; set slo_ms to 22 or")
+                .starts_with("a request alone takes 11 ms, but its SLO is 5 ms; set slo_ms to 22 or")
         );
-        assert!(advice(100.0, Some(40), 64).starts_with("its profile allows that many, but other models"));
+        assert!(advice(100.0, Some(40), 64).starts_with("the model's profile allows this rate, but other models"));
         assert!(advice(9_000.0, None, 64).ends_with("on 11 devices or instances instead of 1"));
     }
 

@@ -148,7 +148,7 @@ impl WarmUp<'_> {
                     "a batch of {size} does not run: {error}. A smaller max_batch_size takes less memory"
                 );
                 // A model may refuse made-up values.
-                tracing::debug!(model = self.name, size, %error, "a batch of our own making does not run");
+                tracing::debug!(model = self.name, size, %error, "a made-up batch does not run");
                 return Ok(false);
             }
             Ok(true)

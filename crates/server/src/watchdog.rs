@@ -30,7 +30,7 @@ const GRACE: Duration = Duration::from_millis(5_000);
 /// How long a run may go on without a waiting client: a shorter run is over soon.
 const USELESS_AFTER: Duration = Duration::from_millis(1_000);
 /// The error of such a run, which no client reads.
-const USELESS: &str = "nobody waits for it any more";
+const USELESS: &str = "no client waits for the run any more";
 
 /// Watches the threads that have a [`Post`].
 pub struct Watchdog {
@@ -178,7 +178,7 @@ impl Watchdog {
     pub fn give_up(&self, reason: String) {
         let mut state = self.state.lock();
         if state.hopeless.is_none() {
-            tracing::error!(%reason, "not live any more: only a new process can mend this");
+            tracing::error!(%reason, "the server is not live any more: only a new process can repair this");
             state.hopeless = Some(reason);
             self.activity.stir();
         }
@@ -192,7 +192,7 @@ impl Watchdog {
         let state = self.state.lock();
         state.hopeless.clone().or_else(|| {
             (state.left_behind >= self.most_left_behind)
-                .then(|| format!("{} runs do not end, and have the cores for themselves", state.left_behind))
+                .then(|| format!("{} runs do not end, and occupy the cores", state.left_behind))
         })
     }
 
@@ -207,7 +207,10 @@ impl Watchdog {
             let Some(reason) = post.look(self.clock.now(), &self.limits) else { continue };
             let threads = self.state.lock().left_behind;
             if threads == self.most_left_behind {
-                tracing::error!(threads, "not live any more: as many threads are left behind as there are cores");
+                tracing::error!(
+                    threads,
+                    "the server is not live any more: as many threads are left behind as there are cores"
+                );
             }
             if let Some(owner) = post.owner.upgrade() {
                 owner.leave_behind(&reason);
@@ -230,13 +233,14 @@ impl RunLimits {
         let is_over = |took: Duration, limit: Duration| limit > Duration::ZERO && took > limit;
         if is_over(run, self.load) {
             return Some(format!(
-                "a run had not ended after {}, the most that it may take while the model is loaded (load_run_timeout_s)",
+                "a run had not ended after {}, the most that it may take while the model is loaded \
+                 (load_run_timeout_s)",
                 self.load
             ));
         }
         is_over(all, self.whole_load).then(|| {
             format!(
-                "its load had not ended after {}, the most that it may take with its warm-up (load_timeout_s)",
+                "the load had not ended after {}, the most that it may take with its warm-up (load_timeout_s)",
                 self.whole_load
             )
         })
@@ -345,7 +349,10 @@ impl Post {
             }
             Some((since, _)) if now.since(*since) <= GRACE.min(*limit) => None,
             Some((since, _)) if self.kill(is_killed) => {
-                tracing::error!(model = %name, %version, device, %elapsed, "a run does not end: its process is ended");
+                tracing::error!(
+                    model = %name, %version, device, %elapsed,
+                    "a run does not end; the server ends its process"
+                );
                 // The model is not ready until it has another process.
                 health.run_killed();
                 *since = now;
@@ -354,7 +361,8 @@ impl Post {
             Some((_, reason)) => {
                 tracing::error!(
                     model = %name, %version, device, %elapsed,
-                    "a run does not end: its thread is left behind, and the model is out of service until it ends or is loaded again"
+                    "a run does not end; its thread is left behind, and the model is out of service until the run \
+                     ends or the model is loaded again"
                 );
                 let reason = format!("{reason}, and the engine cannot end it; load the model again");
                 health.run_left_behind(reason.clone());
@@ -368,7 +376,10 @@ impl Post {
         let Run { health, device, is_useless, .. } = run;
         let ModelHealth { name, version, .. } = &**health;
         if elapsed > USELESS_AFTER && !*is_useless && !self.owner.upgrade().is_some_and(|o| o.is_awaited()) {
-            tracing::debug!(model = %name, %version, device, %elapsed, "a run is ended, as nobody waits for it any more");
+            tracing::debug!(
+                model = %name, %version, device, %elapsed,
+                "a run is ended, as no client waits for the run any more"
+            );
             *is_useless = true;
             self.stop.stop();
         }
@@ -386,7 +397,7 @@ impl Post {
                 *since = now;
                 return None;
             }
-            tracing::error!(%model, "its load does not end: the thread is left behind");
+            tracing::error!(%model, "the load of the model does not end; its thread is left behind");
             return Some(std::mem::take(reason));
         }
         let run = self.stop.run_in_progress();

@@ -69,7 +69,7 @@ pub struct BadArrivals {
 
 /// The text of an unknown arrival process.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{0}' is no arrival process; expected poisson, constant, or gamma:K with a shape K of at least 0.001")]
+#[error("'{0}' is not an arrival process; expected poisson, constant, or gamma:K with a shape K of at least 0.001")]
 pub struct UnknownArrivals(String);
 
 impl Arrivals {

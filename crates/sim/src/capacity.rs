@@ -118,7 +118,7 @@ impl Search {
         let wanted = self.requests_per_model;
         let fine = (0.0..=MOST_REQUESTS).contains(&wanted);
         fine.then_some(())
-            .ok_or_else(|| format!("requests_per_model is {wanted}; it has to be from 0 to {MOST_REQUESTS}"))
+            .ok_or_else(|| format!("requests_per_model is {wanted}; the value must be from 0 to {MOST_REQUESTS}"))
     }
 
     /// The highest rate at which no model has more bad requests than tolerated, or the reason why

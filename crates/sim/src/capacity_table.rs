@@ -157,7 +157,7 @@ impl Capacities {
         let rates = self.cases.iter().map(|case| case.value.map_or(f64::NAN, |value| value.median)).collect();
         let samples: Vec<NamedSample<'_>> =
             self.cases.iter().map(|case| (case.policy.clone(), case.typical())).collect();
-        let about = "The highest rate that is held, by policy.";
+        let about = "The highest rate that the devices hold, by policy.";
         let plots = [
             bars("Capacity", about, "", "capacity r/s", &names, &[(String::new(), rates)]),
             plot_batch_sizes("", &samples),

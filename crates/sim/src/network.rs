@@ -50,7 +50,8 @@ impl Network {
 /// The text of an unknown distribution of delays.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "'{0}' is no distribution of delays; expected budget, or lognormal:RATIO of the 99.99th percentile to the median, from 1 to 1000"
+    "'{0}' is not a distribution of delays; expected budget, or lognormal:RATIO of the 99.99th percentile to the \
+     median, from 1 to 1000"
 )]
 pub struct UnknownDelay(String);
 

@@ -31,7 +31,7 @@ pub enum BadPace {
         at: usize,
     },
     /// All factors are zero: no request would ever arrive.
-    #[error("all stretches have the factor 0: nobody would ever arrive")]
+    #[error("all stretches have the factor 0: no request would ever arrive")]
     Silent,
 }
 

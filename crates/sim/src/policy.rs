@@ -113,10 +113,10 @@ pub enum UnknownPolicy {
     #[error(transparent)]
     Name(#[from] UnknownName),
     /// An order of turns for a system that has its own.
-    #[error("'{0}' has turns by its own rules; leave out '@{1}'")]
+    #[error("the policy '{0}' has an order of its own; leave out '@{1}'")]
     OwnOrder(String, String),
     /// A drop policy for a system that has its own.
-    #[error("'{0}' drops by its own rules; leave out '+{1}'")]
+    #[error("the policy '{0}' drops requests by its own rules; leave out '+{1}'")]
     OwnDrop(String, String),
 }
 

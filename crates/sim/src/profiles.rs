@@ -79,12 +79,15 @@ impl ModelProfile {
         let fields = [alpha_ms, beta_ms, slo_ms];
         for ((field, value), index) in COLUMNS[1..].iter().zip(fields).zip(1..) {
             if !(0.0..=MAX_MS).contains(value) {
-                return Err((index, format!("{field} of {name} is {value}; it has to be from 0 to {MAX_MS} (a day)")));
+                return Err((
+                    index,
+                    format!("{field} of {name} is {value}; the value must be from 0 to {MAX_MS} (a day)"),
+                ));
             }
         }
         let single = alpha_ms + beta_ms;
         if Duration::from_millis_f64(single) == Duration::ZERO {
-            return Err((1, format!("a batch of {name} takes no time; alpha_ms or beta_ms has to be above 0")));
+            return Err((1, format!("a batch of {name} takes no time; alpha_ms or beta_ms must be above 0")));
         }
         if *slo_ms < single {
             return Err((3, format!("the SLO of {name} is {slo_ms} ms, but l(1) = alpha + beta is {single} ms")));
@@ -100,7 +103,9 @@ impl ModelProfile {
 pub fn check_names(models: &[ModelProfile]) -> Result<(), String> {
     let mut known = BTreeSet::new();
     let twice = models.iter().find(|model| !known.insert(&model.name));
-    twice.map_or(Ok(()), |model| Err(format!("there are two models of the name {}", model.name)))
+    twice.map_or(Ok(()), |model| {
+        Err(format!("two models have the name {}; give each model a name of its own", model.name))
+    })
 }
 
 /// `NAME,ALPHA_MS,BETA_MS,SLO_MS`.
@@ -110,7 +115,7 @@ impl FromStr for ModelProfile {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parts: Vec<&str> = text.split(',').map(str::trim).collect();
         let [name, alpha, beta, slo] = parts[..] else {
-            return Err(format!("'{text}' is no model; expected NAME,ALPHA_MS,BETA_MS,SLO_MS"));
+            return Err(format!("'{text}' is not a model; expected NAME,ALPHA_MS,BETA_MS,SLO_MS"));
         };
         let number = |field: &str, text: &str| {
             text.parse::<f64>().map_err(|_| format!("{field} of {name} is '{text}', which is not a number"))
@@ -159,7 +164,7 @@ pub fn parse(bytes: &[u8], file: &Path) -> Result<Vec<ModelProfile>, BadProfiles
     for (place, name) in places.iter_mut().zip(COLUMNS) {
         let found = header.iter().position(|column| column.trim_start_matches('\u{feff}') == name);
         *place = found.ok_or_else(|| {
-            bad(1, None, format!("there is no column '{name}'; the first line has to name {}", COLUMNS.join(", ")))
+            bad(1, None, format!("there is no column '{name}'; the first line must name {}", COLUMNS.join(", ")))
         })?;
     }
     let mut models: Vec<(ModelProfile, u64)> = Vec::new();
@@ -183,13 +188,13 @@ pub fn parse(bytes: &[u8], file: &Path) -> Result<Vec<ModelProfile>, BadProfiles
             return Err(bad(
                 line,
                 Some(places[0] + 1),
-                format!("{} is there twice, first in line {first}", model.name),
+                format!("the model {} is listed twice, first in line {first}", model.name),
             ));
         }
         models.push((model, line));
     }
     if models.is_empty() {
-        return Err(bad(1, None, "there is no model in it".to_owned()));
+        return Err(bad(1, None, "the file lists no model".to_owned()));
     }
     Ok(models.into_iter().map(|(model, _)| model).collect())
 }
@@ -218,15 +223,15 @@ mod tests {
     fn what_is_wrong_is_said_with_line_and_column() {
         let header = "name,alpha_ms,beta_ms,slo_ms\n";
         let cases = [
-            ("name,alpha_ms,slo_ms\nA,1,2\n", "m.csv:1: there is no column 'beta_ms'; the first line has to name"),
+            ("name,alpha_ms,slo_ms\nA,1,2\n", "m.csv:1: there is no column 'beta_ms'; the first line must name"),
             ("A,1,abc,20\n", "m.csv:2:3: beta_ms is 'abc', which is not a number"),
-            ("A,1,2,20\nB,1,-3,20\n", "m.csv:3:3: beta_ms of B is -3; it has to be from 0 to 86400000 (a day)"),
-            ("A,1,NaN,20\n", "m.csv:2:3: beta_ms of A is NaN; it has to be"),
+            ("A,1,2,20\nB,1,-3,20\n", "m.csv:3:3: beta_ms of B is -3; the value must be from 0 to 86400000 (a day)"),
+            ("A,1,NaN,20\n", "m.csv:2:3: beta_ms of A is NaN; the value must be"),
             ("A,0,0,20\n", "m.csv:2:2: a batch of A takes no time"),
             ("A,1,2,2.5\n", "m.csv:2:4: the SLO of A is 2.5 ms, but l(1) = alpha + beta is 3 ms"),
             ("A,1,2\n", "m.csv:2: this line has 3 columns, the first line has 4"),
-            ("A,1,2,20\nA,1,2,20\n", "m.csv:3:1: A is there twice, first in line 2"),
-            ("", "m.csv:1: there is no model in it"),
+            ("A,1,2,20\nA,1,2,20\n", "m.csv:3:1: the model A is listed twice, first in line 2"),
+            ("", "m.csv:1: the file lists no model"),
         ];
         for (text, expected) in cases {
             let text = if text.starts_with("name") { text.to_owned() } else { format!("{header}{text}") };

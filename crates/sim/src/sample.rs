@@ -79,7 +79,7 @@ pub struct Delays {
 pub fn check_seeds(seeds: &[u64]) -> Result<(), String> {
     let mut known = BTreeSet::new();
     let twice = seeds.iter().find(|seed| !known.insert(**seed));
-    twice.map_or(Ok(()), |seed| Err(format!("the seed {seed} is there twice")))
+    twice.map_or(Ok(()), |seed| Err(format!("the seed {seed} is given twice")))
 }
 
 impl Outcome {

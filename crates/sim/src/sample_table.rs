@@ -45,12 +45,14 @@ pub fn with_sample<'a, T>(table: Table<T>, of: impl Fn(&T) -> Option<&'a Sample>
 pub fn why_no_capacity(why: &NoCapacity, tolerated: f64) -> String {
     let few = |count| {
         let percent = tolerated * 100.0;
-        format!("fewer than {count} requests come in a run, which cannot tell {percent}%: make the span longer")
+        format!("a run has fewer than {count} requests, too few to measure {percent}%; make the span longer")
     };
     match (why.not_held, why.too_few_below) {
         (None, count) => few(count.unwrap_or(0)),
-        (Some(rate), None) => format!("no load is held, not even {} r/s", short(rate)),
-        (Some(rate), Some(count)) => format!("no load is held down to {} r/s; at less {}", short(rate), few(count)),
+        (Some(rate), None) => format!("the devices hold no load, not even {} r/s", short(rate)),
+        (Some(rate), Some(count)) => {
+            format!("the devices hold no load down to {} r/s; below that rate {}", short(rate), few(count))
+        }
     }
 }
 

@@ -82,13 +82,13 @@ pub struct Scenario {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum BadScenario {
     /// No model.
-    #[error("there is no model to be served")]
+    #[error("there is no model to serve")]
     NoModels,
     /// No device.
     #[error("there is no device; a cluster needs at least one")]
     NoDevices,
     /// A number that is invalid or out of its range.
-    #[error("{what} is {value}; it has to be {expected}")]
+    #[error("{what} is {value}; the value must be {expected}")]
     Number {
         /// The name of the number.
         what: &'static str,
@@ -240,7 +240,7 @@ impl Shape {
 
 /// The text of an unknown popularity.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{0}' is no popularity; expected equal, maf, or zipf:S with a shape S from 0 to 10")]
+#[error("'{0}' is not a popularity; expected equal, maf, or zipf:S with a shape S from 0 to 10")]
 pub struct UnknownPopularity(String);
 
 /// `equal`, `maf`, or `zipf:S`.

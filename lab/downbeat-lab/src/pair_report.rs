@@ -63,7 +63,7 @@ impl PairReport {
                 .number("p95", |pair| ms(pair.together[index].p95_ns))
                 .number("times", |pair| format!("{:.2}", slowdown(&pair.alone[index], &pair.together[index])));
         }
-        table.number("of in turn", |pair| format!("{:.3}", pair.share_of_sequential))
+        table.number("together / in turn", |pair| format!("{:.3}", pair.share_of_sequential))
     }
 
     fn plots(&self) -> Vec<String> {
@@ -76,15 +76,22 @@ impl PairReport {
                 (label(pair), values.map(in_millis).to_vec())
             });
             let times: Vec<(String, Vec<f64>)> = times.collect();
-            let about = "How long its batches take while the other model runs one batch after another (Abacus figure 3), by the batch sizes of both.";
+            let about = "Time of a batch of this model while the other model runs one batch after another (Abacus figure 3), by the batch sizes of both.";
             bars(&format!("Latency of {name}"), about, "batch sizes", "milliseconds a batch", &names, &times)
         };
         let mut plots: Vec<String> = self.models.iter().enumerate().map(latencies).collect();
         let shares: Vec<(String, Vec<f64>)> =
             self.pairs.iter().map(|pair| (label(pair), vec![pair.share_of_sequential])).collect();
-        let about = "What both take at the same time, as a share of what they take one after the other. 1: nothing gained; 0.5: neither slows the other down.";
+        let about = "Time of both batches at once, divided by their time one after the other. 1: no gain; 0.5: neither batch slows the other down.";
         let names = ["together / in turn".to_owned()];
-        plots.push(bars("Together against in turn", about, "batch sizes", "share", &names, &shares));
+        plots.push(bars(
+            "Both models together, compared with one after the other",
+            about,
+            "batch sizes",
+            "share",
+            &names,
+            &shares,
+        ));
         plots
     }
 
@@ -104,7 +111,8 @@ impl fmt::Display for PairReport {
         self.table().fmt(f)?;
         writeln!(
             f,
-            "\nof in turn: what both take at the same time, as a share of what they take one after the other; 1 is nothing gained, 0.5 the most"
+            "\ntogether / in turn: time of both batches at once, divided by their time one after the other; 1: no \
+             gain, 0.5: the most"
         )
     }
 }
@@ -134,7 +142,7 @@ mod tests {
         };
         let table = report.to_string();
         assert!(table.contains("a< (A) beside b (B), both on the whole device: rten\nmedian ms by the host's clock"));
-        let row = "|       1 |       8 |  2.0000 |   3.0000 | 3.0000 | 3.0000 |  1.50 | 10.0000 |  12.0000 | 12.0000 | 12.0000 |  1.20 |      0.667 |\n";
+        let row = "|       1 |       8 |  2.0000 |   3.0000 | 3.0000 | 3.0000 |  1.50 | 10.0000 |  12.0000 | 12.0000 | 12.0000 |  1.20 |              0.667 |\n";
         assert!(table.contains(row), "{table}");
         let page = report.page();
         assert!(page.contains("Latency of a&lt;") && page.contains("1 + 8") && page.ends_with("</html>\n"));

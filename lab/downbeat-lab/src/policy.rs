@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn a_published_system_has_drops_and_turns_of_its_own() {
         let refused = |text: &str| POLICIES.parse(text).unwrap_err().to_string();
-        assert!(refused("shepherd+head").contains("drops by its own rules"));
+        assert!(refused("shepherd+head").contains("drops requests by its own rules"));
         assert!(refused("nexus@fair").contains("leave out '@fair'"));
         assert!(refused("nexus:0").contains("': expected nexus:FRONTENDS"));
     }

@@ -83,7 +83,7 @@ fn wrong_steps_and_kinds_are_refused_by_name() {
     }
     for text in ["", "gamma", "gamma:", "gamma:0", "gamma:-1", "gamma:0.0001", "gamma:inf", "poisson:2", "uniform"] {
         let error = text.parse::<Arrivals>().expect_err(text);
-        assert!(error.to_string().contains("is no arrival process"), "{text}: {error}");
+        assert!(error.to_string().contains("is not an arrival process"), "{text}: {error}");
     }
 }
 

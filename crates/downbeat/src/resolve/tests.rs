@@ -365,7 +365,7 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
     assert_eq!(
         resolved.options.notices,
         [
-            "passed over, as nothing here corresponds to them: --http-thread-count, --trace-config, --backend-config=tensorrt,x=1 (--strict-flags refuses them)"
+            "ignored, because this server has no counterpart: --http-thread-count, --trace-config, --backend-config=tensorrt,x=1 (--strict-flags refuses such flags)"
         ]
     );
     let refused = |more: &str| {
@@ -373,7 +373,7 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
     };
     assert!(refused("--strict-flags").starts_with("flags of Triton without a counterpart here: --http-thread-count, "));
     for closes in ["--grpc-use-ssl=true", "--http-restricted-api=inference:key=secret"] {
-        assert!(refused(closes).contains("would leave open what it is to close"), "{closes}");
+        assert!(refused(closes).contains("would be open if it ignored the flag"), "{closes}");
     }
     let poll = resolve(&flags(&["m", "--repository-poll-secs", "5"]), Process::Server, folder.path()).unwrap();
     assert_eq!(poll.options.notices, ["--repository-poll-secs has no effect without --model-control-mode poll"]);
@@ -410,12 +410,17 @@ fn contradictions_are_refused() {
         refused("", &["m", "--http-port", "8001"]),
         "HTTP and gRPC both have port 8001; give one of them another"
     );
-    assert!(refused("", &["m", "--http-port", "off", "--grpc-port", "off"]).contains("nothing could be asked"));
+    assert!(
+        refused("", &["m", "--http-port", "off", "--grpc-port", "off"]).contains("no client could reach the server")
+    );
     let spare = refused("autoscale.spare = 0.5", &["m"]);
     assert_eq!(spare, "[autoscale]: spare (0.5) is above idle_threshold (0.25); it must be at most that");
     assert!(refused("devices = 257", &["m"]).contains("at most 256"));
     let named = refused("engine = 'rten'", &["m", "--gpus", "0,1"]);
-    assert_eq!(named, "GPUs are named (--gpus), and the engine 'rten' runs on none; choose the engine cuda");
+    assert_eq!(
+        named,
+        "--gpus names GPUs, but the engine 'rten' runs on none; choose --engine cuda, or leave --gpus out"
+    );
     assert!(refused("[cuda]\nmemory_limit_mb = 0", &["m"]).contains("must be at least 1"));
     let flags = ["m", "--gpus", "2,0", "--cuda-missing", "cpu", "--cuda-memory-limit-mb", "1", "--no-tf32"];
     let cuda = merged("[cuda]\ngpus = [1]\nmemory_limit_mb = 7", &flags).cuda;
@@ -448,7 +453,7 @@ fn a_file_that_lies_with_the_models_says_only_how_they_are_served() {
     for (key, text) in others {
         let error = resolved(text, &["models"], folder.path()).unwrap_err();
         assert!(error.contains("models/downbeat.toml lies in the model repository"), "{error}");
-        assert!(error.contains(&format!("'{key}' has to come from")) && error.contains("--config"), "{error}");
+        assert!(error.contains(&format!("set '{key}' in a downbeat.toml")) && error.contains("--config"), "{error}");
     }
     // The rule holds for both ways to name the repository.
     let error = resolved("host = '0.0.0.0'", &["."], &models).unwrap_err();
@@ -498,7 +503,7 @@ fn symbolic_links_out_of_a_repository_are_followed_where_it_is_said() {
     // A file in the repository may not choose which files the server reads.
     std::fs::write(folder.path().join("models/downbeat.toml"), "follow_symlinks = true").unwrap();
     let refused = resolved_in_models(folder.path());
-    assert!(refused.contains("'follow_symlinks' has to come from"), "{refused}");
+    assert!(refused.contains("set 'follow_symlinks' in a downbeat.toml"), "{refused}");
 }
 
 /// The error of a server in the repository `models` of a folder, whose own options file is wrong.

@@ -135,7 +135,11 @@ fn files_that_are_not_what_they_should_be_are_named() {
     std::fs::write(&text, "not a picture").unwrap();
     let text = text.to_str().unwrap();
     refuses(&["infer", "m", "/nonexistent.png"], 1, "cannot read /nonexistent.png: No such file");
-    refuses(&["infer", "m", text], 1, "text.png is not a picture that can be read: it is neither a JPEG nor a PNG");
+    refuses(
+        &["infer", "m", text],
+        1,
+        "text.png is not a picture that can be read: the picture is neither a JPEG nor a PNG",
+    );
     refuses(&["infer", "m", "--request", text], 1, "text.png is not JSON: expected ident at line 1 column 2");
 }
 

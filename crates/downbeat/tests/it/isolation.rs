@@ -244,5 +244,5 @@ fn a_server_that_is_killed_leaves_no_process() {
 fn a_process_that_has_no_server_says_so() {
     let output = crate::command_line::run(&["executor"]);
     let said = crate::command_line::stderr(&output);
-    assert!(said.starts_with("downbeat: an executor process is started by a server: "), "{said}");
+    assert!(said.starts_with("downbeat: only a Downbeat server may start `downbeat executor`: "), "{said}");
 }

@@ -100,7 +100,7 @@ fn a_log_plays_again() {
     in_file(&log(), |file| {
         let output = run(&["log", "replay", file.to_str().unwrap()]);
         assert_eq!(stderr(&output), "");
-        assert!(stdout(&output).ends_with(" decisions again\n"), "{}", stdout(&output));
+        assert!(stdout(&output).ends_with(" decisions as the log\n"), "{}", stdout(&output));
         assert_eq!(output.status.code(), Some(0));
     });
 }
@@ -190,7 +190,7 @@ fn a_device_log_is_played_again() {
     let log = device_log();
     in_file(&log, |file| {
         let output = run(&["log", "replay", file.to_str().unwrap()]);
-        assert_eq!(stdout(&output), "3 inputs give the same 1 decisions again\n");
+        assert_eq!(stdout(&output), "the replay of 3 inputs gives the same 1 decisions as the log\n");
         assert_eq!(output.status.code(), Some(0));
     });
     // A refusal, in words.
@@ -199,7 +199,7 @@ fn a_device_log_is_played_again() {
         let output = run(&["log", "replay", file.to_str().unwrap()]);
         let said = stdout(&output);
         assert!(
-            said.starts_with("after 3 inputs and 2 decisions the log and its replay part\nentry 5, at 6 ms: "),
+            said.starts_with("after 3 inputs and 2 decisions the replay differs from the log\nentry 5, at 6 ms: "),
             "{said}"
         );
         assert!(said.ends_with("the log says 'refused: so', but now it is nothing\n"), "{said}");

@@ -73,7 +73,7 @@ fn what_cannot_be_planned_is_said_in_words() {
     };
     assert!(refused("rate = 900", "rte = 900", &[]).contains("w.toml:43:1: unknown field `rte`"), "the place is named");
     let large = refused("memory_mib = 528", "memory_mib = 900", &[]);
-    assert!(large.contains("model 'vgg16' fits nowhere: it needs 1.182 GiB"), "{large}");
+    assert!(large.contains("model 'vgg16' fits on no device: the model needs 1.182 GiB"), "{large}");
     assert!(
         refused("max_rate = 4000", "max_rate = 2000", &[]).contains("model 'mobilenet' has 2500 requests/s, 500 more")
     );

@@ -111,7 +111,7 @@ fn shares_of_a_gpu_are_measured_up_to_the_whole() {
     let output = on_stand_in(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let table = stdout(&output);
-    assert!(table.contains("20 compute units, given out in steps of ") && table.contains("knee for a batch of 4: "));
+    assert!(table.contains("20 compute units, divisible in steps of ") && table.contains("knee for a batch of 4: "));
     assert!(table.contains("by the device's clock"), "{table}");
     let measured: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     let of_device = |what: &str| measured["device"][what].as_u64().unwrap();
@@ -181,7 +181,11 @@ fn sampling_of_groups_goes_on_in_its_file_and_trains_a_predictor() {
     let again = fs::read_to_string(&samples).unwrap();
     assert!(again.starts_with(&some.join("\n")) && again.lines().count() == 61, "{again}");
     let other = co_run("encoder", &[]);
-    assert!(stderr(&other).contains("has samples of mlp, digits, asked for are mlp, encoder"), "{}", stderr(&other));
+    assert!(
+        stderr(&other).contains("has samples of the models mlp, digits, but the command asks for mlp, encoder"),
+        "{}",
+        stderr(&other)
+    );
 }
 
 #[test]
@@ -193,16 +197,24 @@ fn what_cannot_be_measured_is_named() {
         assert_eq!(output.status.code(), Some(code), "{said}");
     };
     refuses(&["digitz"], 1, "no model 'digitz' in");
-    refuses(&["digits", "--batch", "100"], 1, "'digits' takes batches of up to 64 (max_batch_size), 100 is asked for");
+    refuses(
+        &["digits", "--batch", "100"],
+        1,
+        "model 'digits' takes batches of up to 64 (max_batch_size), but the command asks for 100",
+    );
     refuses(&["digits", "--batch", "4..1"], 2, "'4..1' is empty; write the smaller size first");
-    refuses(&["digits", "--lane-mix", "65"], 1, "65 items are too many: up to 64 lanes can be measured at once");
+    refuses(&["digits", "--lane-mix", "65"], 1, "65 items are too many: at most 64 lanes can be measured at once");
     refuses(&["digits", "--mixes", "m.toml"], 2, "--lane-mix");
-    let no_parts = "the engine rten cannot part its device (cpu): shares of compute units are for NVIDIA GPUs";
+    let no_parts = "the engine rten cannot divide its device (cpu); only NVIDIA GPUs (--engine cuda)";
     refuses(&["digits", "--shares"], 1, no_parts);
-    refuses(&["digits", "--co-run", "mlp,digits"], 1, "--co-run: 'digits' is named twice");
+    refuses(&["digits", "--co-run", "mlp,digits"], 1, "--co-run: model 'digits' is named twice");
     refuses(&["digits", "--co-run", "nobody"], 1, "no model 'nobody' in");
     refuses(&["digits", "--predictor", "p.json"], 2, "--co-run");
-    refuses(&["digits", "--model-version", "9"], 1, "'digits' has no version 9 that is served (there is: 1)");
+    refuses(
+        &["digits", "--model-version", "9"],
+        1,
+        "model 'digits' has no version 9 that is served; its versions in service: 1",
+    );
     refuses(
         &["digits", "--json", "/nonexistent/p.json", "--batch", "1"],
         1,
@@ -235,7 +247,7 @@ fn what_the_server_has_kept_is_listed_and_forgotten() {
         kept("--list"),
         format!(
             "{line}  2 threads  batch 1: 1.5 ms  batch 8: 9 ms\n\
-             {line}  1 thread  batch 1: 1.5 ms  batch 8: 9 ms  measured beside other work, to be measured again\n"
+             {line}  1 thread  batch 1: 1.5 ms  batch 8: 9 ms  measured beside other work; the server will measure again\n"
         )
     );
     assert_eq!(kept("--clear"), "3 files removed from CACHE\n");

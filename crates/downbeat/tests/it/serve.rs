@@ -278,7 +278,7 @@ fn a_server_without_a_model_says_why_it_is_not_ready() {
     let empty = tempfile::tempdir().unwrap();
     let not_ready = "not ready: no model is served";
     for (repository, flags, why) in [
-        (empty.path().to_owned(), &[][..], "there is none in the repository"),
+        (empty.path().to_owned(), &[][..], "because the repository has none"),
         (folder.path().join("digits"), &[], "give the folder above it: "),
     ] {
         let server = Server::start(&repository, flags, not_ready);
@@ -316,7 +316,11 @@ fn a_command_line_of_triton_starts_the_server() {
     ];
     // The folder that the flag names counts, not the path beside it.
     let server = Server::start(Path::new("/nonexistent"), &flags, "\"message\":\"ready\",\"models\":2");
-    let passed_over = server.said.lines().filter(|line| line.contains("passed over")).collect::<Vec<_>>();
+    let passed_over = server
+        .said
+        .lines()
+        .filter(|line| line.contains("ignored, because this server has no counterpart"))
+        .collect::<Vec<_>>();
     assert_eq!(passed_over.len(), 1, "{}", server.said);
     for flag in ["http-thread-count", "backend-directory", "cuda-memory-pool-byte-size", "rate-limit", "trace-config"] {
         assert!(passed_over[0].contains(&format!("--{flag}")), "{}", server.said);
@@ -360,7 +364,7 @@ fn the_options_file_beside_the_models_counts() {
     // the server.
     fs::write(folder.path().join("downbeat.toml"), "model_control.mode = 'explicit'\n").unwrap();
     let output = run(&["serve", folder.path().to_str().unwrap()]);
-    assert!(stderr(&output).contains("'model_control' has to come from a downbeat.toml in the folder"), "{output:?}");
+    assert!(stderr(&output).contains("set 'model_control' in a downbeat.toml of the folder"), "{output:?}");
     assert_eq!(output.status.code(), Some(2));
 }
 
@@ -426,7 +430,10 @@ fn an_interrupted_bench_reports_what_it_has() {
     let interrupt = std::process::Command::new("kill").args(["-INT", &bench.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
     let output = bench.wait_with_output().unwrap();
-    assert!(stdout(&output).contains("warning: it was interrupted: these are the figures until then"), "{output:?}");
+    assert!(
+        stdout(&output).contains("warning: the run was interrupted: these are the figures until then"),
+        "{output:?}"
+    );
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     assert_eq!(report["interrupted"], true);

@@ -83,19 +83,25 @@ fn bad_input_is_said_with_its_place() {
     refuses(&["simulate", "capacity", "--model", "A,1,2,20", "--devices=0"], "0 is not in 1..=1000000");
     refuses(&capacity(&["--policy=lazy"]), "unknown policy 'lazy'; expected one of: deferred, eager");
     refuses(&capacity(&["--drop=tail"]), "unknown drop policy 'tail'; expected one of: window, head");
-    refuses(&capacity(&["--arrivals=gamma"]), "'gamma' is no arrival process; expected poisson, constant, or gamma:K");
-    refuses(&capacity(&["--popularity=zipf:x"]), "'zipf:x' is no popularity");
-    refuses(&capacity(&["--model", "A,2,3,30"]), "there are two models of the name A");
-    refuses(&capacity(&["--seed=1,2,1"]), "the seed 1 is there twice");
+    refuses(
+        &capacity(&["--arrivals=gamma"]),
+        "'gamma' is not an arrival process; expected poisson, constant, or gamma:K",
+    );
+    refuses(&capacity(&["--popularity=zipf:x"]), "'zipf:x' is not a popularity");
+    refuses(&capacity(&["--model", "A,2,3,30"]), "two models have the name A");
+    refuses(&capacity(&["--seed=1,2,1"]), "the seed 1 is given twice");
     refuses(&capacity(&["--threads=0"]), "0 is not in 1..");
     for wrong in ["nan", "-1", "inf"] {
         refuses(&capacity(&["--requests-per-model", wrong]), "requests_per_model is ");
     }
-    refuses(&capacity(&["--span", "-1"]), "--span is -1; it has to be from 0.001 to 604800 seconds");
-    refuses(&capacity(&["--noise=-1"]), "the noise is -1; it has to be from 0 to 10");
-    refuses(&capacity(&["--d-ctrl-us=-1"]), "--d-ctrl-us is -1; it has to be from 0");
-    refuses(&capacity(&["--delay=some"]), "'some' is no distribution of delays");
-    refuses(&capacity(&["--tolerated-percent=100"]), "--tolerated-percent is 100; it has to be above 0 and below 100");
+    refuses(&capacity(&["--span", "-1"]), "--span is -1; the value must be from 0.001 to 604800 seconds");
+    refuses(&capacity(&["--noise=-1"]), "the noise is -1; the value must be from 0 to 10");
+    refuses(&capacity(&["--d-ctrl-us=-1"]), "--d-ctrl-us is -1; the value must be from 0");
+    refuses(&capacity(&["--delay=some"]), "'some' is not a distribution of delays");
+    refuses(
+        &capacity(&["--tolerated-percent=100"]),
+        "--tolerated-percent is 100; the value must be above 0 and below 100",
+    );
     refuses(&capacity(&["--policy=shepherd"]), "unknown policy 'shepherd'");
 }
 
@@ -105,9 +111,9 @@ fn where_there_is_no_capacity_it_is_said_why() {
     let model = ["simulate", "capacity", "--model=m,1,2,10", "--devices=8", "--d-reply-us=20000", "--warm-up=0"];
     let output = run(&[&model[..], &["--span=0.2"]].concat());
     let text = stdout(&output);
-    assert!(output.status.success() && text.contains("deferred: no load is held down to "), "{text}");
-    assert!(text.contains(" r/s; at less fewer than 100 requests come in a run, which cannot tell 1%"), "{text}");
+    assert!(output.status.success() && text.contains("deferred: the devices hold no load down to "), "{text}");
+    assert!(text.contains(" r/s; below that rate a run has fewer than 100 requests, too few to measure 1%"), "{text}");
     assert!(!text.contains("busy"), "of no run there is nothing to say: {text}");
     let text = stdout(&run(&[&model[..], &["--span=0.2", "--requests-per-model=200"]].concat()));
-    assert!(text.contains("deferred: no load is held, not even "), "{text}");
+    assert!(text.contains("deferred: the devices hold no load, not even "), "{text}");
 }

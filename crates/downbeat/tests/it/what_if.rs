@@ -99,24 +99,24 @@ fn what_cannot_be_played_is_refused() {
     in_folder(&log(2), |folder, _| {
         refuses(
             &[folder.join("device-0.log").to_str().unwrap()],
-            "device-0.log is the log of a device; what is played are",
+            "device-0.log is the log of a device; the command replays the requests",
         );
     });
     in_folder(&log(0), |_, logs| refuses(&[logs], "there is no request in the log"));
     in_folder(&log(2), |_, logs| {
         refuses(
             &[logs, "--slo-ms", "m7=5"],
-            "--slo-ms m7: there is no model m7 with requests in the log; there are m0",
+            "--slo-ms m7: the log has no requests of a model m7; models with requests are m0",
         );
         refuses(&[logs, "--slo-ms", "m0"], "expected MODEL=MS, such as m0=30");
         refuses(&[logs, "--slo-ms", "m0=0"], "must be more than 0");
         for rate in ["0", "-1", "nan", "inf"] {
-            refuses(&[logs, "--rate", rate], "it has to be from 0.001 to 1000");
+            refuses(&[logs, "--rate", rate], "the rate must be from 0.001 to 1000");
         }
         refuses(&[logs, "--policy", "lazy"], "unknown policy 'lazy'");
         for target in ["0", "nan", "1.5"] {
             let output = run(&["advise", logs, "--target", target]);
-            assert!(stderr(&output).contains("it has to be above 0 and at most 1"), "{}", stderr(&output));
+            assert!(stderr(&output).contains("the target must be above 0 and at most 1"), "{}", stderr(&output));
         }
     });
 }

@@ -64,7 +64,10 @@ fn what_is_wrong_is_told_with_its_place() {
     );
     assert!(wrong("alpha_ms = 1.0", "alpha_ms = -1.0").starts_with("7:1: model 'a': -1 ms must be at least 0"));
     assert!(wrong("[[1, 4.0], [8, 18.0]]", "[]").contains("model 'b': a latency profile needs at least one"));
-    assert_eq!(wrong("name = \"b\"", "name = \"a\""), "15:1: there is a model named 'a' already");
+    assert_eq!(
+        wrong("name = \"b\"", "name = \"a\""),
+        "15:1: two models are named 'a'; give each model a name of its own"
+    );
     assert_eq!(
         Workload::parse("sub_clusters = 1\nmodels = []").unwrap_err().to_string(),
         "1:1: there are no models: add [[models]]"

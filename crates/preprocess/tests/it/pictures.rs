@@ -114,7 +114,7 @@ fn a_bomb_is_refused_by_its_header() {
     let steps = json!([{ "step": "decode" }, { "step": "resize", "size": 256 }]);
     let thin = rgb(30_000, 1, &[0; 90_000]);
     let said = error(&pipeline(&steps, &[spec("x", DataType::Uint8, &[-1, -1, -1, 3])]).unwrap(), &thin);
-    assert!(said.contains("resized it would be 7680000 x 256"), "{said}");
+    assert!(said.contains("the resized picture would have 7680000 x 256"), "{said}");
 }
 
 #[test]
@@ -122,13 +122,13 @@ fn what_is_damaged_or_no_picture_says_so() {
     let photo = photo();
     for cut in [3, 20, photo.len() / 2, photo.len() - 40] {
         let said = error(&as_it_is(), &photo[..cut]);
-        assert!(said.starts_with("item 0 of input 'image': it "), "{cut}: {said}");
+        assert!(said.starts_with("item 0 of input 'image': the picture "), "{cut}: {said}");
     }
     let png = rgb(2, 2, &[9; 12]);
     for cut in [9, 30, png.len() - 20] {
         assert!(error(&as_it_is(), &png[..cut]).contains("PNG"), "{cut}");
     }
-    assert!(error(&as_it_is(), b"").contains("it is empty"));
+    assert!(error(&as_it_is(), b"").contains("the picture is empty"));
     assert!(error(&as_it_is(), b"GIF89a").contains("neither a JPEG nor a PNG"));
     assert!(run(&as_it_is(), &[]).unwrap_err().to_string().contains("no items"));
 }

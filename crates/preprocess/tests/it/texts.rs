@@ -38,7 +38,7 @@ fn what_is_too_long_is_cut_or_refused_as_the_steps_say() {
     assert_eq!(integers(&run(&cut, &[text]).unwrap()[0]), [2, 17, 14, 19, 20, 3]);
     let refused = pipeline(&steps(false, json!({ "step": "pad" })), &inputs(&[-1, -1])).unwrap();
     let said = run(&refused, &[b"good", text]).unwrap_err().to_string();
-    assert!(said.starts_with("item 1 of input 'text': it has 8 tokens, and the model takes at most 6"), "{said}");
+    assert!(said.starts_with("item 1 of input 'text': the text has 8 tokens, but the model takes at most 6"), "{said}");
     let long = vec![b'a'; downbeat_preprocess::MAX_TEXT_BYTES + 1];
     assert!(run(&cut, &[&long]).unwrap_err().to_string().contains("at most 262144"));
 }
@@ -47,7 +47,7 @@ fn what_is_too_long_is_cut_or_refused_as_the_steps_say() {
 fn what_is_not_utf_8_says_so_and_an_empty_text_is_one() {
     let pipeline = pipeline(&steps(false, json!({ "step": "pad" })), &inputs(&[-1, -1])).unwrap();
     let said = run(&pipeline, &[b"\xff\xfe"]).unwrap_err().to_string();
-    assert!(said.contains("it is not UTF-8"), "{said}");
+    assert!(said.contains("the text is not UTF-8"), "{said}");
     assert_eq!(integers(&run(&pipeline, &[b""]).unwrap()[0]), [2, 3]);
 }
 
@@ -92,7 +92,7 @@ fn a_tokenizer_that_the_library_panics_on_is_refused_with_a_reason() {
         Pipeline::new(&recipe, &inputs(&[-1, -1]), true, u64::MAX).map(|pipeline| run(&pipeline, &[b"good"]))
     };
     let said = take(good.replacen('{', r#"{"decoder": "\ud800","#, 1)).unwrap_err();
-    assert!(said.contains("is no tokenizer.json that can be read"), "{said}");
+    assert!(said.contains("is not a readable tokenizer.json"), "{said}");
     let mut written: Value = serde_json::from_str(&good).unwrap();
     written["post_processor"]["special_tokens"] = json!({});
     let said = take(written.to_string()).unwrap_err();

@@ -236,7 +236,7 @@ pub(super) fn read<'a, H: serde::Deserialize<'a>>(
         let place = place_of::<H>(rewritten.as_deref().unwrap_or(json));
         let words = match rewritten {
             Some(_) if e.is_data() && e.to_string().starts_with("invalid type: map") => {
-                "; NaN, Infinity and -Infinity are taken in `data` and as parameters"
+                "; NaN, Infinity and -Infinity are allowed only in `data` and as parameters"
             }
             _ => "",
         };

@@ -78,7 +78,7 @@ fn read_header(header: RequestHeader<'_>, parts: &BodyParts) -> Result<(InferReq
     let mut forms = OutputForms::default();
     if let Some(parameter) = header.binary_data_output.or_else(|| parameters.remove("binary_data_output")) {
         forms.default_binary = boolean(&parameter).ok_or_else(|| {
-            CodecError("the parameter binary_data_output is no boolean; expected true or false".into())
+            CodecError("the parameter binary_data_output is not a boolean; expected true or false".into())
         })?;
     }
     let mut outputs = Vec::new();
@@ -87,7 +87,7 @@ fn read_header(header: RequestHeader<'_>, parts: &BodyParts) -> Result<(InferReq
         if let Some(parameter) = parameters.get("binary_data") {
             let binary = boolean(parameter).ok_or_else(|| {
                 CodecError(format!(
-                    "output '{}': the parameter binary_data is no boolean; expected true or false",
+                    "output '{}': the parameter binary_data is not a boolean; expected true or false",
                     output.name
                 ))
             })?;

@@ -253,7 +253,7 @@ fn write_each<const SIZE: usize, T>(
 ) -> Result<(), String> {
     let (elements, rest) = data.as_chunks::<SIZE>();
     if !rest.is_empty() {
-        return Err(format!("{} bytes are no whole number of elements of {SIZE} bytes", data.len()));
+        return Err(format!("{} bytes are not a whole number of elements of {SIZE} bytes", data.len()));
     }
     for (part, some) in elements.chunks(STEP).enumerate() {
         if part > 0 {

@@ -221,7 +221,7 @@ fn words_for_numbers_stand_in_data_and_parameters_alone() {
     }
     assert_eq!(tensor("BYTES", r#"["NaN"]"#).unwrap().0.inputs[0].data, b"\x03\0\0\0NaN"[..]);
     let error = parse(r#"{"id":NaN,"inputs":[]}"#).unwrap_err().to_string();
-    assert!(error.contains("`id`: ") && error.contains("are taken in `data` and as parameters"), "{error}");
+    assert!(error.contains("`id`: ") && error.contains("are allowed only in `data` and as parameters"), "{error}");
 
     let (request, _) = parse(r#"{"parameters":{"a":Infinity,"b":-Inf,"c":"NaN"},"inputs":[]}"#).unwrap();
     let expected = [

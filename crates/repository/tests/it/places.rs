@@ -25,12 +25,14 @@ fn said_where(groups: &str, gpus: &[u32], cpu_for_gpus: bool) -> Result<Vec<Stri
 fn on_the_cpu_instances_on_gpus_are_an_error_unless_they_may_be_elsewhere() {
     let error = said("instance_group { kind: KIND_GPU gpus: [7] }", &[]).unwrap_err();
     assert!(
-        error.contains("m/config.pbtxt:1:18: instance_group[0].kind: KIND_GPU, and this server runs models on the CPU")
+        error.contains(
+            "m/config.pbtxt:1:18: instance_group[0].kind: is KIND_GPU, but this server runs models on the CPU"
+        )
     );
     assert!(error.contains("--engine cuda") && error.contains("[placement]"), "{error}");
     assert!(error.contains("--cuda-missing cpu"), "{error}");
     let warnings = said_where("instance_group { kind: KIND_GPU gpus: [7] }", &[], true).unwrap();
-    assert!(warnings.len() == 1 && warnings[0].contains("KIND_GPU, and this server has no GPU"), "{warnings:?}");
+    assert!(warnings.len() == 1 && warnings[0].contains("KIND_GPU, but this server has no GPU"), "{warnings:?}");
     said_where("instance_group { kind: KIND_GPU gpus: [7] }", &[0], true).unwrap_err();
     for groups in
         ["instance_group { gpus: [0] }", "instance_group { kind: KIND_CPU }", "instance_group { kind: KIND_MODEL }"]
@@ -51,7 +53,7 @@ fn on_gpus_those_that_are_not_used_are_an_error() {
     let error = said("instance_group { gpus: [-1] }", &[0]).unwrap_err();
     assert!(error.contains("names GPU -1") && error.contains("KIND_AUTO would mean the CPU"), "{error}");
     let error = said("instance_group { kind: KIND_CPU }", &[0]).unwrap_err();
-    assert!(error.contains("KIND_CPU, and this server runs models on its GPUs 0"), "{error}");
+    assert!(error.contains("KIND_CPU, but this server runs models on its GPUs 0"), "{error}");
     let warnings = said("instance_group { count: 2 }", &[0, 2]).unwrap();
     assert!(warnings[0].contains("instance_group[0].count: one batch of a model runs at a time"), "{warnings:?}");
 }

@@ -99,7 +99,9 @@ fn a_file_that_options_name_stays_inside_as_others_do() {
     assert_eq!(find(&repository, "own.json"), Ok(real.join("m/own.json")));
     assert_eq!(find(&repository, "../shared/tokenizer.json"), Ok(real.join("m/../shared/tokenizer.json")));
     let refused = find(&repository, "tokenizer.json").unwrap_err();
-    assert!(refused.contains("m/tokenizer.json: it is a symbolic link to") && refused.contains("--follow-symlinks"));
+    assert!(
+        refused.contains("m/tokenizer.json: the path is a symbolic link to") && refused.contains("--follow-symlinks")
+    );
     let missing = find(&repository, "none.json").unwrap_err();
     assert!(missing.ends_with("m/none.json: no such file or folder"), "{missing}");
     let following = repository.with_follow_symlinks(true);
@@ -131,17 +133,18 @@ fn links_that_lead_nowhere_are_errors_with_their_target() {
     symlink("loop", root.join("loop")).unwrap();
     for follow in [false, true] {
         let repository = ModelRepository::open(root).unwrap().with_follow_symlinks(follow);
-        let nowhere = |target: &str| format!("it is a symbolic link to {target}, which leads to no file that exists");
+        let nowhere =
+            |target: &str| format!("the path is a symbolic link to {target}, which leads to no file that exists");
         for (name, words) in [
             ("config", format!("REPO/config/config.pbtxt: {}", nowhere("gone.pbtxt"))),
             ("file", format!("REPO/file: REPO/file/2/model.onnx: {}", nowhere("../gone.onnx"))),
             ("label", format!("REPO/label/labels.txt: {}", nowhere("gone.txt"))),
             ("version", format!("2 cannot be read: {}", nowhere("../gone"))),
-            ("circle", "model.onnx: it is a symbolic link to model.onnx, which leads back to itself".to_owned()),
+            ("circle", "model.onnx: the path is a symbolic link to model.onnx, which leads back to itself".to_owned()),
             ("folder", format!("'folder' is not the name of a model: {}", nowhere("gone"))),
             (
                 "loop",
-                "'loop' is not the name of a model: it is a symbolic link to loop, which leads back to itself"
+                "'loop' is not the name of a model: the path is a symbolic link to loop, which leads back to itself"
                     .to_owned(),
             ),
         ] {

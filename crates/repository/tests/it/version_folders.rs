@@ -29,7 +29,7 @@ fn versions_are_numbers_and_the_policy_selects_among_them() {
         warnings,
         [
             "007 is not a version: the number begins with 0; rename the folder to 7",
-            "1.5 is not a version: the name has to be a whole number; rename the folder to 11",
+            "1.5 is not a version: the name must be a whole number; rename the folder to 11",
             "99999999999999999999999 is not a version: the largest is 18446744073709551615; rename the folder to 11",
         ],
         "a folder of another name may be a backup"
@@ -56,12 +56,12 @@ fn a_folder_that_is_nearly_a_version_is_named_with_a_better_name() {
         ("0012", "the number begins with 0", 12),
         ("0", "versions start at 1", 1),
         ("000", "versions start at 1", 1),
-        ("v1", "the name has to be a whole number", 1),
-        ("V02", "the name has to be a whole number", 2),
-        ("version_3", "the name has to be a whole number", 3),
-        ("1.0", "the name has to be a whole number", 1),
-        ("v0", "the name has to be a whole number", 1),
-        ("latest", "the name has to be a whole number", 1),
+        ("v1", "the name must be a whole number", 1),
+        ("V02", "the name must be a whole number", 2),
+        ("version_3", "the name must be a whole number", 3),
+        ("1.0", "the name must be a whole number", 1),
+        ("v0", "the name must be a whole number", 1),
+        ("latest", "the name must be a whole number", 1),
         ("99999999999999999999", "the largest is 18446744073709551615", 1),
     ] {
         let remedy = format!("no version folder; {folder} is not a version: {why}; rename the folder to {meant}");

@@ -173,8 +173,8 @@ impl BatchCodec {
 
     fn too_many(&self, model: &str, rows: u64) -> ServiceError {
         ServiceError::InvalidArgument(format!(
-            "inference request batch-size must be <= {} for '{model}': the request has {rows}; send several requests, or raise max_batch_size \
-             in its config.pbtxt or --default-max-batch-size",
+            "inference request batch-size must be <= {} for '{model}': the request has {rows}; send several requests, \
+             or raise max_batch_size in the model's config.pbtxt or --default-max-batch-size",
             self.max_batch
         ))
     }
@@ -213,8 +213,8 @@ impl BatchCodec {
 /// The error of a request whose inputs have different batch dimensions.
 fn different_rows(model: &str, input: &str, rows: u32, others: u32) -> ServiceError {
     ServiceError::InvalidArgument(format!(
-        "input '{input}' batch size does not match other inputs for '{model}': it is {rows}, that of another \
-         input {others}"
+        "input '{input}' batch size does not match other inputs for '{model}': this input has {rows}, another input \
+         has {others}"
     ))
 }
 

@@ -31,7 +31,11 @@ impl BatchCodec {
                 // A request beside this one may have been faster.
                 let _ = self.stand_in.set(Admitted { is_empty: true, ..item });
             }
-            return self.stand_in.get().cloned().ok_or_else(|| refused("its item is not there".to_owned()));
+            return self
+                .stand_in
+                .get()
+                .cloned()
+                .ok_or_else(|| refused("the made-up row for such requests is missing".to_owned()));
         }
         let bytes = self.bytes_of(shapes).filter(|bytes| *bytes <= LARGEST);
         bytes.ok_or_else(|| refused(format!("one row of these sizes takes more than {LARGEST} bytes")))?;
@@ -51,9 +55,9 @@ impl BatchCodec {
             Err(error @ ServiceError::Internal(_)) => {
                 let declared = self.outputs.iter().map(|output| self.item_dims(&output.client.dims));
                 let known = declared.map(|sizes| sizes.iter().all(|size| *size >= 0).then(|| empty(sizes)));
-                known
-                    .collect::<Option<_>>()
-                    .ok_or_else(|| error.within("a request without rows runs as one row of our own making"))
+                known.collect::<Option<_>>().ok_or_else(|| {
+                    error.within("the server answers a request without rows with a run of one made-up row")
+                })
             }
             Err(error) => Err(error),
         }

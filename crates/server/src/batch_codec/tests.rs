@@ -89,7 +89,7 @@ fn a_request_that_does_not_fit_is_told_what_was_expected() {
         ),
         (
             |i| i[0].shape = vec![1, 2],
-            "input 'text' batch size does not match other inputs for 'm': it is 1, that of another input 2",
+            "input 'text' batch size does not match other inputs for 'm': this input has 1, another input has 2",
         ),
         (
             |i| i[0].data = vec![9, 0, 0, 0, 1].into(),

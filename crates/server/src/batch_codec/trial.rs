@@ -110,7 +110,8 @@ impl BatchCodec {
             .bytes_of(&self.shapes_of(varying))
             .map_or("more than a machine has".to_owned(), |bytes| bytes.to_string());
         format!(
-            "one item of its inputs takes {takes} bytes ({}), and at most {LARGEST_TRIAL} are taken for one",
+            "one item of the model's inputs takes {takes} bytes ({}), but a made-up item may take at most \
+             {LARGEST_TRIAL}",
             shapes.join(", ")
         )
     }

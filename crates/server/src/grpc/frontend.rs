@@ -67,7 +67,7 @@ impl<S: Service> Frontend<S> {
         let routes = match reflection {
             Ok(reflection) => routes.add_service(reflection),
             Err(error) => {
-                tracing::warn!(%error, "no gRPC reflection");
+                tracing::warn!(%error, "the server has no gRPC reflection");
                 routes
             }
         };

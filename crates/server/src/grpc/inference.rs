@@ -88,7 +88,7 @@ fn load_overrides(
                 Choice::StringParam(value) => Parameter::String(value),
                 Choice::BytesParam(_) => {
                     return Err(Status::invalid_argument(format!(
-                        "load parameter '{name}' is 'bytes_param', which only 'file:PATH' parameters are"
+                        "load parameter '{name}' is 'bytes_param', which is only for 'file:PATH' parameters"
                     )));
                 }
             };

@@ -58,7 +58,7 @@ pub(super) fn coding(headers: &HeaderMap) -> Result<Option<Coding>, Status> {
 /// The status for a message over the limit.
 pub(super) fn too_large(limit: usize) -> Status {
     Status::resource_exhausted(format!(
-        "the message is larger than the server takes: the limit is {limit} bytes (--max-grpc-message-bytes)"
+        "the message is larger than allowed: the limit is {limit} bytes (--max-grpc-message-bytes)"
     ))
 }
 
@@ -290,9 +290,10 @@ impl RawMessage {
         let RawMessage { compressed, bytes, held } = self;
         let Some(coding) = coding.filter(|_| compressed) else { return Ok((bytes, held)) };
         coding.inflate(client, bytes, limit, held).await.map_err(|error| match error {
-            InflateError::Malformed(error) => {
-                Status::internal(format!("the message is not what grpc-encoding says, {}: {error}", coding.name()))
-            }
+            InflateError::Malformed(error) => Status::internal(format!(
+                "the message is not compressed as grpc-encoding declares ({}): {error}",
+                coding.name()
+            )),
             InflateError::TooLarge => too_large(limit),
             InflateError::Refused(error) => error.into(),
         })
@@ -313,7 +314,7 @@ impl RawMessage {
                 held.grow(decoded_bytes(&bytes))?;
             }
             let message = ModelInferRequest::decode(bytes)
-                .map_err(|error| Status::internal(format!("the message is no ModelInferRequest: {error}")))?;
+                .map_err(|error| Status::internal(format!("the message is not a ModelInferRequest: {error}")))?;
             // Raw tensors are slices of the message. Others take more, and are counted as they are
             // brought into form.
             if message.inputs.iter().all(|input| input.contents.is_none()) {

@@ -116,11 +116,11 @@ pub(super) fn parse_json<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<
     if body.trim_ascii_start().first() == Some(&b'[') {
         return Err(HttpError::new(
             StatusCode::BAD_REQUEST,
-            "the body is not the JSON that is expected: it is a list, expected an object".to_owned(),
+            "the body is not the expected JSON: the body is a list, expected an object".to_owned(),
         ));
     }
     serde_json::from_slice(body)
-        .map_err(|e| HttpError::new(StatusCode::BAD_REQUEST, format!("the body is not the JSON that is expected: {e}")))
+        .map_err(|e| HttpError::new(StatusCode::BAD_REQUEST, format!("the body is not the expected JSON: {e}")))
 }
 
 /// The answer to a body that is too large, as sent or once decompressed. The words are partly

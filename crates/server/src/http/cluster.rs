@@ -10,7 +10,7 @@ use crate::service::Service;
 pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
     match state.service().cluster() {
         Some(status) => ok(&status),
-        None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server is no part of a cluster".to_owned())),
+        None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server is not part of a cluster".to_owned())),
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn of_request(headers: &HeaderMap) -> Result<Option<Coding>, HttpErro
         Ok("deflate") => Ok(Some(Coding::Deflate)),
         _ => Err(HttpError::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            format!("Content-Encoding is {value:?}; expected gzip, deflate or identity, one of them"),
+            format!("Content-Encoding is {value:?}; expected one of gzip, deflate and identity"),
         )),
     }
 }
@@ -40,7 +40,7 @@ pub(super) async fn decode(
     coding.inflate(client, body, limit, held).await.map_err(|error| match error {
         InflateError::Malformed(error) => HttpError::new(
             StatusCode::BAD_REQUEST,
-            format!("the body is not what Content-Encoding says, {}: {error}", coding.name()),
+            format!("the body is not compressed as Content-Encoding declares ({}): {error}", coding.name()),
         ),
         InflateError::TooLarge => too_large(&format!("more than {limit} bytes once decompressed"), limit),
         InflateError::Refused(error) => error.into(),

@@ -49,8 +49,8 @@ impl HostNames {
         let host = host_of(request)?;
         if self.is_checked && !self.allows(host) {
             return Err(refused(format!(
-                "Host is '{}'; this port takes requests to localhost, to IP addresses and to the names of --allow-host. \
-                 Add --allow-host NAME if this is a name of the server",
+                "Host is '{}', but this port accepts only localhost, IP addresses and the names of --allow-host. If \
+                 this is a name of the server, start the server with --allow-host NAME",
                 host.escape_ascii()
             )));
         }
@@ -140,7 +140,7 @@ fn check_site(host: &[u8], headers: &HeaderMap) -> Result<(), HttpError> {
 fn foreign(header: &str, value: &[u8]) -> HttpError {
     refused(format!(
         "{header} is '{}': a web page of another origin sent this request, which may change the server's state. Only \
-         programs and pages of the server's own host and port may",
+         programs, and pages of the server's own host and port, may send such requests",
         value.escape_ascii()
     ))
 }

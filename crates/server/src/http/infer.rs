@@ -128,7 +128,11 @@ fn picture_request<S: Service>(
 ) -> Result<(InferRequest, OutputForms), HttpError> {
     let config = service.model_config(&path.model, &path.version)?;
     let Some(input) = preprocess::input_for(&config, media) else {
-        let reason = format!("model '{}' takes no {media}: it has no steps for that (preprocess)", path.model);
+        let reason = format!(
+            "model '{}' takes no {media}: the server has no steps that make it the model's input (preprocess in \
+             downbeat.toml)",
+            path.model
+        );
         return Err(ServiceError::InvalidArgument(reason).into());
     };
     let input = one_element(input, vec![1], &body)?;

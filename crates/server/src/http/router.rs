@@ -118,6 +118,9 @@ async fn no_such_path(method: Method, uri: Uri) -> HttpError {
 async fn wrong_method(method: Method, uri: Uri) -> HttpError {
     HttpError::new(
         StatusCode::METHOD_NOT_ALLOWED,
-        format!("{method} {}: the path does not take this method; the header Allow lists those it takes", uri.path()),
+        format!(
+            "{method} {}: the path does not take this method; the header Allow lists the methods that it takes",
+            uri.path()
+        ),
     )
 }

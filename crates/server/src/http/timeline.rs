@@ -26,7 +26,7 @@ pub(super) async fn past<S: Service>(
         match (name, number) {
             ("seconds", Some(number)) => seconds = number,
             ("seconds", None) => {
-                let message = format!("seconds is to be a number above 0 and at most {most}");
+                let message = format!("seconds must be a number above 0 and at most {most}");
                 return Err(HttpError::new(StatusCode::BAD_REQUEST, message));
             }
             _ => {

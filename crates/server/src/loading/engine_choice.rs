@@ -41,17 +41,18 @@ impl<'a> Loading<'a> {
                 // The trial's requests are made up, and a model may refuse them for a reason of its
                 // own.
                 let what = if refused.is::<RunError>() {
-                    "answers none of the requests that it was tried with"
+                    "answers none of the model's trial requests"
                 } else {
-                    "cannot run it"
+                    "cannot run the model"
                 };
                 tracing::warn!(
                     model = %name, version = %self.version, reason = %refused,
-                    "{engine} {what}, so that it runs on {instead}; [models.{name}] engine = \"{instead}\" says so at once"
+                    "{engine} {what}, so the model runs on {instead}; [models.{name}] engine = \"{instead}\" chooses \
+                     this engine at once"
                 );
                 Ok(runnable)
             }
-            Err(error) => Err(refused.context(format!("{instead} cannot run it either: {error:#}"))),
+            Err(error) => Err(refused.context(format!("{instead} cannot run the model either: {error:#}"))),
         }
     }
 

@@ -61,18 +61,24 @@ impl Loading<'_> {
         let rows = match tried {
             Ok(rows) => rows,
             Err(error) if self.on_gpus && death(&error).is_none_or(|death| !death.is_crash()) => {
-                tracing::info!(model = %self.definition.name, version = %self.version, reason = %error, "cannot be tried on the CPU before it runs on a GPU");
+                tracing::info!(
+                    model = %self.definition.name, version = %self.version, reason = %error,
+                    "the model cannot be tried on the CPU before it runs on a GPU"
+                );
                 return Ok(());
             }
             Err(error) => return Err(error),
         };
-        tracing::debug!(model = %self.definition.name, version = %self.version, "its file was tried in a process");
+        tracing::debug!(
+            model = %self.definition.name, version = %self.version,
+            "the model's file was tried in a process"
+        );
         // The engine in this process would come to the same verdict.
         if let Some(rows) = rows.filter(|_| !self.on_gpus) {
             self.context.keep_rows(self.source.rows_key().ok().as_deref(), &rows);
         }
         let (model, engine) = self.source.names();
-        self.source.store.keep(key, "that its file can be run", &Survived { model, engine });
+        self.source.store.keep(key, "the result of the file's trial", &Survived { model, engine });
         Ok(())
     }
 
@@ -127,12 +133,12 @@ impl TrialDeath {
         let memory = limits.and_then(|limits| limits.memory);
         let hint = match (signal, limits, memory) {
             (Some(ALARM), Some(limits), _) => {
-                format!("; it took more than {} s (trial_timeout_s)", limits.time.as_secs_f64())
+                format!("; the trial took more than {} s (trial_timeout_s)", limits.time.as_secs_f64())
             }
             (Some(ABORT | KILL), _, Some(bytes)) => {
-                format!("; its stack or its memory ({bytes} bytes) may have been too small")
+                format!("; the stack or the memory of the trial ({bytes} bytes) may have been too small")
             }
-            _ => "; isolation = \"process\" keeps the model in a process that may end".to_owned(),
+            _ => "; with isolation = \"process\" the model runs in a process of its own, which may end".to_owned(),
         };
         TrialDeath { engine, reason, hint, signal }
     }

@@ -84,8 +84,10 @@ impl Loading<'_> {
         }
         if !random.is_empty() {
             let drawn = random.join(", ");
-            let reason =
-                format!("{}; it draws random numbers ({drawn}), so that answers cannot be compared", by_graph.reason);
+            let reason = format!(
+                "{}; the model draws random numbers ({drawn}), so its answers cannot be compared",
+                by_graph.reason
+            );
             return Ok((RowVerdict { reason, ..by_graph }, None));
         }
         let key = self.source.rows_key().ok();
@@ -123,13 +125,13 @@ impl Loading<'_> {
         if batched.warmups.is_empty() {
             match warm_up::find_answer(&codec, model, &mut *lane, clock) {
                 Ok(Trial::Answers { fill: found, took, .. }) => (fill, first) = (found, took),
-                Ok(Trial::Refuses(reason)) => return Ok(unknown(format!("it cannot be tried: {reason}"))),
+                Ok(Trial::Refuses(reason)) => return Ok(unknown(format!("the model cannot be tried: {reason}"))),
                 Err(error)
                     if error.downcast_ref::<RunError>().is_some_and(|error| error.of_device || error.of_executor) =>
                 {
                     return Err(error);
                 }
-                Err(error) => return Ok(unknown(format!("it cannot be tried: {error}"))),
+                Err(error) => return Ok(unknown(format!("the model cannot be tried: {error}"))),
             }
         } else {
             samples.extend(warm_up::samples(batched, &codec)?.iter().map(|sample| sample.request.clone()));
@@ -174,15 +176,17 @@ impl Loading<'_> {
             None => tracing::debug!(%model, %version, rows = %judgement.verdict, "requests share batches"),
             Some(complaint) if judgement.asked.is_some() => tracing::warn!(
                 %model, %version,
-                "{complaint}. Without max_batch_size in its config.pbtxt and `batching` in [models.{model}], its requests run alone"
+                "{complaint}. Without max_batch_size in the model's config.pbtxt and `batching` in [models.{model}], \
+                 requests run alone"
             ),
             Some(complaint) if judgement.verdict.source == VerdictSource::Option => {
                 tracing::info!(%model, %version, "{complaint}");
             }
             Some(complaint) => tracing::warn!(
                 %model, %version,
-                "{complaint}. `max_batch_size: {most}` in its config.pbtxt, or batching = \"always\" in [models.{model}] of downbeat.toml, batches them all \
-                 the same; answers are wrong then if the rows of a batch depend on each other"
+                "{complaint}. To batch requests nevertheless, set `max_batch_size: {most}` in the model's \
+                 config.pbtxt, or batching = \"always\" in [models.{model}] of downbeat.toml; answers are then wrong \
+                 if the rows of a batch depend on each other"
             ),
         }
     }

@@ -12,7 +12,7 @@ use crate::model_source::is_emulated;
 use crate::warm_up::{self, Trial};
 
 /// A model's failed trial, for messages.
-const TRIED: &str = "the model answers none of the requests that it was tried with (random numbers, ones, zeros)";
+const TRIED: &str = "the model answers none of the trial requests (random numbers, ones, zeros)";
 /// The remedy for a model that needs other requests, for messages.
 const SAMPLE: &str = "a sample request in config.pbtxt (model_warmup)";
 
@@ -55,12 +55,13 @@ impl Loading<'_> {
         if self.definition.warmups.is_empty() {
             ensure!(
                 !self.must_answer,
-                "{TRIED}; to the first it says: {reason}. The version in service answered such requests, so it stays. If this file is right, give it \
-                 {SAMPLE}, or unload the model first"
+                "{TRIED}; the error of the first: {reason}. The version in service answered such requests, so that \
+                 version stays. If the new file is right, add {SAMPLE}, or unload the model first"
             );
             tracing::warn!(
                 model = %name, version = %self.version,
-                "{TRIED}; to the first it says: {reason}. It is served, and measured by its first requests; {SAMPLE} has it tried and measured at load"
+                "{TRIED}; the error of the first: {reason}. The model is served, and measured by its first requests; \
+                 with {SAMPLE} the server tries and measures the model at load"
             );
         }
         Ok(codec)
@@ -96,22 +97,22 @@ impl Loading<'_> {
         }
         let longest = self.policy.padding.max_length.map_or("4096".to_owned(), |longest| longest.to_string());
         let costs = match padded {
-            PaddedTo::Allowed => format!("it pads every request to {longest} (max_length)"),
-            PaddedTo::Batch => "it pads every request to the longest of its batch".to_owned(),
+            PaddedTo::Allowed => format!("the policy pads every request to {longest} (max_length)"),
+            PaddedTo::Batch => "the policy pads every request to the longest of its batch".to_owned(),
         };
         let model = &self.definition.name;
         let is_named = self.context.options.names_device_policy(model, self.definition.device);
         if is_named {
             tracing::warn!(
                 %model, %policy,
-                "on a CPU padding costs as much as what is asked for, and {costs}: the policy exclusive, which auto would take, answered up to 170 \
-                 times as many requests"
+                "on a CPU a padded element takes as long as any other, and {costs}; the policy exclusive, which auto \
+                 would choose, answered up to 170 times as many requests"
             );
             return Ok(());
         }
         Err(self.refuses(format!(
-            "on a CPU padding costs as much as what is asked for, and {costs}; a group that names the model ([[device.groups]] models = [\"{model}\"]) \
-             has it all the same"
+            "on a CPU a padded element takes as long as any other, and {costs}; to use the policy nevertheless, name \
+             the model in a group ([[device.groups]] models = [\"{model}\"])"
         )))
     }
 }

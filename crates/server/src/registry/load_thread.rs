@@ -66,7 +66,7 @@ pub async fn load_on_thread(
     (watchdog, serving): (Arc<Watchdog>, Arc<Serving>),
     load: impl FnOnce() -> Result<LoadedModel, LoadFailure> + Send + 'static,
 ) -> Result<LoadedModel, LoadFailure> {
-    let panicked = || Err(ServiceError::Internal("loading ended in a panic".to_owned()).into());
+    let panicked = || Err(ServiceError::Internal("the load of the model ended in a panic".to_owned()).into());
     let (done, result) = tokio::sync::oneshot::channel();
     let loading = Arc::new(LoadThread { model: name.to_owned(), done: Mutex::new(Some(done)) });
     let work = move || {
@@ -90,6 +90,6 @@ pub async fn load_on_thread(
         }
     };
     let thread = std::thread::Builder::new().name("load".to_owned()).spawn(work);
-    thread.map_err(|error| ServiceError::Internal(format!("no thread to work on: {error}")))?;
+    thread.map_err(|error| ServiceError::Internal(format!("cannot start a thread for the load: {error}")))?;
     result.await.unwrap_or_else(|_| panicked())
 }

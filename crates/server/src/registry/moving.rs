@@ -80,10 +80,15 @@ impl Registry {
         for shares in self.shares.iter() {
             answers.extend(shares.set(name, to).map_err(|reason| ServiceError::InvalidArgument(of_model(reason)))?);
         }
-        let answers = futures_util::future::try_join_all(
-            answers.into_iter().map(async |is_there| is_there.await.unwrap_or_else(|_| Err("it goes".to_owned()))),
-        );
-        let late = || Err(format!("it is not there after {PATIENCE:?}; it goes there once others make room"));
+        let answers =
+            futures_util::future::try_join_all(answers.into_iter().map(async |is_there| {
+                is_there.await.unwrap_or_else(|_| Err("the model is being unloaded".to_owned()))
+            }));
+        let late = || {
+            Err(format!(
+                "the model has not moved after {PATIENCE:?}; the server moves the model once other models make room"
+            ))
+        };
         let moved = tokio::time::timeout(PATIENCE, answers).await.unwrap_or_else(|_| late());
         moved.map(drop).map_err(|reason| ServiceError::Unavailable(of_model(reason)))
     }
@@ -100,12 +105,18 @@ impl Registry {
         // A load at the same time would come to the model's former partition.
         let _busy = entry.busy.lock().await;
         let invalid = |reason: String| ServiceError::InvalidArgument(format!("model '{name}': {reason}"));
-        let served = self.serving.get(name).ok_or_else(|| invalid("it is not in service; load it first".to_owned()))?;
+        let served = self
+            .serving
+            .get(name)
+            .ok_or_else(|| invalid("the model is not in service; load the model first".to_owned()))?;
         let partitions = self.loader.partitions();
         let asked = match (partition.map(|partition| partition as usize), partitions.parts.len()) {
             (_, 0) => return Err(invalid("the devices are not divided ([device] partitions)".to_owned())),
             (Some(to), count) if to >= count => {
-                return Err(invalid(format!("there is no partition {to}; they are numbered from 0 to {}", count - 1)));
+                return Err(invalid(format!(
+                    "there is no partition {to}; partitions are numbered from 0 to {}",
+                    count - 1
+                )));
             }
             (asked, _) => asked,
         };
@@ -147,7 +158,7 @@ async fn move_all(subjects: &[Subject], to: PartitionId) -> Result<(), ServiceEr
     }
     let mut ready = Vec::new();
     for (subject, is_ready) in prepared {
-        match is_ready.await.unwrap_or_else(|_| Err("it was given up".to_owned())) {
+        match is_ready.await.unwrap_or_else(|_| Err("the move was given up".to_owned())) {
             Ok(()) => ready.push(subject),
             Err(reason) => {
                 let message =
@@ -169,12 +180,13 @@ async fn move_all(subjects: &[Subject], to: PartitionId) -> Result<(), ServiceEr
 fn why_not(model: &HostedModel, refused: &BadMove) -> ServiceError {
     let name = &model.name;
     match refused {
-        BadMove::NoModel(_) => ServiceError::Unavailable(format!("model '{name}' is going")),
+        BadMove::NoModel(_) => ServiceError::Unavailable(format!("model '{name}' is being unloaded")),
         BadMove::NoPartition(partition) => {
             ServiceError::InvalidArgument(format!("model '{name}': the device has no {partition}"))
         }
         BadMove::SharedLanes(_) => ServiceError::InvalidArgument(format!(
-            "model '{name}' has the policy '{}', whose batches run on lanes of all models; only models with lanes of their own move: give it another device policy",
+            "model '{name}' has the policy '{}', whose batches run on lanes of all models; only models with lanes of \
+             their own can move, so give the model another device policy",
             model.policy_name
         )),
         BadMove::Busy(_) => {

@@ -237,7 +237,8 @@ fn with_devices(
     };
     anyhow::ensure!(
         named == 0 || !engines.gpus.is_empty() || !partitions.are_there(),
-        "the CPU is divided ([device] partitions), where [models.NAME] partition says which part a model is on; leave [placement] and --plan out"
+        "the CPU is divided ([device] partitions), so [models.NAME] partition names the part that a model runs on; \
+         leave [placement] and --plan out"
     );
     let devices = engines.devices(asked, partitions)?;
     let options = ServerOptions {

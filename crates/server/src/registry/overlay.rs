@@ -12,7 +12,7 @@ pub type Overlay = tempfile::TempDir;
 /// If a name or a path leads elsewhere, or a file cannot be written.
 pub fn write_overlay(name: &str, files: &BTreeMap<String, bytes::Bytes>) -> anyhow::Result<Overlay> {
     let is_inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
-    anyhow::ensure!(is_inside(Path::new(name)), "'{name}' is no name for a model");
+    anyhow::ensure!(is_inside(Path::new(name)), "'{name}' cannot be the name of a model");
     let overlay = downbeat_engine::scratch::folder()?;
     let root = overlay.path().to_owned();
     for (path, bytes) in files {

@@ -36,7 +36,8 @@ impl Registry {
             ModelControl::Poll { .. } => "poll",
         };
         Err(ServiceError::Unavailable(format!(
-            "models are not {done} by request with --model-control-mode {mode}; start the server with explicit for that"
+            "models cannot be {done} by request with --model-control-mode {mode}; start the server with \
+             --model-control-mode explicit"
         )))
     }
 
@@ -166,7 +167,7 @@ impl Service for Registry {
         let now = self.driver.clock().now();
         let entries = self.entries.lock().clone();
         let mut names = self.names().unwrap_or_else(|error| {
-            tracing::error!(%error, "the index has only what was loaded");
+            tracing::error!(%error, "the repository cannot be read; the index has only models that were loaded");
             Vec::new()
         });
         names.extend(entries.keys().cloned());
@@ -225,7 +226,7 @@ impl Service for Registry {
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
         if self.cluster.get().is_some() {
-            let reason = "a backend answers requests of its cluster's frontends only: ask one of those";
+            let reason = "a backend answers only requests of its cluster's frontends; send the request to a frontend";
             return Err(ServiceError::Unimplemented(reason.to_owned()));
         }
         match self.serving.enter(&request.model_name) {

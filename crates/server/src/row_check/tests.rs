@@ -50,7 +50,7 @@ fn by_row(rows: Vec<Vec<f64>>, f: impl Fn(f64, &[f64]) -> f64) -> Vec<Vec<f64>> 
 fn rows_that_keep_to_themselves_are_independent() {
     let verdict = verdict(|rows| Ok(by_row(rows, |n, row| n / row.iter().map(|n| n.abs()).sum::<f64>())));
     assert_eq!(verdict.rows, RowDependence::Independent, "{verdict}");
-    assert_eq!(verdict.reason, "4 draws of requests were answered alike alone and together");
+    assert_eq!(verdict.reason, "the model answered 4 draws of requests alike, alone and together");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_softmax_across_rows_is_mixed() {
         Ok(rows.iter().map(row).collect())
     });
     assert_eq!(verdict.rows, RowDependence::Mixed, "{verdict}");
-    assert!(verdict.reason.starts_with("output 'y' has 1 for a request alone, and "), "{verdict}");
+    assert!(verdict.reason.starts_with("output 'y' has 1 for a request alone, but "), "{verdict}");
 }
 
 /// The model does as `DynamicQuantizeLinear`: a neighbour with large values coarsens the steps for
@@ -83,7 +83,7 @@ fn a_model_that_refuses_batches_is_mixed() {
         count => Err(format!("Reshape: {} elements do not fit [1,4]", count * WIDTH)),
     });
     assert_eq!(verdict.rows, RowDependence::Mixed);
-    let said = "the model runs 2 requests alone, and not as a batch: Reshape: 8 elements do not fit [1,4]";
+    let said = "the model runs 2 requests alone, but not as a batch: Reshape: 8 elements do not fit [1,4]";
     assert_eq!(verdict.reason, said);
 }
 
@@ -124,7 +124,7 @@ fn answers_that_differ_from_run_to_run_tell_nothing() {
 fn a_model_that_answers_nothing_stays_unknown() {
     let verdict = verdict(|_| Err("no such index".to_owned()));
     assert_eq!(verdict.rows, RowDependence::Unknown);
-    assert_eq!(verdict.reason, "the model answers no request of our own making (no such index)");
+    assert_eq!(verdict.reason, "the model answers no made-up request (no such index)");
 }
 
 /// The only index is one, so all requests are equal. A mean over equal requests is the same for

@@ -151,8 +151,8 @@ fn object_name(region: &str, key: &str) -> Result<CString, ServiceError> {
     let wrong = || {
         let shown: String = key.chars().take(64).collect();
         ServiceError::InvalidArgument(format!(
-            "shared memory region '{region}': key '{shown}' is no name of a shared memory object; \
-             expected a slash and then 1 to {MAX_KEY_BYTES} bytes without a slash"
+            "shared memory region '{region}': key '{shown}' is not a name of a shared memory object; expected a slash \
+             and then 1 to {MAX_KEY_BYTES} bytes without a slash"
         ))
     };
     let name = key.strip_prefix('/').unwrap_or(key);

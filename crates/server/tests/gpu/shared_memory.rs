@@ -227,7 +227,7 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
             json!({"raw_handle": {"b64": BASE64.encode([1; 63])}, "device_id": 0, "byte_size": 64}),
             "63 bytes, expected 64",
         ),
-        (inputs.registration(4097), "byte_size is 4097, and the memory has 4096 bytes"),
+        (inputs.registration(4097), "byte_size is 4097, but the memory has 4096 bytes"),
         (json!({"raw_handle": {"b64": BASE64.encode([1; 64])}, "device_id": 2, "byte_size": 64}), "device_id is 2"),
     ] {
         let (status, message) = server.register("wrong", &body).await;

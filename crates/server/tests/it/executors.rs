@@ -172,7 +172,7 @@ async fn a_request_without_a_deadline_is_told_that_the_queue_is_too_long() {
     }
     let refused = registry.infer(request("m", 1, 4)).await.unwrap_err();
     let ServiceError::QueueFull { message, .. } = &refused else { panic!("{refused:?}") };
-    assert!(message.contains("would wait for 11 s or longer, and may wait for 10 s (max_queue_wait_s)"), "{message}");
+    assert!(message.contains("would wait for 11 s or longer, but may wait for 10 s (max_queue_wait_s)"), "{message}");
     assert_eq!((refused.http_status().as_u16(), refused.retry_after_seconds()), (503, Some(1)));
     assert_eq!(refused.grpc_code(), tonic::Code::ResourceExhausted);
     assert!(answers.iter().all(|answer| !answer.is_finished()), "the others wait");

@@ -399,9 +399,9 @@ async fn what_a_policy_cannot_do_is_said_at_load() {
     let mut wrong = options(&["digits"], "windowed", json!({}));
     wrong.models.entry("digits".to_owned()).or_default().dispatch = Some(DispatchPolicy::Eager);
     let error = load(wrong).await.err().unwrap().to_string();
-    assert!(error.contains("'windowed' makes the model's batches, and so does its scheduler 'eager'"), "{error}");
+    assert!(error.contains("'windowed' and the scheduler 'eager' would both make the model's batches"), "{error}");
     let mut wrong = options(&["digits"], "exclusive", json!({}));
     wrong.dispatch = DispatchPolicy::Route;
     let error = load(wrong).await.err().unwrap().to_string();
-    assert!(error.contains("the scheduler 'route' leaves batches to the device"), "{error}");
+    assert!(error.contains("the scheduler 'route' leaves them to the device"), "{error}");
 }

@@ -79,7 +79,10 @@ async fn sizes_that_a_file_declares_are_looked_at_before_memory_is_taken() {
         add(folder.path(), "small", &identity(FLOAT, &[-1, 4]));
         let registry = open(options(folder.path(), engine));
         let error = load(&registry, "wide").await.unwrap_err();
-        assert!(error.contains("one item of its inputs takes 4398046511104 bytes ('x' [1099511627776])"), "{error}");
+        assert!(
+            error.contains("one item of the model's inputs takes 4398046511104 bytes ('x' [1099511627776])"),
+            "{error}"
+        );
         let error = load(&registry, "wider").await.unwrap_err();
         assert!(error.contains("more than a machine has"), "{error}");
         load(&registry, "small").await.unwrap();
@@ -463,7 +466,7 @@ async fn a_warm_up_without_end_has_an_end() {
     registry.infer(crate::serving::request("m", 1, 4)).await.unwrap();
     let warnings = registry.definition("m").unwrap().warnings;
     assert_eq!(warnings.len(), 3, "{warnings:?}");
-    assert!(warnings[0].message.contains("is 4294967295; the request is sent 100 times"), "{warnings:?}");
+    assert!(warnings[0].message.contains("is 4294967295; the server sends the request 100 times"), "{warnings:?}");
 }
 
 #[tokio::test]
@@ -477,6 +480,6 @@ async fn a_load_that_takes_too_long_ends_and_lets_others_be_loaded() {
     options.run_limits.whole_load = downbeat_core::Duration::from_millis(100);
     let registry = open(options);
     let error = load(&registry, "m").await.unwrap_err();
-    assert!(error.contains("its load had not ended after 100 ms") && error.contains("load_timeout_s"), "{error}");
+    assert!(error.contains("the load had not ended after 100 ms") && error.contains("load_timeout_s"), "{error}");
     load(&registry, "other").await.unwrap();
 }

@@ -200,7 +200,7 @@ async fn what_cannot_be_moved_stays_and_is_told_why() {
     let registry = models.serve(|options| divide(options, &cores, &[("m", 0)])).await;
     let message = async |partition, model| registry.set_partition(model, partition).await.unwrap_err().to_string();
     assert!(message(Some(1), "m").await.contains("has the policy 'exclusive'"));
-    assert_eq!(message(Some(2), "m").await, "model 'm': there is no partition 2; they are numbered from 0 to 1");
+    assert_eq!(message(Some(2), "m").await, "model 'm': there is no partition 2; partitions are numbered from 0 to 1");
     assert!(message(Some(1), "n").await.contains("'n' is not found"));
     assert_eq!(placed(&registry), [("m".to_owned(), 0, false)]);
     registry.infer(request("m", 1, 4)).await.unwrap();
@@ -209,7 +209,7 @@ async fn what_cannot_be_moved_stays_and_is_told_why() {
     assert_eq!(error, "model 'm': the devices are not divided ([device] partitions)");
     let fixed = models.serve(|options| options.model_control = ModelControl::None).await;
     let error = fixed.set_partition("m", Some(0)).await.unwrap_err().to_string();
-    assert!(error.starts_with("models are not moved by request with --model-control-mode none"), "{error}");
+    assert!(error.starts_with("models cannot be moved by request with --model-control-mode none"), "{error}");
 }
 
 /// The CPUs that the first threads of the pools of `rten` may use.

@@ -116,7 +116,7 @@ async fn an_impossible_deadline_is_refused_before_decoding() {
     assert!(answer.is_finished(), "known at arrival, said at arrival");
     let error = answer.await.unwrap().unwrap_err();
     assert!(!running.is_finished());
-    assert!(error.to_string().contains("as all devices are busy"), "{error}");
+    assert!(error.to_string().contains("because all devices are busy"), "{error}");
     running.await.unwrap().unwrap();
 }
 
@@ -163,7 +163,7 @@ async fn steps_that_do_not_fit_the_model_keep_it_out() {
         .await;
     let error = registry.load("m", LoadOverrides::default()).await.unwrap_err().to_string();
     assert!(
-        error.contains("[models.m] preprocess: the steps give [2, 2, 3], and the model's input 'x' is FP32 [4]"),
+        error.contains("[models.m] preprocess: the steps give [2, 2, 3], but the model's input 'x' is FP32 [4]"),
         "{error}"
     );
 }

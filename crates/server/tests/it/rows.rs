@@ -215,7 +215,7 @@ async fn a_wrong_answer_in_service_is_counted() {
 async fn a_wrong_answer_in_service_ends_shared_batches() {
     let served = served(&first_row_for_rare_rows(), "", |options| options.row_check_every = 1).await;
     assert_eq!(served.max_batch_size(), 32);
-    assert!(served.rows().starts_with("independent: ") && served.rows().ends_with("alike alone and together"));
+    assert!(served.rows().starts_with("independent: ") && served.rows().ends_with("alike, alone and together"));
     let rare = |i: usize| if i.is_multiple_of(2) { i as f32 } else { -1000.0 - i as f32 };
     let mut were_wrong = 0;
     let found = || metric(&served.registry, "downbeat_row_checks_total", "result=\"different\"") > 1.0;

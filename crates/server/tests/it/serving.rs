@@ -293,7 +293,7 @@ async fn a_deadline_that_the_running_batch_makes_impossible_is_refused_at_once()
     assert!(answer.is_finished(), "known at arrival, said at arrival");
     let error = answer.await.unwrap().unwrap_err();
     assert!(!running.is_finished());
-    assert!(error.to_string().contains("as all devices are busy"), "{error}");
+    assert!(error.to_string().contains("because all devices are busy"), "{error}");
     running.await.unwrap().unwrap();
 }
 

@@ -68,7 +68,7 @@ fn registrations_that_cannot_be_are_refused() {
     assert_invalid(memory.register(ME, "", &object.key, 0, 1), "must not be empty");
     let long = format!("/{}", "k".repeat(300));
     for key in ["", "/", "//x", "/..", "..", ".", "/../etc/passwd", "/a/b", "../../etc/passwd", "/a\0b", &long] {
-        assert_invalid(memory.register(ME, "r", key, 0, 1), "no name of a shared memory object");
+        assert_invalid(memory.register(ME, "r", key, 0, 1), "is not a name of a shared memory object");
     }
     assert!(matches!(memory.register(ME, "r", "/downbeat-no-such-object", 0, 1), Err(ServiceError::NotFound(_))));
     assert_eq!(memory.status(ME, None).unwrap(), []);

@@ -76,7 +76,7 @@ pub enum NoAdvice {
     #[error(transparent)]
     Setting(#[from] BadSetting),
     /// The caller ended the search.
-    #[error("it was interrupted before there was an advice")]
+    #[error("the command was interrupted before it found advice")]
     Interrupted,
 }
 
@@ -272,7 +272,7 @@ impl Advice {
         Table::of(&self.candidates)
             .text("policy", |candidate| candidate.policy.clone())
             .number("worst model in time", |candidate| format!("{:.2}%", 100.0 * candidate.attainment))
-            .some("holds at times the rate", |candidate| candidate.margin.map(|margin| format!("{margin:.2}")))
+            .some("holds up to, times the rate", |candidate| candidate.margin.map(|margin| format!("{margin:.2}")))
             .number("busy", |candidate| format!("{:.1}%", 100.0 * candidate.busy))
             .number("goodput r/s", |candidate| format!("{:.1}", candidate.all.goodput))
             .some("waits p50 ms", |candidate| candidate.all.delay_p50_ms.map(|ms| format!("{ms:.2}")))
@@ -294,10 +294,12 @@ impl Advice {
             format!("{margin:.2} times the rate")
         };
         let plural = if devices == 1 { "" } else { "s" };
-        let fewer = if devices > 1 { "; on one fewer no policy does" } else { "" };
-        let batch = self.max_batch.map_or(String::new(), |size| format!(" Batches of at most {size} hold it, too."));
-        let slo =
-            self.slo_factor.map_or(String::new(), |factor| format!(" SLOs could be {factor:.2} of what they are."));
+        let fewer = if devices > 1 { "; with one device fewer no policy does" } else { "" };
+        let batch =
+            self.max_batch.map_or(String::new(), |size| format!(" Batches of at most {size} hold this target, too."));
+        let slo = self
+            .slo_factor
+            .map_or(String::new(), |factor| format!(" SLOs could shrink to {factor:.2} times their length."));
         format!(
             "{devices} device{plural} (the log has {}) with '{}' answer {target}, up to {margin}{fewer}.{batch}{slo}",
             self.recorded_devices, best.policy

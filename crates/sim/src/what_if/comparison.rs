@@ -57,7 +57,7 @@ impl Comparison {
         let missing = simulated.iter().filter(|row| row.is_none()).count();
         let rows = std::iter::once(Ok(recorded.happened.clone())).chain(simulated.into_iter().flatten());
         let mut notes = recorded.notes.clone();
-        notes.extend((missing > 0).then(|| format!("It was interrupted: {missing} settings were not run.")));
+        notes.extend((missing > 0).then(|| format!("The command was interrupted: {missing} settings were not run.")));
         Ok(Comparison { rows: rows.collect::<Result<_, _>>()?, notes })
     }
 

@@ -68,12 +68,12 @@ pub(super) struct Batch {
 /// The part of an input that a simulation of the log leaves out, in words.
 fn passed_over(input: &Input) -> Option<&'static str> {
     Some(match input {
-        Input::SetModelNetwork(..) => "what messages take for each model",
+        Input::SetModelNetwork(..) => "the network budget of each model",
         Input::RemoveDevice(_) => "devices that left",
         Input::Cancel { .. } => "cancelled requests (they are served)",
         Input::RemoveModel(_) => "models that were removed",
         Input::Flush(_) => "queues that were flushed",
-        Input::SetLoad(..) => "what others ran on the devices",
+        Input::SetLoad(..) => "the work of others on the devices",
         Input::SetWakeMargin(margin) if *margin > Duration::ZERO => "wake-ups that may be late",
         _ => return None,
     })

@@ -66,11 +66,12 @@ pub enum BadLog {
     Log(PathBuf, #[source] LogError),
     /// The log is of a device.
     #[error(
-        "{} is the log of a device; what is played are the requests that came to the scheduler: shard-0.log and so on, or the folder", .0.display()
+        "{} is the log of a device; the command replays the requests of the scheduler: name shard-0.log and so on, or \
+         the folder", .0.display()
     )]
     OfDevice(PathBuf),
     /// The log has no requests.
-    #[error("there is no request in the log{}", if *.0 { ": a matchmaker's says only what devices were given to; add those of the shards" } else { "" })]
+    #[error("there is no request in the log{}", if *.0 { ": a matchmaker's log has only the grants of devices; add the logs of the shards" } else { "" })]
     NoRequests(bool),
     /// The log has no devices.
     #[error("there is no device in the log")]
@@ -82,7 +83,7 @@ pub enum BadLog {
     #[error("the log's devices are of {0} kinds; only a cluster of equal devices can be simulated")]
     Kinds(usize),
     /// A model with requests was never added.
-    #[error("{0} has requests in the log and was never added")]
+    #[error("{0} has requests in the log, but was never added")]
     UnknownModel(ModelId),
 }
 
@@ -299,7 +300,7 @@ impl Parts {
         let passed_over: BTreeSet<&str> = self.parts.iter().flat_map(|part| &part.passed_over).copied().collect();
         if !passed_over.is_empty() {
             let words: Vec<&str> = passed_over.into_iter().collect();
-            notes.push(format!("The log has what a simulation does not: {}.", words.join(", ")));
+            notes.push(format!("The simulation leaves out these parts of the log: {}.", words.join(", ")));
         }
         let indices = self.parts.iter().filter_map(|part| match part.machine {
             MachineKind::Shard { index, shards } => Some((index, shards)),
@@ -308,13 +309,13 @@ impl Parts {
         let indices: BTreeSet<(u32, u32)> = indices.collect();
         if let Some((_, shards)) = indices.first().filter(|(_, shards)| (indices.len() as u32) < *shards) {
             notes.push(format!(
-                "There are {} of the {shards} shards' logs: the other shards' requests are missing. A shard that was asked nothing may have none.",
+                "There are logs of {} of the {shards} shards: the requests of the other shards, if any, are missing.",
                 indices.len()
             ));
         }
         if !self.has_completions {
             notes.push(
-                "Without matchmaker.log it is not known when batches were done: what happened is as it was planned."
+                "Without matchmaker.log the ends of batches are unknown: the row of the log shows the planned times."
                     .to_owned(),
             );
         }
@@ -326,7 +327,7 @@ impl Parts {
         let uneven: Vec<String> = uneven.collect();
         if !uneven.is_empty() {
             notes.push(format!(
-                "Batches took other times than the last profiles say, and do so in the simulation, drawn from what was measured; as shares of the profile, the median: {}.",
+                "Batches take times of the log, not of the last profiles; medians, as shares of the profile: {}.",
                 uneven.join(", ")
             ));
         }
@@ -334,7 +335,7 @@ impl Parts {
         let limited: Vec<String> =
             limited.map(|model| format!("{} {}", model.id, model.options.max_in_flight)).collect();
         if !limited.is_empty() {
-            notes.push(format!("Batches that run at once are limited as in the log: {}.", limited.join(", ")));
+            notes.push(format!("At most as many batches run at once as in the log: {}.", limited.join(", ")));
         }
         let adaptive = models.iter().any(|model| model.options.is_adaptive());
         // Each shard with adaptive models has all trials since its first adaptive model.
@@ -342,15 +343,15 @@ impl Parts {
         if adaptive {
             notes.push(
                 match trials {
-                    0 => "The log has adaptive models and no trial of a rehearsal".to_owned(),
+                    0 => "The log has adaptive models, but no trial of a rehearsal".to_owned(),
                     _ => {
-                        format!("The log has {trials} trials of a rehearsal, {changes} of which changed what models do")
+                        format!("The log has {trials} trials of a rehearsal; {changes} changed models' behaviour")
                     }
-                } + "; the simulation rehearses anew unless told otherwise.",
+                } + "; the simulation rehearses anew, unless --no-rehearsal is given.",
             );
         }
         if arrivals.iter().any(|arrival| arrival.deadline == Time::MAX) {
-            notes.push("Requests without a deadline count as answered in time whenever they are answered.".to_owned());
+            notes.push("Requests without a deadline count as in time once they are answered.".to_owned());
         }
         notes
     }

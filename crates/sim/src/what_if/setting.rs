@@ -41,10 +41,10 @@ pub struct Setting {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum BadSetting {
     /// A changed SLO of a model without requests in the log.
-    #[error("there is no model {0} with requests in the log; there are {1}")]
+    #[error("the log has no requests of a model {0}; models with requests are {1}")]
     UnknownModel(String, String),
     /// The rate is no positive number.
-    #[error("the rate is {0}; it has to be a number above 0")]
+    #[error("the rate is {0}; the rate must be a number above 0")]
     Rate(f64),
     /// The setting has no device.
     #[error("there is no device; a cluster needs at least one")]

@@ -194,11 +194,11 @@ fn the_search_of_devices_begins_with_the_work() {
     // margin.
     assert!(runs.into_inner() < devices as usize, "of {devices}");
     let interrupted = advise(&recorded, &wanted(160), 1, &|done, _| done < 2);
-    assert_eq!(interrupted.unwrap_err().to_string(), "it was interrupted before there was an advice");
+    assert_eq!(interrupted.unwrap_err().to_string(), "the command was interrupted before it found advice");
     let some = Comparison::of(&recorded, &vec![wanted(40).setting; 3], 1, |done| done < 2).unwrap();
     assert_eq!(
         (some.rows.len(), some.notes.last().unwrap().as_str()),
-        (3, "It was interrupted: 1 settings were not run.")
+        (3, "The command was interrupted: 1 settings were not run.")
     );
 }
 
@@ -208,8 +208,8 @@ fn the_search_of_devices_begins_with_the_work() {
 fn executions_are_as_uneven_as_in_the_log() {
     let (report, uneven) = recorded(&Simulation { noise: 0.3, ..simulation("deferred", 3, 900.0) });
     let (_, even) = recorded(&simulation("deferred", 3, 900.0));
-    let note = uneven.notes.iter().find(|note| note.starts_with("Batches took other times")).unwrap();
-    assert!(note.contains("the median: m0 1.0") && note.contains("(p99 1."), "{note}");
+    let note = uneven.notes.iter().find(|note| note.starts_with("Batches take times of the log")).unwrap();
+    assert!(note.contains("as shares of the profile: m0 1.0") && note.contains("(p99 1."), "{note}");
     assert!(even.notes.is_empty() && even.models.iter().all(|model| model.executions.is_empty()), "{:?}", even.notes);
     let late = |recorded: &Recorded| recorded.run(&Setting::of(recorded)).unwrap().all.late;
     let (simulated, happened) = (late(&uneven), uneven.happened.all.late);
@@ -262,7 +262,7 @@ fn logs_of_shards_are_merged_by_time() {
 
     let single = of(&logs[..1]).unwrap();
     assert!(
-        single.notes.iter().any(|note| note.starts_with("There are 1 of the 2 shards' logs")),
+        single.notes.iter().any(|note| note.starts_with("There are logs of 1 of the 2 shards")),
         "{:?}",
         single.notes
     );
@@ -296,22 +296,22 @@ fn what_cannot_be_played_is_said() {
     });
     assert_eq!(error(&[log(vec![device(0)])]), "there is no request in the log");
     assert_eq!(error(&[log(vec![request.clone()])]), "there is no device in the log");
-    assert_eq!(error(&[log(vec![device(0), request.clone()])]), "m0 has requests in the log and was never added");
+    assert_eq!(error(&[log(vec![device(0), request.clone()])]), "m0 has requests in the log, but was never added");
     assert!(error(&[log(vec![device(0), device(1), request])]).starts_with("the log's devices are of 2 kinds"));
     let mut matchmaker = Journal::on(Matchmaker::new());
     matchmaker.apply(Time::ZERO, device(0));
     let mut written = Vec::new();
     matchmaker.take_log(&mut written);
-    assert!(error(&[written]).contains("add those of the shards"));
+    assert!(error(&[written]).contains("add the logs of the shards"));
 
     let (_, recorded) = recorded(&simulation("eager", 1, 100.0));
     assert_eq!(
         recorded.model("m7").unwrap_err().to_string(),
-        "there is no model m7 with requests in the log; there are m0, m1"
+        "the log has no requests of a model m7; models with requests are m0, m1"
     );
     for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let error = recorded.run(&Setting { rate, ..Setting::of(&recorded) }).unwrap_err();
-        assert!(error.to_string().contains("it has to be a number above 0"), "{error}");
+        assert!(error.to_string().contains("the rate must be a number above 0"), "{error}");
     }
     assert!(recorded.run(&Setting { devices: 0, ..Setting::of(&recorded) }).is_err());
 }

@@ -108,9 +108,10 @@ fn file(args: &SliceArgs) -> anyhow::Result<(PathBuf, ModelFormat)> {
     }
     let definition = args.loading.repository(&args.model)?.definition(&args.model, None)?;
     let Some((version, _)) = definition.versions.last() else {
-        bail!("'{}' has no version that is served", args.model)
+        bail!("model '{}' has no version that is served", args.model)
     };
-    let file = definition.version_file(*version).with_context(|| format!("'{}' has no file", args.model))?;
+    let file =
+        definition.version_file(*version).with_context(|| format!("model '{}' has no model file", args.model))?;
     Ok((file.to_owned(), definition.format))
 }
 
@@ -157,7 +158,9 @@ fn compare(
         })
     })?;
     let medians = compared.into_iter().next().map(|runs| runs.map(median));
-    let Some([Some(whole), Some(cut)]) = medians else { bail!("nothing was measured") };
+    let Some([Some(whole), Some(cut)]) = medians else {
+        bail!("the command was interrupted before whole and cut were measured")
+    };
     Ok((whole.as_millis_f64(), cut.as_millis_f64()))
 }
 

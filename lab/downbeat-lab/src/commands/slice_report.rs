@@ -128,7 +128,7 @@ impl SliceReport {
     /// The comparison of whole and cut.
     fn verdict(&self) -> String {
         format!(
-            "all segments {:.3} ms, whole {:.3} ms, batch {}: {:.3} times",
+            "all segments {:.3} ms, whole model {:.3} ms, both at batch {}: the segments take {:.3} times as long",
             self.cut_ms, self.whole_ms, self.batch, self.ratio
         )
     }
@@ -139,7 +139,8 @@ impl SliceReport {
         if let Some(a) = &self.activations {
             let saved = 100.0 * (1.0 - a.planned as f64 / a.separate.max(1) as f64);
             lines.push(format!(
-                "activations of one item: {} if each had memory of its own, {} with a static plan (-{saved:.0}%), {} alive at most{}",
+                "memory for the activations of one item: {} if each had its own, {} with a static plan \
+                 (-{saved:.0}%), {} in use at most{}",
                 bytes(a.separate),
                 bytes(a.planned),
                 bytes(a.alive),
@@ -148,7 +149,7 @@ impl SliceReport {
         }
         if let Some(memory) = &self.memory {
             lines.push(format!(
-                "resident memory, loading and one run: {} whole, {} cut",
+                "resident memory after loading and one run: {} for the whole model, {} for the cut model",
                 bytes(memory.whole),
                 bytes(memory.cut)
             ));
@@ -184,7 +185,7 @@ impl SliceReport {
             &points(|s| s.time_ms.unwrap_or(0.0)),
         );
         let live = bars(
-            "Alive at its end",
+            "Memory at the end of each segment",
             "KiB of one item that a cut behind each segment keeps.",
             "segment",
             "KiB an item",

@@ -108,7 +108,7 @@ fn a_world_from_a_file() {
     let bad = folder.path().join("bad.toml");
     std::fs::write(&bad, "title = \"bad\"\nspan_ms = \"long\"\n").unwrap();
     refuses(&["world", bad.to_str().unwrap()], "bad.toml:2:11: ");
-    refuses(&["world", file, "--seed=4,4"], "the seed 4 is there twice");
+    refuses(&["world", file, "--seed=4,4"], "the seed 4 is given twice");
     refuses(&["world", "/nonexistent.toml"], "cannot read /nonexistent.toml");
 }
 
@@ -159,7 +159,7 @@ fn a_policy_on_random_workloads() {
     let alone = stdout(&run(&[&quick[..], &["--seed=4", "--only=2"]].concat()));
     assert!(alone.contains("| eager+head ") && alone.contains("| eager "), "a line for each policy: {alone}");
     refuses(&[&quick[..], &["--only=0"]].concat(), "0 is not in 1..");
-    refuses(&[&quick[..], &["--arrivals-seed=1,1"]].concat(), "the seed 1 is there twice");
+    refuses(&[&quick[..], &["--arrivals-seed=1,1"]].concat(), "the seed 1 is given twice");
     refuses(&["random", "--requests", "-1"], "--requests is -1; it has to be from 0");
 }
 

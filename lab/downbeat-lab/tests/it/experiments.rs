@@ -141,14 +141,14 @@ fn what_is_wrong_in_a_file_is_said() {
         ("devices = 2", "devics = 2", "unknown field `devics`"),
         ("devices = 2", "devices = \"two\"", "invalid type: string \"two\", expected u32"),
         ("x = \"rate\"", "x = \"slo_ms\"", "x is 'slo_ms', which is not in the sweep"),
-        ("[100, 200.5]", "[100, -5]", "workload 'a' rate = -5: the rate is -5; it has to be above 0 and finite"),
+        ("[100, 200.5]", "[100, -5]", "workload 'a' rate = -5: the rate is -5; the value must be above 0 and finite"),
         ("[100, 200.5]", "100", "sweep.rate has to be a list of values"),
         (
             "copies = 3",
             "arrivals = \"poison\"",
-            "'poison' is no arrival process; expected poisson, constant, or gamma:K",
+            "'poison' is not an arrival process; expected poisson, constant, or gamma:K",
         ),
-        ("copies = 3", "popularity = \"zipf\"", "'zipf' is no popularity; expected equal, maf, or zipf:S"),
+        ("copies = 3", "popularity = \"zipf\"", "'zipf' is not a popularity; expected equal, maf, or zipf:S"),
         ("copies = 3", "shape = \"round\"", "'round' is no shape of a load; expected steady, twitter"),
         ("copies = 3", "pick = \"n\"", "there is no model 'n' to be picked"),
         ("copies = 3", "slo_ms = 4", "the SLO of m is 4 ms, but l(1) = alpha + beta is 5 ms"),
@@ -157,9 +157,9 @@ fn what_is_wrong_in_a_file_is_said() {
         ("copies = 3", "devices_per_model = 1", "devices and devices_per_model exclude each other"),
         ("span_s = 0.5", "span_s = 0", "span_s is 0; it has to be from 0.001 to 604800"),
         ("seeds = [3, 4, 5]", "seeds = []", "need at least one entry each"),
-        ("seeds = [3, 4, 5]", "seeds = [3, 4, 3]", "the seed 3 is there twice"),
-        ("seeds = [3, 4, 5]", "requests_per_model = nan", "requests_per_model is NaN; it has to be from 0 to"),
-        ("copies = 3", "pick = [\"m\", \"m\"]", "workload 'b' rate = 100: there are two models of the name m"),
+        ("seeds = [3, 4, 5]", "seeds = [3, 4, 3]", "the seed 3 is given twice"),
+        ("seeds = [3, 4, 5]", "requests_per_model = nan", "requests_per_model is NaN; the value must be from 0 to"),
+        ("copies = 3", "pick = [\"m\", \"m\"]", "workload 'b' rate = 100: two models have the name m"),
     ];
     for (from, to, expected) in cases {
         let text = SMALL.replace(from, to);

@@ -122,7 +122,10 @@ fn slos_and_rates_come_from_a_decision_log_where_they_are_not_given() {
     let model = &report["models"][0];
     assert_eq!((&model["slo_ms"], &model["rate"]), (&170.0.into(), &50.5.into()));
     let unknown = stderr(&plan(&["--as", "a=m7"]));
-    assert!(unknown.contains("--as a=m7: there is no model m7 with requests in the log; there are m0"), "{unknown}");
+    assert!(
+        unknown.contains("--as a=m7: the log has no requests of a model m7; models with requests are m0"),
+        "{unknown}"
+    );
     let nameless = stderr(&plan(&[]));
     assert!(nameless.contains("of 'a' --slo-ms is missing: give --slo-ms a=MS, or --log and --as a=ID"), "{nameless}");
 }

@@ -104,7 +104,7 @@ fn what_is_no_world_is_told_where() {
         ("title = \"small\"", "title = ", "x.toml:1:"),
         ("rate = 100", "rate = 0", "x.toml:12:8: a rate of 0; it must be above 0"),
         ("rate = 100", "arrivals = \"poisson\"", "x.toml:11:9: arrivals without a rate"),
-        ("rate = 100", "rate = 100\narrivals = \"often\"", "x.toml:13:12: 'often' is no arrival process"),
+        ("rate = 100", "rate = 100\narrivals = \"often\"", "x.toml:13:12: 'often' is not an arrival process"),
         ("model = \"m\"", "model = \"n\"", "x.toml:11:9: there is no model 'n'; there are: m"),
         ("alpha_ms = 1\n", "", "x.toml:6:8: 'm' needs alpha_ms and beta_ms, or calibrated in place of both"),
         ("alpha_ms = 1", "alpha_ms = 1\ncalibrated = \"m\"", "'m' needs alpha_ms and beta_ms"),

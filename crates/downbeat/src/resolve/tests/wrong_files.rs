@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn wrong_device_groups_are_refused() {
     let group = |text: &str| refused(&format!("[[device.groups]]\n{text}"), &["m"]);
-    assert!(group("models = []").contains("a group without models"));
+    assert!(group("models = []").contains("a group names no model"));
     assert!(group("models = ['a', 'a']").contains("model 'a' is named twice"));
     assert!(group("models = ['a']\n[[device.groups]]\nmodels = ['a']").contains("model 'a' is named twice"));
     assert!(group("models = ['a']\nstages = 0").contains("at least 1"));
@@ -17,7 +17,10 @@ fn wrong_device_groups_are_refused() {
     assert!(group("models = ['a']\nmixes = { four = '4' }").contains("'four' is not a load"));
     assert!(group("models = ['a']\nmixes = 'gone.toml'").contains("cannot read the mixes in gone.toml"));
     let both = group("models = ['a']\npolicy = 'elastic'\n[models.a]\nscheduler = 'eager'");
-    assert!(both.starts_with("model 'a': the device policy 'elastic' makes the model's batches"), "{both}");
+    assert!(
+        both.starts_with("model 'a': the device policy 'elastic' and the scheduler 'eager' would both make"),
+        "{both}"
+    );
     assert!(refused("scheduler = 'route'", &["m"]).contains("another device policy"));
     assert_eq!(merged("", &["m", "--device-policy", "windowed"]).device.policy.name(), "windowed");
     let error = error("[[device.groups]]\nmodels = ['a']\nload = 'yes'");
@@ -81,7 +84,7 @@ fn a_wrong_file_is_answered_with_the_place_and_what_was_meant() {
     assert_eq!(error("\nhttp_prot = 1"), "2:1: unknown option 'http_prot'; did you mean 'http_port'?");
     assert_eq!(error("[models.m]\n slo = 5"), "2:2: unknown option 'slo'; did you mean 'slo_ms'?");
     assert!(error("[models.m]\nzzzz = 5").contains(
-        "here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads, batching, engine, isolation, preprocess, gpu_memory_mb, partition"
+        "allowed here: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads, batching, engine, isolation, preprocess, gpu_memory_mb, partition"
     ));
     assert!(
         error("http_port = 99999").starts_with("1:13: '99999' is not a port: 0 to 65535, or off (false in a file)")

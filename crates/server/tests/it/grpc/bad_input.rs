@@ -164,7 +164,7 @@ async fn strings_that_are_cut_off() {
     let server = Server::start().await;
     let mut client = server.client().await;
     for (data, expected) in [
-        (vec![9, 0, 0, 0, b'a'], "input 'x': BYTES element 0 says that it has 9 bytes, but only 1 are left"),
+        (vec![9, 0, 0, 0, b'a'], "input 'x': BYTES element 0 has a length of 9 bytes, but only 1 are left"),
         (vec![1, 0, 0, 0, b'a', 1, 0], "2 bytes are left after BYTES element 1"),
         (vec![1, 0, 0, 0, b'a', 0, 0, 0, 0], "BYTES of shape [1] has 1 elements, got 2"),
     ] {

@@ -135,7 +135,10 @@ async fn wrong_loads_are_refused() {
             load("simple", &[("file:1/model.onnx", Some(Choice::StringParam("x".into())))]),
             "'file:1/model.onnx' must be 'bytes_param'",
         ),
-        (load("simple", &[("model", Some(Choice::BytesParam("x".into())))]), "which only 'file:PATH' parameters are"),
+        (
+            load("simple", &[("model", Some(Choice::BytesParam("x".into())))]),
+            "which is only for 'file:PATH' parameters",
+        ),
         (load("simple", &[("config", None)]), "'config' has no value"),
     ];
     for (request, expected) in cases {

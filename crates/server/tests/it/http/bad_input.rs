@@ -90,7 +90,7 @@ async fn text_that_is_no_json() {
     connection.post(SIMPLE, &[], b"\xff\xfe{}").await.error(400);
     for path in ["/v2/repository/index", "/v2/repository/models/simple/load", "/v2/logging", "/v2/trace/setting"] {
         let message = connection.post(path, &[], "{nonsense").await.error(400);
-        assert_says(&message, &["not the JSON that is expected"]);
+        assert_says(&message, &["not the expected JSON"]);
     }
     assert_answers(&mut connection).await;
 }
@@ -172,7 +172,7 @@ async fn binary_data_of_the_wrong_size() {
         (json.len().to_string(), [json.as_bytes(), tail].concat())
     };
     for (tail, says) in [
-        (&b"\x01\0\0\0a\x02\0\0\0b"[..], "element 1 says that it has 2 bytes, but only 1"),
+        (&b"\x01\0\0\0a\x02\0\0\0b"[..], "element 1 has a length of 2 bytes, but only 1"),
         (b"\x01\0\0\0a", "has 2 elements, got 1"),
         (b"\x01\0\0\0a\x01\0", "2 bytes are left after BYTES element 1"),
         (b"\xff\xff\xff\xffa", "4294967295 bytes"),
@@ -304,7 +304,7 @@ async fn a_coding_that_is_wrong() {
     let mut connection = server.connect().await;
     let body = json_request().to_string();
     let reply = connection.post(SIMPLE, &[("content-encoding", "br")], &body).await;
-    assert_says(&reply.error(415), &["\"br\"", "expected gzip, deflate or identity"]);
+    assert_says(&reply.error(415), &["\"br\"", "expected one of gzip, deflate and identity"]);
     assert_eq!(reply.headers["accept-encoding"], "gzip, deflate, identity");
     for coding in ["gzip", "deflate"] {
         let message = connection.post(SIMPLE, &[("content-encoding", coding)], &body).await.error(400);

@@ -69,7 +69,7 @@ async fn a_timeline_is_of_some_seconds() {
     assert_eq!(server.get("/v2/timeline").await.error(404), "this server keeps no timeline");
     for wrong in ["seconds=0", "seconds=61", "seconds=NaN", "seconds", "seconds=-1"] {
         let message = server.get(&format!("/v2/timeline?{wrong}")).await.error(400);
-        assert_eq!(message, "seconds is to be a number above 0 and at most 60", "{wrong}");
+        assert_eq!(message, "seconds must be a number above 0 and at most 60", "{wrong}");
     }
     assert!(server.get("/v2/timeline?minutes=1").await.error(400).contains("the only parameter"));
 }
@@ -216,7 +216,7 @@ async fn shared_memory_regions_are_registered_used_and_forgotten() {
     server.get(&format!("{path}/status")).await.error(404);
     assert_eq!(server.post("/v2/systemsharedmemory/unregister", "").await.status, 200);
     let message = server.post(&format!("{path}/register"), "").await.error(400);
-    assert!(message.contains("not the JSON that is expected"), "{message}");
+    assert!(message.contains("not the expected JSON"), "{message}");
     let message = server.post(&format!("{path}/register"), r#"{"key": "/x"}"#).await.error(400);
     assert!(message.contains("byte_size"), "{message}");
 }

@@ -4,6 +4,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod config_check;
+mod device_advice_command;
 mod device_groups;
 mod draft;
 mod engine_command;

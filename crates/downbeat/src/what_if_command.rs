@@ -9,6 +9,7 @@ use downbeat_core::Duration;
 use downbeat_sim::policy::{Policy, SERVED};
 use downbeat_sim::what_if::{Comparison, Recorded, Setting, Wanted, advise};
 
+use crate::device_advice_command::{self, DeviceAdviceArgs};
 use crate::run_output::RunOutput;
 use crate::units::positive_millis;
 
@@ -91,14 +92,21 @@ pub struct WhatIfArgs {
 /// multiple of the rate that they still hold. For the first one, the smallest largest batch and the
 /// tightest SLOs that hold are searched. All runs are simulated: no device is needed.
 ///
+/// With --device-policies the command asks another question: which device policy, with which
+/// parameters, answers most of each model's requests in time.
+///
 /// Examples:
 ///   downbeat advise decisions
+///   downbeat advise decisions --device-policies --together resnet=1.4 --write downbeat.toml
 ///   downbeat advise decisions --target 0.999 --rate 2 --policy adaptive --max-devices 16
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct AdviseArgs {
     #[command(flatten)]
     requests: Requests,
+
+    #[command(flatten)]
+    device: DeviceAdviceArgs,
 
     /// Share of each model's requests that must be answered in time
     #[arg(long, default_value_t = 0.99, value_name = "SHARE", allow_negative_numbers = true)]
@@ -161,6 +169,9 @@ pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
 /// # Errors
 /// If the log cannot be replayed, a number is wrong, or a result cannot be written.
 pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
+    if args.device.device_policies {
+        return device_advice_command::run(&args.device, &args.requests.logs, &args.output);
+    }
     let target = args.target;
     ensure!(target > 0.0 && target <= 1.0, "--target is {target}; the target must be above 0 and at most 1");
     let (recorded, mut setting) = args.requests.read()?;

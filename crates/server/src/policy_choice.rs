@@ -30,15 +30,15 @@ pub struct AutoSubject<'a> {
 pub struct Chosen {
     /// The policy, and why.
     pub report: PolicyReport,
-    /// The policy. Its settings are those that were written for the model.
+    /// The policy, with the settings that the user wrote for the model.
     pub policy: PolicyName,
     /// The inputs of the choice at load.
     pub inputs: AutoInputs,
     /// The measured overlap, another input; `None`: no policy could have gained by overlap.
     pub overlap: Option<Overlap>,
     pub profiled: Profiled,
-    /// The choice is made, and the load does not choose again: the model could not have its policy,
-    /// or the policy lost against `exclusive` in service.
+    /// Whether the load must not choose again. The model could not have its policy, or the policy
+    /// lost against `exclusive` in service.
     pub is_final: bool,
 }
 

@@ -120,3 +120,19 @@ fn what_cannot_be_played_is_refused() {
         }
     });
 }
+
+#[test]
+fn device_policies_need_a_log_of_devices_and_no_other_question() {
+    in_folder(&log(50), |_, logs| {
+        let refuses = |arguments: &[&str], expected: &str| {
+            let output = run(&[&["advise", logs], arguments].concat());
+            let said = stderr(&output);
+            assert!(said.contains(expected) && !said.contains("panicked"), "{arguments:?}: {said}");
+            assert!(!output.status.success());
+        };
+        refuses(&["--device-policies"], "the log has no request that can be replayed");
+        refuses(&["--device-policies", "--target", "0.9"], "cannot be used with");
+        refuses(&["--device-policies", "--together", "m=3"], "from 0.1 to 2");
+        refuses(&["--write", "downbeat.toml"], "--device-policies");
+    });
+}

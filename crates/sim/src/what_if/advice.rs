@@ -75,6 +75,9 @@ pub enum NoAdvice {
     /// The setting is invalid.
     #[error(transparent)]
     Setting(#[from] BadSetting),
+    /// The log has too few requests for a comparison.
+    #[error("{0} requests are too few for an advice; at least {1} are needed")]
+    TooFew(usize, usize),
     /// The caller ended the search.
     #[error("the command was interrupted before it found advice")]
     Interrupted,

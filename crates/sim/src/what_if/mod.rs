@@ -3,9 +3,15 @@
 //! [`Recorded`] is the content of a decision log: models, requests, devices, and the requests'
 //! outcome. [`Setting`] holds the changes, and [`Recorded::run`] runs the requests in the
 //! simulator. [`advise`] searches the cheapest setting under which the requests meet a target.
+//!
+//! [`DeviceLog`] is the same content by devices. [`DeviceLog::advise`] compares the device policies
+//! that its models may have.
 
 mod advice;
 mod comparison;
+mod device_advice;
+mod device_log;
+mod device_part;
 mod figures;
 mod part;
 mod recorded;
@@ -13,6 +19,8 @@ mod setting;
 
 pub use advice::{Advice, Candidate, NoAdvice, Wanted, advise};
 pub use comparison::{Comparison, Row};
+pub use device_advice::{DeviceAdvice, DeviceRow, HalfFigures, ModelAdvice};
+pub use device_log::{BadDeviceLog, DeviceLog, LoggedModel};
 pub use figures::{Figures, ModelFigures};
 pub use recorded::{BadLog, Recorded, RecordedModel};
 pub use setting::{BadSetting, Setting};

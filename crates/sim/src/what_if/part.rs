@@ -20,6 +20,8 @@ pub(super) struct Part {
     /// The largest number of devices of each kind at one time.
     pub devices: BTreeMap<DeviceKind, u32>,
     pub network: NetworkBudget,
+    /// How long before its last moment a batch that waits starts.
+    pub wake_margin: Duration,
     /// Names of inputs that a simulation does not have.
     pub passed_over: BTreeSet<&'static str>,
     /// The number of a rehearsal's trials, and of the trials that changed the models' behaviour.
@@ -91,6 +93,7 @@ impl Part {
             completions: HashMap::new(),
             devices: BTreeMap::new(),
             network: NetworkBudget::default(),
+            wake_margin: Duration::ZERO,
             passed_over: BTreeSet::new(),
             trials: (0, 0),
             order: None,
@@ -135,6 +138,7 @@ impl Part {
                 }
             }
             Input::SetNetwork(network) => self.network = network,
+            Input::SetWakeMargin(margin) => self.wake_margin = margin,
             Input::AddDevice(kind) => {
                 self.present.insert(DeviceId(self.added_devices), kind);
                 self.added_devices += 1;

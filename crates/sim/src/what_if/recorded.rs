@@ -162,7 +162,7 @@ impl Recorded {
 }
 
 /// The logs of a server's scheduler in a folder.
-fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
+pub(super) fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
     let failed = |error| BadLog::Read(folder.to_owned(), error);
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {

@@ -4,6 +4,7 @@
 mod adaptive;
 mod arrivals;
 mod checker;
+mod device_advice;
 mod measuring;
 mod pace;
 mod runs;

@@ -1,5 +1,4 @@
-//! Measures two models that run at the same time on a device, against each of them alone (Abacus
-//! figure 3).
+//! Measures two models that run at the same time on a device, against each of them alone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -50,22 +49,8 @@ pub struct PairMeasurement {
     pub alone_in_partition: Option<[Latencies; 2]>,
     /// Latencies of each while the other runs its batches one after another.
     pub together: [Latencies; 2],
-    /// See [`share_of_sequential`].
-    pub share_of_sequential: f64,
     /// Whether the device's clock measured; the host's otherwise.
     pub by_device: bool,
-}
-
-/// The time of running both at once, as a share of the time of the same batches one after the
-/// other: 1 is no gain, 0.5 is the most. In a time `t` each of the two does `t / together` batches,
-/// which take `alone / together * t` alone.
-///
-/// Abacus §8 does not place models on one GPU whose duration together "always equals that of
-/// sequential execution".
-pub fn share_of_sequential(alone_ns: [u64; 2], together_ns: [u64; 2]) -> f64 {
-    let done: f64 =
-        alone_ns.iter().zip(together_ns).map(|(alone, together)| *alone as f64 / together.max(1) as f64).sum();
-    1.0 / done
 }
 
 /// One subject of the pair.
@@ -158,14 +143,11 @@ pub fn measure(
         let both = |runs: &[Vec<TimedRun>]| {
             [0, 1].map(|side| Latencies::of_runs(runs.get(side).map_or(&[][..], Vec::as_slice)))
         };
-        let (alone, together) = (both(&alone_on_whole), both(&together));
-        let medians = |of: &[Latencies; 2]| of.map(|latencies| latencies.median_ns);
         Ok(PairMeasurement {
             batches,
-            share_of_sequential: share_of_sequential(medians(&alone), medians(&together)),
-            alone,
+            alone: both(&alone_on_whole),
             alone_in_partition: alone_in_partition.as_deref().map(both),
-            together,
+            together: both(&together),
             by_device,
         })
     })
@@ -174,17 +156,6 @@ pub fn measure(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_gains_nothing_is_1_and_what_disturbs_nobody_is_a_half() {
-        assert_eq!(share_of_sequential([10, 30], [10, 30]), 0.5);
-        // Each takes as long as both alone, as when they run in turns.
-        assert_eq!(share_of_sequential([10, 10], [20, 20]), 1.0);
-        // In 80 ns, four runs of the first (40 ns alone) and one of the second (40 ns alone) are
-        // done: as many as in turns.
-        assert_eq!(share_of_sequential([10, 40], [20, 80]), 1.0);
-        assert!(share_of_sequential([10, 10], [25, 25]) > 1.0);
-    }
 
     #[test]
     fn latencies_are_quantiles_of_the_runs() {

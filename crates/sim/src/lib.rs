@@ -17,6 +17,7 @@ mod cluster;
 mod execution;
 mod feed;
 mod network;
+pub mod node;
 mod pace;
 pub mod parallel;
 pub mod policy;

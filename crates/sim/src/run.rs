@@ -1,8 +1,9 @@
 //! A run of a cluster scheduler under virtual time.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use downbeat_core::cluster::Request;
+use downbeat_core::cluster::{DispatchPolicy, Request};
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 use rand::seq::IndexedRandom;
 use rand_distr::{Distribution, Normal};
@@ -15,6 +16,7 @@ use crate::cluster::{ClusterScheduler, Decision};
 use crate::execution::Execution;
 use crate::feed::Source;
 use crate::network::Network;
+use crate::node::{self, Node};
 use crate::report::Report;
 use crate::simulation::Simulation;
 use crate::tally::{Run, Tally};
@@ -31,8 +33,12 @@ struct Sent {
     took: Duration,
 }
 
-struct World<C> {
+struct World<'a, C> {
     cluster: C,
+    feed: Source<'a>,
+    /// A time, and the dispatch policies from then on.
+    switch: Option<&'a (Time, Vec<DispatchPolicy>)>,
+    seed: u64,
     checker: Checker,
     tally: Tally,
     next_request: u64,
@@ -64,52 +70,77 @@ impl Simulation {
     /// # Errors
     /// If an arrival process has no positive, finite rate and shape.
     pub fn run_on<C: ClusterScheduler>(&self, cluster: C) -> Result<Report, BadArrivals> {
-        let mut world = World::new(self, cluster);
-        let mut feed = Source::new(self)?;
-        let mut now = Time::ZERO;
-        let mut switch = self.switch.as_ref();
-        loop {
-            let arrival = feed.peek();
-            let end = world.execution.next_event();
-            let timeout = world.cluster.poll_timeout().unwrap_or(Time::MAX);
-            // At one instant: completions, then arrivals, then timers.
-            let next = end.min(arrival).min(timeout);
-            if let Some((at, dispatches)) = switch.filter(|(at, _)| *at <= next) {
-                switch = None;
-                for (dispatch, model) in dispatches.iter().zip(0..) {
-                    world.cluster.set_dispatch(*at, ModelId(model), dispatch.clone());
-                }
-                now = now.max(*at);
-                world.decide(now);
-                continue;
-            }
-            if next == Time::MAX {
-                world.checker.end(now);
-                break;
-            }
-            now = now.max(next);
-            if end == next {
-                world.complete(now);
-            } else if arrival == next {
-                let Some(arrival) = feed.pop() else { break };
-                world.arrive(now, arrival);
-            } else {
-                world.cluster.handle_timeout(now);
-            }
-            world.decide(now);
-            if world.tally.gave_up() {
-                break;
-            }
+        let mut world = World::new(self, cluster)?;
+        let (now, gave_up) = node::run(&mut world, Time::ZERO);
+        if gave_up.is_none() {
+            world.checker.end(now);
         }
         Ok(world.tally.report(now))
     }
 }
 
-impl<C: ClusterScheduler> World<C> {
+/// The next event of a run. At one instant they come in this order.
+enum Event {
+    Switch,
+    Completion,
+    Arrival,
+    Timer,
+}
+
+impl<C: ClusterScheduler> Node for World<'_, C> {
+    type Event = Event;
+    /// Some model has too many bad requests.
+    type End = ();
+
+    /// Thousands of models may have an arrival at one instant.
+    const STUCK: u32 = u32::MAX;
+
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    fn poll_event(&mut self) -> Option<(Time, Event)> {
+        let (end, arrival) = (self.execution.next_event(), self.feed.peek());
+        let timeout = self.cluster.poll_timeout().unwrap_or(Time::MAX);
+        let next = end.min(arrival).min(timeout);
+        match self.switch {
+            Some((at, _)) if *at <= next => Some((*at, Event::Switch)),
+            _ if next == Time::MAX => None,
+            _ if end == next => Some((next, Event::Completion)),
+            _ if arrival == next => Some((next, Event::Arrival)),
+            _ => Some((next, Event::Timer)),
+        }
+    }
+
+    fn handle_event(&mut self, now: Time, event: Event) -> ControlFlow<()> {
+        match event {
+            Event::Switch => {
+                let dispatches = self.switch.take().map_or(&[][..], |(_, dispatches)| dispatches);
+                for (dispatch, model) in dispatches.iter().zip(0..) {
+                    self.cluster.set_dispatch(now, ModelId(model), dispatch.clone());
+                }
+            }
+            Event::Completion => self.complete(now),
+            Event::Arrival => {
+                if let Some(arrival) = self.feed.pop() {
+                    self.arrive(now, arrival);
+                }
+            }
+            Event::Timer => self.cluster.handle_timeout(now),
+        }
+        self.decide(now);
+        if self.tally.gave_up() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+impl<'a, C: ClusterScheduler> World<'a, C> {
     /// The cluster with its devices and models, before the first request.
-    fn new(simulation: &Simulation, cluster: C) -> Self {
+    fn new(simulation: &'a Simulation, cluster: C) -> Result<Self, BadArrivals> {
         let mut world = World {
             cluster,
+            feed: Source::new(simulation)?,
+            switch: simulation.switch.as_ref(),
+            seed: simulation.seed,
             checker: Checker::new(simulation.seed),
             tally: Tally::new(simulation),
             next_request: 0,
@@ -133,7 +164,7 @@ impl<C: ClusterScheduler> World<C> {
             world.cluster.add_model(Time::ZERO, load.options.clone(), load.slo, load.rate);
             world.checker.model(load.options.max_batch.max(1), load.options.drop);
         }
-        world
+        Ok(world)
     }
 
     fn arrive(&mut self, now: Time, arrival: Arrival) {

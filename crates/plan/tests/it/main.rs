@@ -18,7 +18,7 @@ fn problem(models: Vec<Model>, sub_clusters: usize) -> Problem {
     Problem { models, sub_clusters, max_rate: None, max_memory: None, memory_weight: 1.0, max_disruption: None }
 }
 
-/// So many models that not every partition is tried. Few are equal.
+/// A problem with too many models to try every partition. Few models are equal.
 fn many(models: usize, sub_clusters: usize) -> Problem {
     let one = |i: usize| {
         let (rate, memory) = (1 + i * 37 % 101, 10 + i as u64 * 53 % 97);

@@ -120,8 +120,6 @@ impl<'a> Play<'a> {
     /// Notes that the last query has come.
     pub(super) fn end_of_arrivals(&mut self, now: Time) {
         self.report.span = now.since(Time::ZERO);
-        let whole = f64::from(self.run.platform.units) * self.report.span.as_secs_f64() * 1e9;
-        self.report.used = self.device.used_unit_nanos() as f64 / whole;
     }
 
     pub(super) fn arrive(&mut self, now: Time, id: u64, query: Query) {

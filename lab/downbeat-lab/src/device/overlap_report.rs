@@ -16,8 +16,6 @@ pub struct OverlapReport {
     pub latencies: Vec<f64>,
     /// The time during which queries came.
     pub span: Duration,
-    /// The share of the units' time in use until the end of arrivals, 0 to 1.
-    pub used: f64,
     /// Counters of the groups by prediction.
     pub stats: OverlapStats,
     /// Actual over predicted time, for groups of several parts.
@@ -28,10 +26,10 @@ impl OverlapReport {
     /// Joins the reports of several devices. Every device counts as getting queries for as long as
     /// the last one.
     pub fn joined(reports: impl IntoIterator<Item = OverlapReport>) -> OverlapReport {
-        let (mut all, mut count) = (OverlapReport::default(), 0);
-        for OverlapReport { in_time, late, dropped, latencies, span, used, stats, ratios } in reports {
+        let mut all = OverlapReport::default();
+        for OverlapReport { in_time, late, dropped, latencies, span, stats, ratios } in reports {
             (all.in_time, all.late, all.dropped) = (all.in_time + in_time, all.late + late, all.dropped + dropped);
-            (all.span, all.used, count) = (all.span.max(span), all.used + used, count + 1);
+            all.span = all.span.max(span);
             all.latencies.extend(latencies);
             all.ratios.extend(ratios);
             let own = &mut all.stats;
@@ -39,7 +37,6 @@ impl OverlapReport {
             (own.passes, own.waited_for) = (own.passes + stats.passes, own.waited_for + stats.waited_for);
             own.overtaken += stats.overtaken;
         }
-        all.used /= f64::from(count.max(1));
         all
     }
 

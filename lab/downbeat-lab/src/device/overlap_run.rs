@@ -7,11 +7,12 @@ use rand_pcg::Pcg64;
 use super::architecture::Architecture;
 use super::failure::DeviceFailure;
 use super::model::EmulatedModel;
-use super::overlap_play::{Play, Query, whole};
+use super::overlap_devices::{OverlapDevices, OverlapQueries, SpreadBy};
+use super::overlap_play::{Query, whole};
 use super::overlap_predictor::PredictedBy;
 use super::overlap_report::OverlapReport;
 use super::platform::Platform;
-use downbeat_sim::{Arrivals, random};
+use downbeat_sim::Arrivals;
 
 /// Items of a query, and tokens of a query for BERT (Abacus table 1).
 const ROWS: [u32; 4] = [4, 8, 16, 32];
@@ -116,28 +117,9 @@ impl OverlapRun {
         if self.models.is_empty() {
             return Err(DeviceFailure("queries of no model".to_owned()));
         }
-        let (targets, mut play) = (self.targets()?, Play::new(self, self.models()?, 0)?);
-        let mut arrivals = Arrivals::Poisson.stream(self.rate, self.seed, 0)?;
-        let mut draws = random(self.seed, 1);
-        let (mut sent, mut next) = (0, arrivals.next_arrival());
-        loop {
-            let arrives = if sent < self.queries { next } else { Time::MAX };
-            let now = play.next_event().map_or(arrives, |event| event.min(arrives));
-            if now == Time::MAX {
-                return Ok(play.report);
-            }
-            play.advance(now);
-            if now == arrives {
-                let model = draws.random_range(0..self.models.len());
-                let query = self.query(&play.models[model], (model, targets[model]), now, &mut draws);
-                play.arrive(now, u64::from(sent), query);
-                (sent, next) = (sent + 1, arrivals.next_arrival());
-                if sent == self.queries {
-                    play.end_of_arrivals(now);
-                }
-            }
-            play.carry_out(now);
-        }
+        let streams = vec![Arrivals::Poisson.stream(self.rate, self.seed, 0)?];
+        let queries = OverlapQueries::new(self, streams, self.targets()?, true);
+        Ok(OverlapDevices::new(queries, 1, SpreadBy::Turn)?.play())
     }
 
     /// Draws a query that comes now for a model with this number and target.

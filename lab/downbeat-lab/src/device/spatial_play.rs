@@ -1,6 +1,7 @@
-//! Plays a run of models that share a device: the state of the run, and the loop over its events.
+//! Plays a run of models that share a device.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 use downbeat_core::device::spatial::{
     Aimd, BatchControl, Clipper, MeasuredWindow, ShareReason, Slab, Spatial, SpatialModel, SpatialOutput,
@@ -20,6 +21,7 @@ use super::limits::{DeviceLimits, Sharing};
 use super::model::EmulatedModel;
 use super::spatial_report::{Ran, SharingReport};
 use super::spatial_run::{BatchedBy, SharedBy, SharingLoad, SharingModel, SpatialRun};
+use downbeat_sim::node::{self, Node};
 
 /// The largest batch (GSLICE §3.3.2: 64 requests are tracked).
 const MOST: u32 = 64;
@@ -89,6 +91,31 @@ pub(super) struct Play {
     requests: u64,
     noise: Option<Normal<f64>>,
     rng: Pcg64,
+    seed: u64,
+    /// The instant of the next event, of the next window, and of the end.
+    at: Time,
+    window: Time,
+    end: Time,
+}
+
+impl Node for Play {
+    type Event = ();
+    type End = DeviceFailure;
+
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    fn poll_event(&mut self) -> Option<(Time, ())> {
+        (self.at < self.end).then_some((self.at, ()))
+    }
+
+    fn handle_event(&mut self, now: Time, (): ()) -> ControlFlow<DeviceFailure> {
+        match self.step(now) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(failure) => ControlFlow::Break(failure),
+        }
+    }
 }
 
 impl Play {
@@ -132,33 +159,41 @@ impl Play {
             requests: 0,
             noise: Normal::new(1.0, run.platform.noise).ok(),
             rng: Pcg64::seed_from_u64(run.seed),
+            seed: run.seed,
+            at: Time::ZERO,
+            window: Time::ZERO + WINDOW,
+            end: Time::ZERO + run.span,
         }
     }
 
     /// Plays until the end and returns the report of each model, by number.
-    pub(super) fn run(mut self, end: Time) -> Result<Vec<SharingReport>, DeviceFailure> {
-        let mut window = Time::ZERO + WINDOW;
-        let mut now = Time::ZERO;
-        while now < end {
-            self.come_and_go(now)?;
-            self.prepared(now);
-            for completed in self.device.advance(now) {
-                if let Completed::Launch { token, .. } = completed {
-                    self.complete(now, token);
-                }
-            }
-            if now >= window {
-                window = now + WINDOW;
-                self.window(now);
-            }
-            if let Control::Spatial(spatial) = &mut self.control {
-                spatial.handle_timeout(now);
-            }
-            self.obey(now)?;
-            self.arrive(now);
-            now = self.next(now).min(window).min(end);
+    pub(super) fn run(mut self) -> Result<Vec<SharingReport>, DeviceFailure> {
+        match node::run(&mut self, Time::ZERO) {
+            (_, Some(failure)) => Err(failure),
+            (_, None) => Ok(self.models.into_iter().map(|running| running.report).collect()),
         }
-        Ok(self.models.into_iter().map(|running| running.report).collect())
+    }
+
+    /// Carries out everything that is due.
+    fn step(&mut self, now: Time) -> Result<(), DeviceFailure> {
+        self.come_and_go(now)?;
+        self.prepared(now);
+        for completed in self.device.advance(now) {
+            if let Completed::Launch { token, .. } = completed {
+                self.complete(now, token);
+            }
+        }
+        if now >= self.window {
+            self.window = now + WINDOW;
+            self.end_window(now);
+        }
+        if let Control::Spatial(spatial) = &mut self.control {
+            spatial.handle_timeout(now);
+        }
+        self.obey(now)?;
+        self.arrive(now);
+        self.at = self.next(now).min(self.window).min(self.end);
+        Ok(())
     }
 
     /// Returns the id of a model for the division, which is its first stream's id for the
@@ -450,8 +485,8 @@ impl Play {
         self.carry_out(now);
     }
 
-    /// Ends a window.
-    fn window(&mut self, now: Time) {
+    /// Tells the division what a window has measured.
+    fn end_window(&mut self, now: Time) {
         let Control::Spatial(spatial) = &mut self.control else { return };
         for (index, running) in self.models.iter_mut().enumerate().filter(|(_, running)| running.is_here) {
             running.count_busy(now);

@@ -134,6 +134,6 @@ impl SpatialRun {
     /// # Errors
     /// If a model has no profile.
     pub fn play(&self) -> Result<Vec<SharingReport>, DeviceFailure> {
-        Play::new(self).run(Time::ZERO + self.span)
+        Play::new(self).run()
     }
 }

@@ -1,9 +1,10 @@
-//! A run of a network: the loop over its events.
+//! A run of a network: what each event does.
 
 mod faults;
 mod models;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
@@ -21,6 +22,7 @@ use super::outcome::NetworkOutcome;
 use super::process::{Copy, Inbound, Machine, Process, Tensors, model_name, model_of};
 use super::scenario::{Fault, Host, NetworkScenario};
 use super::wires::Wiring;
+use downbeat_sim::node::{self, Node};
 use downbeat_sim::random;
 
 /// The time within which everything must have ended after all faults were mended.
@@ -35,7 +37,7 @@ const STORE_AWAY: Duration = Duration::from_millis(20);
 const GAP_WITHIN: Duration = Duration::from_millis(150);
 
 #[derive(Debug)]
-enum Event {
+pub(super) enum Event {
     /// An input reaches a process.
     Comes(usize, Inbound),
     Wakes(usize),
@@ -81,6 +83,27 @@ pub(super) struct NetworkRun<'a> {
     /// The times of answers, for gaps.
     answers: Vec<Time>,
     is_over: bool,
+}
+
+impl Node for NetworkRun<'_> {
+    type Event = Event;
+    /// Everything has ended, or a rule is broken.
+    type End = ();
+
+    fn seed(&self) -> u64 {
+        self.scenario.seed
+    }
+
+    fn poll_event(&mut self) -> Option<(Time, Event)> {
+        self.events.pop()
+    }
+
+    fn handle_event(&mut self, now: Time, event: Event) -> ControlFlow<()> {
+        self.now = now;
+        self.handle(event);
+        let is_done = self.is_over || self.judge.broken().is_some();
+        if is_done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
 }
 
 impl<'a> NetworkRun<'a> {
@@ -129,13 +152,7 @@ impl<'a> NetworkRun<'a> {
             self.events.push(*at, Event::Fault(number));
         }
         self.events.push(Time::ZERO + self.scenario.span, Event::Mend);
-        while !self.is_over
-            && self.judge.broken().is_none()
-            && let Some((at, event)) = self.events.pop()
-        {
-            self.now = at;
-            self.handle(event);
-        }
+        node::run(&mut self, Time::ZERO);
         if self.judge.broken().is_none() {
             self.judge.finish(self.now);
         }

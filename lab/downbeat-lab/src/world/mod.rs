@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `scenario.rs` | [`WorldScenario`]: devices, models, clients, faults, and a report of what came of them |
 //! | `file.rs`, `results.rs` | a [`WorldScenario`] as a file, and the report as a table |
-//! | `run.rs` | the event loop, and what each [`Fault`] does |
+//! | `run.rs` | what each event and each [`Fault`] does |
 //! | `mailboxes.rs` | the cluster's scheduler: its shards and matchmaker on one thread |
 //! | `host.rs` | one device: its scheduler, what runs on its lanes, copies |
 //! | `ledger.rs` | the outside checker of requests and grants; that of launches is [`LaunchChecker`](crate::device::LaunchChecker) |

@@ -1,8 +1,9 @@
-//! The event loop of the world, and the faults that it injects.
+//! The events of the world, and the faults that it injects.
 
 mod changes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::ControlFlow;
 
 use downbeat_core::cluster::{ModelOptions, Output, Request};
 use downbeat_core::device::{
@@ -17,8 +18,8 @@ use super::host::{Done, Host};
 use super::ledger::{Ending, Failure, Ledger};
 use super::mailboxes::{Event, Mailboxes, Order, Said, Virtual};
 use crate::device::{DeviceLimits, Direction, EmulatedModel};
-use downbeat_sim::Network;
-use downbeat_sim::random;
+use downbeat_sim::node::{self, Node};
+use downbeat_sim::{Network, random};
 
 /// The scheduler that makes a model's batches.
 #[derive(Clone, PartialEq, Debug)]
@@ -113,9 +114,6 @@ pub(crate) trait Outside {
     }
 }
 
-/// This many events at one instant mean that a state machine asks to be called again and again.
-const STUCK: u32 = 100_000;
-
 /// The world: the cluster's scheduler, the devices, and the messages between them.
 pub(crate) struct World<'c> {
     seed: u64,
@@ -184,6 +182,65 @@ struct SentBatch {
     batch: GrantedBatch,
 }
 
+/// The next event of a world. At one instant they come in this order.
+enum Next {
+    /// A launch or a copy is done, or takes its next step.
+    Device,
+    /// A batch arrives at its device.
+    Sent,
+    Fault,
+    /// Lanes have been prepared.
+    Prepared,
+    Arrival,
+    /// A client goes away.
+    Leave,
+    Timer,
+}
+
+/// A world in its surroundings.
+struct Running<'w, 'c, 'o> {
+    world: &'w mut World<'c>,
+    outside: &'o mut dyn Outside,
+}
+
+impl Node for Running<'_, '_, '_> {
+    type Event = Next;
+    /// The surroundings end the run.
+    type End = ();
+
+    fn seed(&self) -> u64 {
+        self.world.seed
+    }
+
+    fn poll_event(&mut self) -> Option<(Time, Next)> {
+        let World { hosts, sent, faults, preparing, leaves, cluster, now, .. } = &*self.world;
+        let timers = hosts.iter().filter_map(|host| host.scheduler.poll_timeout());
+        let times = [
+            (hosts.iter().filter_map(Host::next_event).min(), Next::Device),
+            (sent.first_key_value().map(|((at, _), _)| *at), Next::Sent),
+            (faults.front().map(|(at, _)| *at), Next::Fault),
+            (preparing.front().map(|(at, _, _)| *at), Next::Prepared),
+            (self.outside.next_arrival(), Next::Arrival),
+            (leaves.first().map(|(at, _)| *at), Next::Leave),
+            (timers.map(|(at, _)| at).chain(cluster.next_event()).min(), Next::Timer),
+        ];
+        // A late event is due now.
+        let next = times.iter().filter_map(|(at, _)| *at).min()?.max(*now);
+        times.into_iter().find_map(|(at, event)| at.is_some_and(|at| at <= next).then_some((next, event)))
+    }
+
+    fn handle_event(&mut self, now: Time, event: Next) -> ControlFlow<()> {
+        let Running { world, outside } = self;
+        world.happen(now, event, *outside);
+        world.decide(*outside);
+        while let Some(fault) = outside.change(now) {
+            world.go_wrong(fault, *outside);
+            world.decide(*outside);
+        }
+        if outside.is_over(now) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
 impl<'c> World<'c> {
     /// Makes a world without devices and models, with a cluster that was made for this network.
     pub fn new(seed: u64, network: Network, cluster: &'c Cluster<Virtual>, order: Order) -> Self {
@@ -245,62 +302,43 @@ impl<'c> World<'c> {
     /// Runs until no event is left, or until `outside` ends the run. Returns true if no event is
     /// left. Panics, with the seed, if one of the schedulers breaks a rule.
     pub fn run(&mut self, outside: &mut dyn Outside) -> bool {
-        let (mut at, mut events) = (self.now, 0);
         self.decide(outside);
-        loop {
-            let device = self.hosts.iter().filter_map(Host::next_event).min();
-            let sent = self.sent.first_key_value().map(|((at, _), _)| *at);
-            let fault = self.faults.front().map(|(at, _)| *at);
-            let prepared = self.preparing.front().map(|(at, _, _)| *at);
-            let arrival = outside.next_arrival();
-            let leave = self.leaves.first().map(|(at, _)| *at);
-            let timers = self.hosts.iter().filter_map(|host| host.scheduler.poll_timeout());
-            let timer = timers.map(|(at, _)| at).chain(self.cluster.next_event()).min();
-            let next = [device, sent, fault, prepared, arrival, leave, timer].into_iter().flatten().min();
-            let Some(next) = next else { return true };
-            self.now = self.now.max(next);
-            let now = self.now;
-            self.cluster.set_time(now);
-            events = if now > at { 0 } else { events + 1 };
-            at = now;
-            assert!(events < STUCK, "seed {}, {now}: time does not go on", self.seed);
-            // The order at one instant: completions, batches that arrive, faults, arrivals, clients
-            // that go, timers.
-            for host in &mut self.hosts {
-                host.advance(now, outside);
-            }
-            let due = |time: Option<Time>| time.is_some_and(|at| at <= now);
-            if due(device) {
-                // A device's completions were the only events.
-            } else if due(sent) {
-                self.deliver();
-            } else if due(fault) {
+        let begin = self.now;
+        let (_, over) = node::run(&mut Running { world: self, outside }, begin);
+        over.is_none()
+    }
+
+    fn happen(&mut self, now: Time, event: Next, outside: &mut dyn Outside) {
+        self.now = now;
+        self.cluster.set_time(now);
+        for host in &mut self.hosts {
+            host.advance(now, outside);
+        }
+        match event {
+            // The devices have been advanced.
+            Next::Device => {}
+            Next::Sent => self.deliver(),
+            Next::Fault => {
                 if let Some((_, fault)) = self.faults.pop_front() {
                     self.go_wrong(fault, outside);
                 }
-            } else if due(prepared) {
+            }
+            Next::Prepared => {
                 if let Some((_, host, model)) = self.preparing.pop_front() {
                     self.hosts[host].scheduler.handle_prepared(now, model, Ok(()));
                 }
-            } else if due(arrival) {
-                self.arrive(outside);
-            } else if due(leave) {
+            }
+            Next::Arrival => self.arrive(outside),
+            Next::Leave => {
                 if let Some((_, request)) = self.leaves.pop_first() {
                     self.leave(request, outside);
                 }
-            } else {
+            }
+            Next::Timer => {
                 self.cluster.work();
                 for host in &mut self.hosts {
                     host.scheduler.handle_timeout(now);
                 }
-            }
-            self.decide(outside);
-            while let Some(fault) = outside.change(now) {
-                self.go_wrong(fault, outside);
-                self.decide(outside);
-            }
-            if outside.is_over(now) {
-                return false;
             }
         }
     }

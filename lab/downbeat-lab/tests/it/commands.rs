@@ -205,7 +205,6 @@ fn pair(folder: &Path, models: [&str; 2]) -> String {
             alone: [of(2), of(3)],
             alone_in_partition: None,
             together: [of(3), of(4)],
-            share_of_sequential: 0.7,
             by_device: false,
         }],
     };

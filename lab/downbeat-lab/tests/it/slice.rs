@@ -76,7 +76,6 @@ fn two_models_are_measured_alone_and_at_the_same_time() {
         for latencies in [&pair["alone"], &pair["together"]].into_iter().flat_map(|of| of.as_array().unwrap()) {
             assert!(latencies["runs"].as_u64().unwrap() >= 2 && latencies["median_ns"].as_u64().unwrap() > 0, "{pair}");
         }
-        assert!(pair["share_of_sequential"].as_f64().unwrap() > 0.0, "{pair}");
     }
     assert!(std::fs::read_to_string(page).unwrap().contains("Together against in turn"));
 }

@@ -77,7 +77,8 @@ pub fn run(args: &DeviceAdviceArgs, logs: &[PathBuf], output: &RunOutput) -> any
     output.json.print(&advice)?;
     let changes = changes(&advice);
     match &args.write {
-        _ if changes.is_empty() => note("Nothing is to be changed."),
+        Some(file) if changes.is_empty() => note(format_args!("{} is left as it was.", file.display())),
+        None if changes.is_empty() => {}
         None => note(format_args!("For downbeat.toml (--write FILE writes it):\n\n{}", groups(&changes))),
         Some(file) => {
             write_groups(file, &changes)?;

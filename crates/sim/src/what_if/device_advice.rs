@@ -125,6 +125,10 @@ impl HalfFigures {
         self.in_time as f64 / (self.in_time + self.late + self.dropped).max(1) as f64
     }
 
+    fn shown(&self) -> String {
+        format!("{:.1}% in time after {:.2} ms", 100.0 * self.share(), self.delay_ms)
+    }
+
     /// Whether a replay with these figures matches the log.
     fn matches(&self, log: &HalfFigures) -> bool {
         let delays = [self.delay_ms, log.delay_ms];
@@ -182,13 +186,14 @@ impl Candidates {
         let mut all = model.candidates();
         let is_in_use = |one: &Replayable| match &one.spec {
             None => is_clustered,
-            Some(spec) => spec == policy,
+            Some(spec) => are_alike(spec, policy),
         };
         let in_use = all.iter().position(is_in_use).unwrap_or_else(|| {
             let candidate = Candidate { policy: policy.policy(), settings: Default::default() };
-            all.push(Replayable { candidate, spec: Some(policy.clone()) });
+            all.push(Replayable { candidate, spec: None });
             all.len() - 1
         });
+        all[in_use].spec = (!is_clustered).then(|| policy.clone());
         Candidates { all, in_use }
     }
 
@@ -196,6 +201,16 @@ impl Candidates {
         let name = self.all[index].candidate.to_string();
         if index == self.in_use { format!("{name}, in use") } else { name }
     }
+}
+
+/// Whether two policies differ in the size of the input ring alone, which the server chooses.
+fn are_alike(a: &ModelSpec, b: &ModelSpec) -> bool {
+    let but_ring = |spec: &ModelSpec| {
+        let mut options = spec.options().clone();
+        options.as_object_mut().map(|options| options.remove("ring_slots"));
+        options
+    };
+    a.policy() == b.policy() && but_ring(a) == but_ring(b)
 }
 
 impl DeviceLog {
@@ -222,7 +237,8 @@ impl DeviceLog {
             search.judge(model, threads, |done| goes_on(done_before + done, total))?;
             done_before += search.candidates[model].all.len();
         }
-        let Search { trials, rows, models, is_faithful, .. } = search;
+        let is_faithful = search.in_use[0].matches(&search.logged);
+        let Search { trials, rows, models, .. } = search;
         let requests = [middle, self.arrivals.len() - middle];
         Ok(DeviceAdvice { requests, rows, models, is_faithful, notes: self.notes(together, &trials.replay) })
     }
@@ -260,7 +276,8 @@ struct Search<'a> {
     in_use: [HalfFigures; 2],
     /// The outcome of both halves under the policies so far.
     present: [HalfFigures; 2],
-    is_faithful: bool,
+    /// The outcome of the first half in the log.
+    logged: HalfFigures,
     rows: Vec<DeviceRow>,
     models: Vec<ModelAdvice>,
 }
@@ -279,8 +296,7 @@ impl<'a> Search<'a> {
         let logged = [0, 1].map(|half| trials.logged(half).beside(&in_use[half]));
         let policy = "as recorded".to_owned();
         let rows = vec![DeviceRow { model: None, policy, first: logged[0], second: Some(logged[1]) }];
-        let is_faithful = in_use[0].matches(&logged[0]);
-        Search { trials, candidates, policies, in_use, present: in_use, is_faithful, rows, models: Vec::new() }
+        Search { trials, candidates, policies, in_use, present: in_use, logged: logged[0], rows, models: Vec::new() }
     }
 
     /// The policies with this candidate for a model.
@@ -309,7 +325,7 @@ impl<'a> Search<'a> {
         let name = &self.trials.log.models[model].name;
         let rows = self.rows_of(model, &first, (best, second));
         let found = Found { own, best, first: [self.present[0], first[best]], second: [self.present[1], second] };
-        let (is_change, words) = found.judge(self.is_faithful);
+        let (is_change, words) = found.judge(&self.logged, &self.in_use[0]);
         self.models.push(ModelAdvice {
             words: format!("{name}: {words}"),
             model: name.clone(),
@@ -353,12 +369,16 @@ struct Found<'a> {
 
 impl Found<'_> {
     /// Whether the best candidate is worth a change, in words.
-    fn judge(&self, is_faithful: bool) -> (bool, String) {
+    fn judge(&self, logged: &HalfFigures, replayed: &HalfFigures) -> (bool, String) {
         let Found { own, best, first, second } = self;
         let [in_use, found] = [own.in_use, *best].map(|index| own.all[index].candidate.to_string());
-        if !is_faithful {
-            let words = "the replay of the policies in use does not match the log, so its figures tell nothing; keep what is in use";
-            return (false, format!("{words} ({in_use})."));
+        if !replayed.matches(logged) {
+            let words = format!(
+                "keep {in_use}. The replay of the policies in use does not match the log, so its figures tell nothing: {}, and {} in the log.",
+                replayed.shown(),
+                logged.shown()
+            );
+            return (false, words);
         }
         if *best == own.in_use || !first[1].is_worth(&first[0]) {
             return (false, format!("no policy is better than {in_use}, which is in use, by a margin worth a change."));

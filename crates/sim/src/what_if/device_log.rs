@@ -426,7 +426,7 @@ impl LoggedModel {
                 drop: drop.unwrap_or(options.drop != DropPolicy::None),
                 queue_bound: queue_bound.unwrap_or(UNBOUNDED),
                 ring_slots: 0,
-                cores: None,
+                cores: self.policy.options().get("cores").and_then(|cores| serde_json::from_value(cores.clone()).ok()),
             },
             options,
             overlap,

@@ -395,7 +395,7 @@ fn a_backend_that_never_says_what_it_offers_is_not_waited_for_for_ever() {
 fn a_scheduler_that_leads_again_forgets_its_old_requests() {
     let mut world = World::new(1, 2);
     let begin = |world: &mut World| {
-        world.pass(LOST_AFTER);
+        world.pass(LOST_AFTER + ms(10));
         assert!(world.node.leads().is_some());
     };
     begin(&mut world);

@@ -1,12 +1,14 @@
 //! The mailboxes that a thread must look after.
 
+use crate::handler::Handler;
+
 /// The most shards of a cluster.
 pub const MAX_SHARDS: usize = 64;
 
 /// The mailboxes that a thread must look after because it put a message in, and the thread's
 /// context.
-pub struct Round<'a, C> {
-    pub context: &'a mut C,
+pub struct Round<'a, H: Handler> {
+    pub context: &'a mut H::Context,
     pub shards: u64,
     pub matchmaker: bool,
     /// The shard after the last one visited.
@@ -15,9 +17,9 @@ pub struct Round<'a, C> {
     pub matched: bool,
 }
 
-impl<'a, C> Round<'a, C> {
+impl<'a, H: Handler> Round<'a, H> {
     /// No mailbox, for a thread with this context.
-    pub fn new(context: &'a mut C) -> Self {
+    pub fn new(context: &'a mut H::Context) -> Self {
         Round { context, shards: 0, matchmaker: false, next: 0, matched: false }
     }
 

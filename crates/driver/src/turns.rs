@@ -18,7 +18,7 @@ type Here<'a, H> = Option<(usize, &'a mut ShardState<H>)>;
 
 impl<H: Handler> Cluster<H> {
     /// Looks after mailboxes until they are empty or other threads work there.
-    pub(crate) fn work(&self, mut round: Round<'_, H::Context>) {
+    pub(crate) fn work(&self, mut round: Round<'_, H>) {
         loop {
             // The matchmaker goes first, because waiting devices cost most. But a shard follows
             // each of its turns, and the shards take turns.
@@ -35,12 +35,7 @@ impl<H: Handler> Cluster<H> {
     }
 
     /// Runs the matchmaker for the messages that a shard's turn left there, and leaves the shard.
-    pub(crate) fn leave_shard(
-        &self,
-        index: usize,
-        mut state: MutexGuard<'_, ShardState<H>>,
-        round: &mut Round<'_, H::Context>,
-    ) {
+    pub(crate) fn leave_shard(&self, index: usize, mut state: MutexGuard<'_, ShardState<H>>, round: &mut Round<'_, H>) {
         if round.matchmaker
             && let Some(now) = self.meet_matchmaker(Some((index, &mut state)), round)
         {
@@ -58,7 +53,7 @@ impl<H: Handler> Cluster<H> {
     /// thread that is still in a shard takes that shard's grants along: they and their answers need
     /// no message. The thread only tries to enter the matchmaker, so no thread waits for the shard
     /// meanwhile.
-    fn meet_matchmaker(&self, here: Here<'_, H>, round: &mut Round<'_, H::Context>) -> Option<Time> {
+    fn meet_matchmaker(&self, here: Here<'_, H>, round: &mut Round<'_, H>) -> Option<Time> {
         (round.matchmaker, round.matched) = (false, true);
         let mut state = self.matchmaker.try_enter()?;
         let (_, now) = self.matchmaker_turn(&mut state, None, TURN, here, round);
@@ -83,7 +78,7 @@ impl<H: Handler> Cluster<H> {
         index: usize,
         state: &mut ShardState<H>,
         most: usize,
-        round: &mut Round<'_, H::Context>,
+        round: &mut Round<'_, H>,
     ) -> usize {
         let mut messages = 0;
         while messages < most
@@ -107,7 +102,7 @@ impl<H: Handler> Cluster<H> {
         state: &mut ShardState<H>,
         moment: Moment,
         message: ToShard<H::Event>,
-        round: &mut Round<'_, H::Context>,
+        round: &mut Round<'_, H>,
     ) {
         let now = moment.now;
         self.hear_demands(index, state, now);
@@ -162,7 +157,7 @@ impl<H: Handler> Cluster<H> {
 
     /// Sends the results of an event: candidates, then answers, then decisions, for the reasons
     /// that [`downbeat_core::cluster::Shard`] gives.
-    fn flush(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round<'_, H::Context>) {
+    fn flush(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round<'_, H>) {
         tell(state, |message| {
             self.matchmaker.put(message);
             round.matchmaker = true;
@@ -186,7 +181,7 @@ impl<H: Handler> Cluster<H> {
         mut first: Option<ToMatchmaker>,
         most: usize,
         mut here: Here<'_, H>,
-        round: &mut Round<'_, H::Context>,
+        round: &mut Round<'_, H>,
     ) -> (usize, Time) {
         let mut messages = 0;
         let mut now = None;

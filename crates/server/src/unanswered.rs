@@ -99,14 +99,14 @@ mod tests {
 
     #[test]
     fn a_frontend_counts_a_backends_failure_as_one_server_does() {
-        let kinds: [(fn(String) -> ServiceError, Unanswered); 4] = [
-            (ServiceError::Unavailable, Unanswered::RunEnded),
-            (ServiceError::DeadlineExceeded, Unanswered::RunEnded),
-            (ServiceError::Internal, Unanswered::Engine),
-            (ServiceError::InvalidArgument, Unanswered::Engine),
+        let error = || "no result".to_owned();
+        let kinds = [
+            (ServiceError::Unavailable(error()), Unanswered::RunEnded),
+            (ServiceError::DeadlineExceeded(error()), Unanswered::RunEnded),
+            (ServiceError::Internal(error()), Unanswered::Engine),
+            (ServiceError::InvalidArgument(error()), Unanswered::Engine),
         ];
-        for (kind, reason) in kinds {
-            let here = kind("no result".to_owned());
+        for (here, reason) in kinds {
             let told = ServiceError::of_code(here.code(), here.to_string());
             assert_eq!((Unanswered::of(&here), Unanswered::of(&told)), (reason, reason), "{here:?}");
         }

@@ -223,7 +223,7 @@ impl Shares {
         };
         // Without an SLO, the share must only suffice for the arrivals. Without a batch control,
         // the device policy bounds the batches itself.
-        let slo = if batch.is_some() { slo.map(|slo| half(slo)) } else { slo };
+        let slo = if batch.is_some() { slo.map(half) } else { slo };
         let slo = slo.unwrap_or(Duration::from_nanos(u64::MAX));
         let comes = SpatialModel { slo, knee, batch: batch.unwrap_or(BatchControl::Fixed(u32::MAX)) };
         self.spatial.handle_model(now, id, Some(comes));

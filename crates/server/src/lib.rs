@@ -86,6 +86,7 @@ pub mod share_profiler;
 pub mod shared_memory;
 mod shares;
 mod sized_cases;
+mod start;
 mod statistics;
 pub mod stored_predictor;
 mod ticket;

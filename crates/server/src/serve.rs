@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use downbeat_engine::scratch;
 use downbeat_repository::Fingerprint;
 use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -14,7 +13,6 @@ use tokio::task::JoinHandle;
 use crate::activity::{Awake, tick};
 use crate::connections::Stage;
 use crate::load_context::LoadProgress;
-use crate::logging;
 use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};
@@ -24,13 +22,11 @@ use crate::registry::Registry;
 use crate::remeasuring::Remeasuring;
 use crate::roles::BackendProcess;
 use crate::service::{LoadOverrides, Service};
+use crate::start::start;
 use crate::trouble::{self, TroubleWatch};
 
 /// How long loads may take to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
-/// Most threads that accept connections and do other work than inference. Requests are on the
-/// frontends' threads, models run on lanes.
-const MOST_SERVER_THREADS: usize = 4;
 /// How often the server checks that it is live, if it ends otherwise.
 const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
 /// How long the disk may take for the rest of the decision log.
@@ -77,27 +73,6 @@ fn look_after(registry: &Registry) {
     tokio::spawn(change_policies(registry.clone()));
     tokio::spawn(divide_devices(registry.clone()));
     tokio::spawn(release_memory(registry.watchdog().activity().awake()));
-}
-
-/// The common start of every process: logs its notices, and runs.
-pub(crate) fn start<R: Future<Output = anyhow::Result<()>>>(
-    options: ServerOptions,
-    run: impl FnOnce(ServerOptions) -> R,
-) -> anyhow::Result<()> {
-    let _flushed = logging::start(&options.log)?;
-    for notice in &options.notices {
-        tracing::warn!("{notice}");
-    }
-    scratch::clean();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(cores.min(MOST_SERVER_THREADS))
-        .enable_all()
-        .thread_name("server")
-        .build()?;
-    let outcome = runtime.block_on(run(options));
-    scratch::close();
-    outcome
 }
 
 /// Why the server ends.

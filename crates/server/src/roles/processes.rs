@@ -39,7 +39,7 @@ use crate::options::ServerOptions;
 use crate::ports::{Answering, Ports, Signals, leave};
 use crate::preprocess::Preprocessing;
 use crate::registry::Registry;
-use crate::serve::start;
+use crate::start::start;
 use crate::trouble::{self, TroubleWatch};
 
 /// How often a backend checks whether its offer has changed.

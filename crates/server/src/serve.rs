@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use downbeat_engine::scratch;
 use downbeat_repository::Fingerprint;
 use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -13,6 +14,7 @@ use tokio::task::JoinHandle;
 use crate::activity::{Awake, tick};
 use crate::connections::Stage;
 use crate::load_context::LoadProgress;
+use crate::logging;
 use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};

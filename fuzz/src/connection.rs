@@ -12,10 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use downbeat_server::connections::{Connections, Stage, bind};
-use downbeat_server::grpc::{self, GrpcOptions};
-use downbeat_server::http::{HttpOptions, HttpState, serve};
-use downbeat_server::service::{LoadOverrides, Service};
+use downbeat_frontend::connections::Connections;
+use downbeat_frontend::connections::Stage;
+use downbeat_frontend::connections::bind;
+use downbeat_frontend::grpc;
+use downbeat_frontend::grpc::GrpcOptions;
+use downbeat_frontend::http::HttpOptions;
+use downbeat_frontend::http::HttpState;
+use downbeat_frontend::http::serve;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::Service;
 
 use crate::memory_service::MemoryService;
 
@@ -139,7 +145,7 @@ pub fn etcd_answer(data: &[u8]) {
                 let _ = stream.read(&mut request).and_then(|_| stream.write_all(data));
             }
         });
-        runtime.block_on(downbeat_server::roles::ask_etcd(address.to_string()));
+        runtime.block_on(downbeat_cluster::ask_etcd(address.to_string()));
         over.store(true, Relaxed);
         drop(TcpStream::connect(address));
     });

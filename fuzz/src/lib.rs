@@ -18,15 +18,16 @@ use std::path::Path;
 use bytes::Bytes;
 use downbeat_core::journal::{Form, replay};
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_host::groups::stored_predictor::StoredPredictor;
 use downbeat_lab::device::Calibration;
 use downbeat_lab::world::WorldFile;
+use downbeat_models::measure::profile_store::ProfileStore;
+use downbeat_models::measure::profile_store::StoredProfile;
+use downbeat_models::measure::profiler::profile;
 use downbeat_preprocess::PictureHeader;
 use downbeat_protocol::{grpc, http, inference};
 use downbeat_roles::SubClusterPlan;
-use downbeat_server::options::PlacementPlan;
-use downbeat_server::profile_store::{ProfileStore, StoredProfile};
-use downbeat_server::profiler::profile;
-use downbeat_server::stored_predictor::StoredPredictor;
+use downbeat_service::options::PlacementPlan;
 use prost::Message;
 
 pub use connection::{compressed_body, etcd_answer, grpc_connection, http_connection};
@@ -247,7 +248,7 @@ fn read_latencies(profile: &LatencyProfile) {
 /// The bytes that a frontend, a scheduler or a backend sends to another, from the first one on.
 pub fn role_frames(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("there is a thread");
-    runtime.block_on(downbeat_server::roles::read_as_peer(data, 1 << 20));
+    runtime.block_on(downbeat_cluster::read_as_peer(data, 1 << 20));
 }
 
 /// The most bytes of memory that this target's executor shares.

@@ -110,6 +110,6 @@ def test_schemathesis(start, repository, tmp_path, names):
     models.add_sub(repository, "extra")
     server = start(repository, "--model-control-mode", "explicit", "--load-model", "*", "--shared-memory")
     (tmp_path / "schemathesis.toml").write_text(names)
-    run([SCRIPTS / "schemathesis", "--config-file", tmp_path / "schemathesis.toml", "run", ROOT / "crates/server/openapi.yaml", "--url", server.url,
+    run([SCRIPTS / "schemathesis", "--config-file", tmp_path / "schemathesis.toml", "run", ROOT / "crates/frontend/openapi.yaml", "--url", server.url,
          "--max-examples", "30", "--seed", "1", "--workers", "1", "--phases", "examples,coverage,fuzzing", "--request-timeout", "30",
          "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"], cwd=tmp_path)

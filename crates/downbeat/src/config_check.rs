@@ -6,13 +6,14 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use downbeat_core::Duration;
 use downbeat_engine::{Declared, Emulated, Engine, LoadOptions};
+use downbeat_host::run::row_judgement::RowJudgement;
+use downbeat_models::registry::Registry;
 use downbeat_report::say;
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepositories};
 use downbeat_server::escaped;
-use downbeat_server::options::{ModelControl, ServerOptions};
-use downbeat_server::registry::Registry;
-use downbeat_server::row_judgement::RowJudgement;
-use downbeat_server::service::LoadOverrides;
+use downbeat_service::options::ModelControl;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::service::LoadOverrides;
 
 use crate::resolve::{Process, resolve};
 use crate::serve_flags::ServeFlags;

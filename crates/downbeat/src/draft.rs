@@ -2,7 +2,8 @@
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::AutoscaleOptions;
-use downbeat_server::options::{ModelControl, ServerOptions};
+use downbeat_service::options::ModelControl;
+use downbeat_service::options::ServerOptions;
 
 /// The options as sources set them one after another. A later source wins.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use downbeat_engine_ort::preflight::{Survey, survey};
 use downbeat_engine_ort::{CudaOptions, Preference, Search};
 use downbeat_report::{note, say};
 use downbeat_repository::ModelFormat;
-use downbeat_server::options::EngineChoice;
+use downbeat_service::options::EngineChoice;
 
 /// List engines, or install onnxruntime.
 #[derive(Subcommand, Debug)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use downbeat_core::Duration;
-use downbeat_server::options::Step;
+use downbeat_service::options::Step;
 use serde_json::Value;
 
 use crate::units;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use downbeat_core::device::overlap::{FeatureLayout, GroupPart};
-use downbeat_server::stored_predictor::PredictedModel;
+use downbeat_host::groups::stored_predictor::PredictedModel;
 use downbeat_training::GroupSample;
 use serde::{Deserialize, Serialize};
 

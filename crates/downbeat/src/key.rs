@@ -1,7 +1,7 @@
 //! An option of `downbeat serve`: its names, the form of its value, the place where the value goes,
 //! and its help.
 
-use downbeat_server::options::ModelOptions;
+use downbeat_service::options::ModelOptions;
 
 use crate::draft::Draft;
 use crate::forms::{Form, Given, switch};

@@ -43,7 +43,8 @@ use anyhow::Context;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use downbeat_report::note;
-use downbeat_server::options::{LogFormat, ServerOptions};
+use downbeat_service::options::LogFormat;
+use downbeat_service::options::ServerOptions;
 
 pub use engine_command::{engine_choice, engine_for};
 pub use log_command::write_log;

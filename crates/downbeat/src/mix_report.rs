@@ -3,8 +3,8 @@
 use std::fmt::{self, Write};
 
 use downbeat_core::device::LaneMix;
+use downbeat_models::measure::mix_profiler::MeasuredMix;
 use downbeat_report::{Page, Table, bars};
-use downbeat_server::mix_profiler::MeasuredMix;
 use serde::Serialize;
 
 use crate::units::in_millis;

@@ -8,7 +8,7 @@ use downbeat_core::{Duration, Time};
 use downbeat_plan::workload::MAX_BYTES;
 use downbeat_plan::{HAS_SOLVER, Method, Options, PlanError, Workload, plan};
 use downbeat_report::{Json, note};
-use downbeat_server::clock::Clock;
+use downbeat_service::clock::Clock;
 
 use crate::options_file::text;
 use crate::plan_report::{PlanReport, read_plan, set_running};

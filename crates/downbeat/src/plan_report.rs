@@ -10,7 +10,7 @@ use downbeat_plan::words::{bytes, number};
 use downbeat_plan::workload::MAX_BYTES;
 use downbeat_plan::{Plan, Problem, Workload};
 use downbeat_report::Table;
-use downbeat_server::options::PlacementPlan;
+use downbeat_service::options::PlacementPlan;
 use serde::Serialize;
 
 use crate::options_file::text;

@@ -4,8 +4,9 @@ use std::fmt::Write;
 
 use anyhow::Context;
 use downbeat_core::tensor::{Signature, TensorSpec};
+use downbeat_models::measure::profiler;
+use downbeat_models::measure::profiler::Measurement;
 use downbeat_report::{Axis, Line, Page, Scale, Table, lines};
-use downbeat_server::profiler::{self, Measurement};
 use serde::Serialize;
 
 use crate::units::{self, in_millis};

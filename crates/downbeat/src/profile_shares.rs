@@ -10,10 +10,10 @@ use downbeat_engine::{Emulated, Engine, Share};
 use downbeat_engine_ort::cuda::{Device, Splitter};
 use downbeat_engine_ort::preflight::survey;
 use downbeat_engine_ort::{CudaOptions, Search};
-use downbeat_server::clock::Clock;
-use downbeat_server::options::EngineChoice;
-use downbeat_server::profiler::few_sizes;
-use downbeat_server::share_profiler::ShareMeasurement;
+use downbeat_models::measure::profiler::few_sizes;
+use downbeat_models::measure::share_profiler::ShareMeasurement;
+use downbeat_service::clock::Clock;
+use downbeat_service::options::EngineChoice;
 
 use crate::profiled_model::ProfiledModel;
 use crate::share_report::{DeviceUnits, ShareReport};

@@ -5,10 +5,17 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use downbeat_core::cluster::Autoscale;
 use downbeat_repository::{ModelRepository, nearest};
-use downbeat_server::cluster_options::{HAS_UCX, NO_UCX, UcxUse};
-use downbeat_server::options::{
-    DeviceOptions, DispatchPolicy, EngineChoice, ExecutorProgram, ModelControl, PolicyName, ServerOptions, SharesBy,
-};
+use downbeat_service::options::DeviceOptions;
+use downbeat_service::options::DispatchPolicy;
+use downbeat_service::options::EngineChoice;
+use downbeat_service::options::ExecutorProgram;
+use downbeat_service::options::ModelControl;
+use downbeat_service::options::PolicyName;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::options::SharesBy;
+use downbeat_service::options::cluster_options::HAS_UCX;
+use downbeat_service::options::cluster_options::NO_UCX;
+use downbeat_service::options::cluster_options::UcxUse;
 
 use crate::draft::Draft;
 use crate::keys::KEYS;

@@ -4,8 +4,8 @@
 use std::fmt::Write;
 
 use downbeat_core::device::spatial::{KNEE_TOLERANCE, knee};
+use downbeat_models::measure::share_profiler::ShareMeasurement;
 use downbeat_report::{Axis, Line, Page, Scale, Table, lines};
-use downbeat_server::share_profiler::ShareMeasurement;
 use serde::{Deserialize, Serialize};
 
 use crate::units::in_millis;

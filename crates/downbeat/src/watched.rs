@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::ensure;
 use downbeat_bench::interrupt;
-use downbeat_server::sampler::Watch;
+use downbeat_models::measure::sampler::Watch;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Shorter measurements have no bar.

@@ -8,11 +8,15 @@
 use std::sync::Arc;
 
 use downbeat_core::tensor::DataType;
+use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferTensor};
-use downbeat_server::clock::Clock;
-use downbeat_server::options::{DeviceGroup, EngineChoice, PolicyName, ServerOptions};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::{LoadOverrides, Service};
+use downbeat_service::clock::Clock;
+use downbeat_service::options::DeviceGroup;
+use downbeat_service::options::EngineChoice;
+use downbeat_service::options::PolicyName;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::Service;
 
 const ROUNDS: usize = 5;
 const CLIENTS: usize = 16;

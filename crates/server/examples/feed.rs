@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_roles::{BatchKey, HandedIn, Message, Offer, OfferedModel, QueueAlias, QueueKey, Role, Slot};
-use downbeat_server::clock::Clock;
+use downbeat_service::clock::Clock;
 use peer::{Peer, hello};
 use tokio::net::TcpStream;
 

@@ -18,7 +18,7 @@ use std::hint::black_box;
 use anyhow::{Result, bail};
 use downbeat_core::{BatchId, Duration, Time};
 use downbeat_roles::{BatchKey, Epoch, Message, NodeId, Plan, QueueAlias, QueueKey, RequestKey, Role, ServedModel};
-use downbeat_server::clock::Clock;
+use downbeat_service::clock::Clock;
 use futures_util::future::select_all;
 use peer::{Peer, hello};
 use tokio::net::TcpListener;

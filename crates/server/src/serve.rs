@@ -11,21 +11,29 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::activity::{Awake, tick};
-use crate::connections::Stage;
-use crate::load_context::LoadProgress;
-use crate::logging;
-use crate::machine_load::LoadWatch;
-use crate::memory;
-use crate::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};
-use crate::ports::{Answering, Ports, Signals, leave};
-use crate::profiler::NOISE;
-use crate::registry::Registry;
-use crate::remeasuring::Remeasuring;
-use crate::roles::BackendProcess;
-use crate::service::{LoadOverrides, Service};
-use crate::start::start;
-use crate::trouble::{self, TroubleWatch};
+use downbeat_cluster::BackendProcess;
+use downbeat_frontend::connections::Stage;
+use downbeat_frontend::ports::Answering;
+use downbeat_frontend::ports::Ports;
+use downbeat_frontend::ports::Signals;
+use downbeat_frontend::ports::leave;
+use downbeat_host::run::activity::Awake;
+use downbeat_host::run::activity::tick;
+use downbeat_models::load::load_context::LoadProgress;
+use downbeat_models::measure::profiler::NOISE;
+use downbeat_models::measure::remeasuring::Remeasuring;
+use downbeat_models::registry::Registry;
+use downbeat_service::logging;
+use downbeat_service::memory;
+use downbeat_service::metrics::trouble;
+use downbeat_service::metrics::trouble::TroubleWatch;
+use downbeat_service::options::MOST_LOAD_THREADS;
+use downbeat_service::options::ModelControl;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::report::machine_load::LoadWatch;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::Service;
+use downbeat_service::start::start;
 
 /// How long loads may take to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
@@ -54,7 +62,7 @@ pub fn serve_backend(options: ServerOptions) -> anyhow::Result<()> {
 }
 
 /// Opens the models of the repositories that the options name, without any port, and loads them. A
-/// server that embeds the models answers requests by [`checked_router`](crate::http::checked_router).
+/// server that embeds the models answers requests by [`checked_router`](downbeat_frontend::http::checked_router).
 /// Tasks on the caller's tokio runtime look after the models.
 ///
 /// # Errors
@@ -320,7 +328,7 @@ async fn watch_load(registry: Registry) {
     loop {
         registry.watch_load();
         registry.driver.flush_log();
-        tick(&mut awake, crate::autoscale::EVERY).await;
+        tick(&mut awake, downbeat_service::report::autoscale::EVERY).await;
     }
 }
 

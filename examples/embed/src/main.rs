@@ -10,10 +10,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::get;
-use downbeat_server::http::{HttpOptions, HttpState, checked_router};
+use downbeat_frontend::http::HttpOptions;
+use downbeat_frontend::http::HttpState;
+use downbeat_frontend::http::checked_router;
+use downbeat_frontend::shared_memory::SharedMemory;
 use downbeat_server::open_models;
-use downbeat_server::options::ServerOptions;
-use downbeat_server::shared_memory::SharedMemory;
+use downbeat_service::options::ServerOptions;
 use tokio::net::TcpListener;
 
 /// The service: a route of its own, and the Open Inference Protocol for all models.
@@ -34,7 +36,7 @@ async fn main() -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use downbeat_server::options::ProfilingOptions;
+    use downbeat_service::options::ProfilingOptions;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 

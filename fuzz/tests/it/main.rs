@@ -136,7 +136,7 @@ fn recorded_messages_are_of_the_protocol_of_today() {
     let target = TARGETS.iter().find(|target| target.name == "role_frames").unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     for (index, data) in seeds(target).iter().enumerate() {
-        let frames = runtime.block_on(downbeat_server::roles::read_as_peer(data, 1 << 20));
+        let frames = runtime.block_on(downbeat_cluster::read_as_peer(data, 1 << 20));
         assert!(frames > 5, "{frames} frames in file {index}");
     }
 }

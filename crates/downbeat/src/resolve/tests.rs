@@ -3,10 +3,15 @@
 mod wrong_files;
 
 use downbeat_core::Duration;
-use downbeat_server::options::{
-    AutoscaleOptions, CudaMissing, CudaOptions, DropPolicy, LogFormat, ModelControl, ModelOptions, PolicyName,
-    RunLimits,
-};
+use downbeat_service::options::AutoscaleOptions;
+use downbeat_service::options::CudaMissing;
+use downbeat_service::options::CudaOptions;
+use downbeat_service::options::DropPolicy;
+use downbeat_service::options::LogFormat;
+use downbeat_service::options::ModelControl;
+use downbeat_service::options::ModelOptions;
+use downbeat_service::options::PolicyName;
+use downbeat_service::options::RunLimits;
 use serde_json::json;
 
 use crate::key::Key;

@@ -1,11 +1,11 @@
 //! The classification extension.
 
 use downbeat_core::tensor::DataType;
+use downbeat_frontend::extension::apply_outputs;
+use downbeat_frontend::shared_memory::SharedMemory;
 use downbeat_protocol::{InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
-use downbeat_server::client::Client;
-use downbeat_server::error::ServiceError;
-use downbeat_server::extension::apply_outputs;
-use downbeat_server::shared_memory::SharedMemory;
+use downbeat_service::client::Client;
+use downbeat_service::error::ServiceError;
 use half::{bf16, f16};
 
 use crate::support::strings;

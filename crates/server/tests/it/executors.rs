@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use downbeat_server::error::ServiceError;
-use downbeat_server::registry::Registry;
-use downbeat_server::service::Service;
+use downbeat_models::registry::Registry;
+use downbeat_service::error::ServiceError;
+use downbeat_service::service::Service;
 
 use crate::serving::{Answer, Models, metric, ms, request, send};
 

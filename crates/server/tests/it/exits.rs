@@ -4,11 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::tensor::DataType;
+use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferResponse};
-use downbeat_server::error::ServiceError;
-use downbeat_server::options::{EngineChoice, ServerOptions};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::{LoadOverrides, Service};
+use downbeat_service::error::ServiceError;
+use downbeat_service::options::EngineChoice;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::Service;
 use serde_json::{Value, json};
 
 use crate::lanes::{group, input, numbers};

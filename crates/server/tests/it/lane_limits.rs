@@ -4,10 +4,15 @@
 use downbeat_core::device::DeviceOutput;
 use downbeat_core::journal::device::{DeviceInput, DeviceRecords};
 use downbeat_core::journal::{Form, MachineKind, Record, read, replay, show};
-use downbeat_server::error::ServiceError;
-use downbeat_server::options::{AutoscaleOptions, DeviceGroup, ModelControl, PolicyName, ServerOptions};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::{LoadOverrides, Service};
+use downbeat_models::registry::Registry;
+use downbeat_service::error::ServiceError;
+use downbeat_service::options::AutoscaleOptions;
+use downbeat_service::options::DeviceGroup;
+use downbeat_service::options::ModelControl;
+use downbeat_service::options::PolicyName;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::Service;
 use serde_json::json;
 use std::sync::Arc;
 
@@ -480,7 +485,7 @@ async fn models_without_batches_and_with_strings_are_refused_at_load() {
 
 fn models_options(repository: &std::path::Path) -> ServerOptions {
     let mut options = ServerOptions::new(repository.to_owned());
-    options.engine = downbeat_server::options::EngineChoice::Emulated;
+    options.engine = downbeat_service::options::EngineChoice::Emulated;
     options.profiling.enabled = false;
     options
 }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use downbeat_core::tensor::DataType;
-use downbeat_server::options::{DeviceGroup, EngineChoice};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::Service;
+use downbeat_models::registry::Registry;
+use downbeat_service::options::DeviceGroup;
+use downbeat_service::options::EngineChoice;
+use downbeat_service::service::Service;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -6,9 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_engine::{CoreSet, Topology};
-use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions, SharesBy};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::Service;
+use downbeat_models::registry::Registry;
+use downbeat_service::options::EngineChoice;
+use downbeat_service::options::ModelControl;
+use downbeat_service::options::ModelOptions;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::options::SharesBy;
+use downbeat_service::service::Service;
 use serde_json::json;
 
 use crate::serving::{Models, metric, request, send, until};

@@ -3,11 +3,14 @@
 
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
+use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferTensor};
-use downbeat_server::error::ServiceError;
-use downbeat_server::options::{ModelOptions, ServerOptions, Step};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::{LoadOverrides, Service};
+use downbeat_service::error::ServiceError;
+use downbeat_service::options::ModelOptions;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::options::Step;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::Service;
 use serde_json::json;
 
 use crate::serving::{self, Models, metric, ms, send, until, with_timeout};
@@ -158,7 +161,7 @@ async fn steps_that_do_not_fit_the_model_keep_it_out() {
     let registry = models
         .serve(|all| {
             all.models.insert("m".into(), options);
-            all.model_control = downbeat_server::options::ModelControl::Explicit { load: Vec::new() };
+            all.model_control = downbeat_service::options::ModelControl::Explicit { load: Vec::new() };
         })
         .await;
     let error = registry.load("m", LoadOverrides::default()).await.unwrap_err().to_string();

@@ -11,11 +11,16 @@ use downbeat_core::cluster::Output;
 use downbeat_core::journal::cluster::{ClusterRecords, Decision, Input};
 use downbeat_core::journal::{Record, read, replay};
 use downbeat_core::tensor::DataType;
+use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
-use downbeat_server::error::ServiceError;
-use downbeat_server::options::{AutoscaleOptions, DispatchPolicy, DropPolicy, ModelControl, ServerOptions};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::{LoadOverrides, Service};
+use downbeat_service::error::ServiceError;
+use downbeat_service::options::AutoscaleOptions;
+use downbeat_service::options::DispatchPolicy;
+use downbeat_service::options::DropPolicy;
+use downbeat_service::options::ModelControl;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::Service;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -48,7 +53,7 @@ impl Models {
 
     pub fn options(&self) -> ServerOptions {
         let mut options = ServerOptions::new(self.path().to_owned());
-        options.engine = downbeat_server::options::EngineChoice::Emulated;
+        options.engine = downbeat_service::options::EngineChoice::Emulated;
         options.drop = Some(DropPolicy::HeadDrop);
         options.profiling.cache_dir = Some(self.path().join(".profiles"));
         // For emulated models the server measures only the overlap of two lanes.
@@ -319,7 +324,7 @@ async fn a_queued_request_is_dropped_when_it_becomes_hopeless() {
 async fn a_refused_request_does_not_cost_its_batch_their_answers() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models");
     let mut options = ServerOptions::new(models);
-    options.engine = downbeat_server::options::EngineChoice::Rten;
+    options.engine = downbeat_service::options::EngineChoice::Rten;
     // The model gathers requests that come within a second.
     options.dispatch = DispatchPolicy::Deferred;
     options.default_slo = Some(downbeat_core::Duration::from_millis(1_000));

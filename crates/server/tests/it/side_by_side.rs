@@ -7,10 +7,12 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use downbeat_server::load_context::LoadProgress;
-use downbeat_server::options::{EngineChoice, ModelControl};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::{LoadOverrides, Service};
+use downbeat_models::load::load_context::LoadProgress;
+use downbeat_models::registry::Registry;
+use downbeat_service::options::EngineChoice;
+use downbeat_service::options::ModelControl;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::Service;
 use tokio::task::JoinSet;
 
 use crate::loading::{add, options};

@@ -2,11 +2,12 @@
 //! declare.
 
 use downbeat_core::tensor::DataType;
+use downbeat_models::measure::profile_store::ProfileStore;
+use downbeat_models::measure::profile_store::StoredProfile;
+use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
-use downbeat_server::options::EngineChoice;
-use downbeat_server::profile_store::{ProfileStore, StoredProfile};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::Service;
+use downbeat_service::options::EngineChoice;
+use downbeat_service::service::Service;
 use serde_json::json;
 
 use crate::lanes::{group, numbers};

@@ -4,9 +4,9 @@ use std::future::Future;
 use std::task::Poll;
 
 use downbeat_core::Duration;
-use downbeat_server::registry::Registry;
-use downbeat_server::service::Service;
-use downbeat_server::turn_end;
+use downbeat_models::registry::Registry;
+use downbeat_service::service::Service;
+use downbeat_service::work::turn_end;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::serving::{Models, metric, request, until};

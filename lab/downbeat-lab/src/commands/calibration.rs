@@ -6,9 +6,9 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use downbeat::share_report::{DeviceUnits, MeasuredOn, ShareReport};
 use downbeat_core::median;
+use downbeat_models::measure::pair_profiler::PairMeasurement;
+use downbeat_models::measure::share_profiler::ShareMeasurement;
 use downbeat_report::{say, write};
-use downbeat_server::pair_profiler::PairMeasurement;
-use downbeat_server::share_profiler::ShareMeasurement;
 use serde::Deserialize;
 
 use super::read_text;

@@ -8,7 +8,7 @@ use downbeat::{engine_choice, engine_for, open_repository};
 use downbeat_engine::Engine;
 use downbeat_engine_ort::Search;
 use downbeat_repository::{ModelFormat, ModelRepository};
-use downbeat_server::options::EngineChoice;
+use downbeat_service::options::EngineChoice;
 
 /// Flags of commands that run real models.
 #[derive(Args, Debug)]

@@ -8,11 +8,11 @@ use downbeat::units::{self, BatchSizes, batch_sizes};
 use downbeat::watched::watched_quietly;
 use downbeat_core::Duration;
 use downbeat_engine::Cut;
+use downbeat_host::request::batch_codec::PROFILED_LENGTH;
+use downbeat_models::measure::pair_profiler;
+use downbeat_models::measure::profiler::few_sizes;
 use downbeat_report::{Html, Json};
-use downbeat_server::batch_codec::PROFILED_LENGTH;
-use downbeat_server::clock::Clock;
-use downbeat_server::pair_profiler;
-use downbeat_server::profiler::few_sizes;
+use downbeat_service::clock::Clock;
 
 use super::loading::Loading;
 use crate::pair_report::PairReport;

@@ -58,7 +58,7 @@ impl ShareProfile {
 #[cfg(test)]
 mod tests {
     use downbeat::share_report::MeasuredOn;
-    use downbeat_server::share_profiler::ShareMeasurement;
+    use downbeat_models::measure::share_profiler::ShareMeasurement;
 
     use super::*;
 

@@ -9,10 +9,10 @@ use downbeat::watched::watched_quietly;
 use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, median};
 use downbeat_engine::{Buffer, Cut, Fill, Lane, LoadOptions, State, Tensor};
+use downbeat_models::measure::sampler;
 use downbeat_report::{Html, Json};
 use downbeat_repository::ModelFormat;
-use downbeat_server::clock::Clock;
-use downbeat_server::sampler;
+use downbeat_service::clock::Clock;
 
 use super::loading::Loading;
 use super::slice_report::{Memory, SliceReport};

@@ -10,7 +10,7 @@ use anyhow::ensure;
 use downbeat_core::Duration;
 use downbeat_plan::words::number;
 use downbeat_report::Table;
-use downbeat_server::options::EngineChoice;
+use downbeat_service::options::EngineChoice;
 use downbeat_sim::Policy;
 use serde::Serialize;
 

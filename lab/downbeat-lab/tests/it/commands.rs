@@ -8,10 +8,11 @@ use downbeat::share_report::{MeasuredOn, ShareReport};
 use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::GroupPart;
 use downbeat_core::{ModelId, RequestId};
+use downbeat_host::groups::stored_predictor::PredictedModel;
 use downbeat_lab::pair_report::PairReport;
-use downbeat_server::pair_profiler::{Latencies, PairMeasurement};
-use downbeat_server::share_profiler::ShareMeasurement;
-use downbeat_server::stored_predictor::PredictedModel;
+use downbeat_models::measure::pair_profiler::Latencies;
+use downbeat_models::measure::pair_profiler::PairMeasurement;
+use downbeat_models::measure::share_profiler::ShareMeasurement;
 
 pub fn run(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat-lab"));

@@ -7,7 +7,7 @@ use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Request, 
 use downbeat_core::journal::Journal;
 use downbeat_core::journal::cluster::Input;
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
-use downbeat_server::share_profiler::ShareMeasurement;
+use downbeat_models::measure::share_profiler::ShareMeasurement;
 use serde_json::Value;
 
 use crate::commands::{run, stderr, stdout};

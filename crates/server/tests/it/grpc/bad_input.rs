@@ -2,8 +2,8 @@
 //! good request is answered.
 
 use bytes::{Buf, BufMut, Bytes};
+use downbeat_frontend::grpc::GrpcOptions;
 use downbeat_protocol::inference as pb;
-use downbeat_server::grpc::GrpcOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};

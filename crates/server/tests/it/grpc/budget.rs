@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use downbeat_frontend::grpc::GrpcOptions;
 use downbeat_protocol::inference as pb;
-use downbeat_server::budget::ByteBudget;
-use downbeat_server::grpc::GrpcOptions;
+use downbeat_service::budget::ByteBudget;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use hyper::client::conn::http2::{SendRequest, handshake};

@@ -3,11 +3,16 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use downbeat_frontend::connections::ConnectionOptions;
+use downbeat_frontend::connections::Connections;
+use downbeat_frontend::connections::FrontendThreads;
+use downbeat_frontend::connections::Stage;
+use downbeat_frontend::connections::bind;
+use downbeat_frontend::grpc;
+use downbeat_frontend::grpc::GrpcOptions;
+use downbeat_frontend::shared_memory::SharedMemory;
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
-use downbeat_server::connections::{ConnectionOptions, Connections, FrontendThreads, Stage, bind};
-use downbeat_server::grpc::{self, GrpcOptions};
-use downbeat_server::shared_memory::SharedMemory;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;

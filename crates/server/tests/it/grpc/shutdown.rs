@@ -1,7 +1,7 @@
 //! How the frontend stops.
 
+use downbeat_frontend::connections::Stage;
 use downbeat_protocol::inference::infer_parameter::ParameterChoice;
-use downbeat_server::connections::Stage;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use downbeat_frontend::connections::ConnectionOptions;
+use downbeat_frontend::connections::Stage;
+use downbeat_frontend::grpc::GrpcOptions;
 use downbeat_protocol::inference::infer_parameter::ParameterChoice;
-use downbeat_server::connections::{ConnectionOptions, Stage};
-use downbeat_server::grpc::GrpcOptions;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use tokio::sync::mpsc;

@@ -1,8 +1,8 @@
 //! `ModelStreamInfer`.
 
+use downbeat_frontend::grpc::GrpcOptions;
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::inference::infer_parameter::ParameterChoice;
-use downbeat_server::grpc::GrpcOptions;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use downbeat_server::http::HttpOptions;
+use downbeat_frontend::http::HttpOptions;
 use serde_json::{Value, json};
 
 use super::client::{Connection, post_bytes};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use downbeat_server::client::Client;
-use downbeat_server::offload;
+use downbeat_service::client::Client;
+use downbeat_service::work::offload;
 use serde_json::json;
 
 use super::client::post_bytes;

@@ -5,8 +5,8 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use downbeat_server::budget::ByteBudget;
-use downbeat_server::http::HttpOptions;
+use downbeat_frontend::http::HttpOptions;
+use downbeat_service::budget::ByteBudget;
 
 use super::client::Connection;
 use super::{Server, json_request};

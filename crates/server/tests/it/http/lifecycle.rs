@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use downbeat_server::connections::{ConnectionOptions, Stage};
-use downbeat_server::http::HttpOptions;
+use downbeat_frontend::connections::ConnectionOptions;
+use downbeat_frontend::connections::Stage;
+use downbeat_frontend::http::HttpOptions;
 use serde_json::json;
 
 use super::client::{Connection, post_bytes};

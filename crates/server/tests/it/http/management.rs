@@ -263,7 +263,7 @@ async fn the_openapi_text_is_served() {
 
 /// Every path of the protocol, with names filled in.
 fn every_path() -> Vec<String> {
-    let text = include_str!("../../../openapi.yaml");
+    let text = include_str!("../../../../frontend/openapi.yaml");
     let paths = text.lines().filter_map(|line| line.strip_prefix("  /")?.strip_suffix(':'));
     let filled = |path: &str| {
         let path = path.replace("{model}", "simple").replace("{version}", "1").replace("{region}", "r");

@@ -17,9 +17,13 @@ use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::{self, ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
-use downbeat_server::error::ServiceError;
-use downbeat_server::policy_report::{AskedFor, PolicyReport};
-use downbeat_server::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
+use downbeat_service::error::ServiceError;
+use downbeat_service::report::policy_report::AskedFor;
+use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::ModelIndexEntry;
+use downbeat_service::service::ModelMetadata;
+use downbeat_service::service::Service;
 use tokio::sync::Semaphore;
 
 pub struct MemoryService {

@@ -6,11 +6,13 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use anyhow::{Result, bail, ensure};
+use downbeat_cluster::Outbox;
+use downbeat_cluster::Tensors;
+use downbeat_cluster::read_frame;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_host::request::batch_codec::OutputPart;
 use downbeat_roles::*;
-use downbeat_server::batch_codec::OutputPart;
-use downbeat_server::roles::{Outbox, Tensors, read_frame};
 
 use super::server::{INPUTS, input_values};
 use crate::gate::part::Plan;

@@ -8,12 +8,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Result;
-use downbeat_server::connections::{ConnectionOptions, Connections, FrontendThreads, Stage, bind};
-use downbeat_server::grpc::{self, GrpcOptions};
-use downbeat_server::http::{self, HttpOptions, HttpState};
-use downbeat_server::options::{EngineChoice, ServerOptions};
-use downbeat_server::registry::Registry;
-use downbeat_server::service::LoadOverrides;
+use downbeat_frontend::connections::ConnectionOptions;
+use downbeat_frontend::connections::Connections;
+use downbeat_frontend::connections::FrontendThreads;
+use downbeat_frontend::connections::Stage;
+use downbeat_frontend::connections::bind;
+use downbeat_frontend::grpc;
+use downbeat_frontend::grpc::GrpcOptions;
+use downbeat_frontend::http;
+use downbeat_frontend::http::HttpOptions;
+use downbeat_frontend::http::HttpState;
+use downbeat_models::registry::Registry;
+use downbeat_service::options::EngineChoice;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::service::LoadOverrides;
 use tokio::sync::watch;
 
 use super::grpc_client::GrpcClient;

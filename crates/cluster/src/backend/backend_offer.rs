@@ -1,0 +1,233 @@
+//! A backend's offer: its slots, and the models of its registry with their latencies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::io::Read;
+use std::sync::{Arc, Weak};
+
+use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_preprocess::Recipe;
+use downbeat_repository::ModelDefinition;
+use downbeat_roles::{Loadable, Offer, OfferedModel, Slot};
+use prost::Message;
+
+use super::definition::{Definition, SentRecipe};
+use downbeat_host::request::batch_codec::PROFILED_LENGTH;
+use downbeat_models::loaded_version::LoadedVersion;
+use downbeat_models::registry::Registry;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::refusal::FullBatch;
+use downbeat_service::report::machine_load::processor;
+
+/// The least change of a latency that is worth a new offer, as a share of the latency.
+const WORTH_TELLING: f64 = 0.03;
+/// How often the repositories are checked for models.
+const LOOKS_AT_FILES_EVERY: Duration = Duration::from_millis(2_000);
+/// The parameter of a model whose requests must not run a second time if the first run is
+/// uncertain.
+const RUN_ONCE: &str = "run_once";
+
+/// Makes a backend's offer, whenever it changes.
+pub struct OfferMaker {
+    registry: Registry,
+    options: Arc<ServerOptions>,
+    /// The processor's name, for machines without GPUs.
+    processor: String,
+    /// By name and version: the contents of the files.
+    files: BTreeMap<(String, u64), Files>,
+    /// Models that are not offered, and whose warning has been logged.
+    said: BTreeSet<(String, u64)>,
+    last: Option<Offer>,
+    /// Models that schedulers may order to load and unload. `looked`: when the repositories were
+    /// last checked.
+    repository: Vec<Loadable>,
+    looked: Option<Time>,
+}
+
+/// The results of reading a version's files.
+#[derive(Clone)]
+struct Files {
+    of: Weak<LoadedVersion>,
+    fingerprint: String,
+    recipe: Option<Arc<SentRecipe>>,
+}
+
+impl OfferMaker {
+    /// An offer maker that has made no offer yet.
+    pub fn new(registry: Registry, options: Arc<ServerOptions>) -> Self {
+        let (files, said, repository) = Default::default();
+        OfferMaker { registry, options, processor: processor(), files, said, last: None, repository, looked: None }
+    }
+
+    /// The present offer, if it differs from the last one. Reads the files of new models.
+    pub fn next(&mut self) -> Option<Offer> {
+        let offer = self.offer();
+        if self.last.as_ref().is_some_and(|last| is_like(last, &offer)) {
+            return None;
+        }
+        self.last = Some(offer.clone());
+        Some(offer)
+    }
+
+    fn offer(&mut self) -> Offer {
+        let now = self.registry.driver.clock().now();
+        if self.looked.is_none_or(|looked| now.since(looked) >= LOOKS_AT_FILES_EVERY) {
+            self.looked = Some(now);
+            let loadable = |(model, memory)| Loadable { model, memory, failed: None };
+            self.repository = self.registry.loadable().into_iter().map(loadable).collect();
+        }
+        let slots = self.registry.driver.slots();
+        let hardware = |device: usize, part: Option<&str>| {
+            let gpu = self.registry.gpus.get(device).map(|gpu| gpu.name.clone());
+            let part = part.map(|part| format!(" {part}")).unwrap_or_default();
+            format!("{}{part}", gpu.unwrap_or_else(|| self.processor.clone()))
+        };
+        let parts = self.registry.parts();
+        let slot = |(device, partition): &(usize, usize)| Slot {
+            hardware: hardware(*device, parts.get(*partition).map(|part| &*part.size)),
+            device: u32::try_from(*device).unwrap_or(u32::MAX),
+        };
+        let mut offer = Offer {
+            slots: slots.iter().map(slot).collect(),
+            repository: self.repository.clone(),
+            memory: self.registry.device_memory(),
+            ..Offer::default()
+        };
+        for served in self.registry.serving().all() {
+            for (number, loaded) in &served.versions {
+                offer.models.extend(self.model(&served.definition, *number, loaded, &slots));
+            }
+        }
+        self.files.retain(|_, files| files.of.strong_count() > 0);
+        offer
+    }
+
+    fn model(
+        &mut self,
+        definition: &ModelDefinition,
+        number: u64,
+        loaded: &Arc<LoadedVersion>,
+        slots: &[(usize, usize)],
+    ) -> Option<OfferedModel> {
+        let name = &definition.name;
+        if loaded.hosts.is_routed {
+            self.warn_of_policy(name, number, loaded);
+            return None;
+        }
+        let key = loaded.codec.profiled_key();
+        let queue = loaded.queue(&key)?;
+        let runs = |(slot, _): &(usize, &(usize, usize))| {
+            self.registry.driver.runs(downbeat_core::DeviceId(*slot as u32), &queue)
+        };
+        let profile = |(slot, (device, partition)): (usize, &(usize, usize))| {
+            let partition = downbeat_core::device::PartitionId(*partition as u32);
+            (slot as u32, queue.refiner(*device, partition).lock().profile().clone())
+        };
+        let profiles: Vec<(u32, LatencyProfile)> = slots.iter().enumerate().filter(runs).map(profile).collect();
+        let slo = self.options.slo(name, definition.slo);
+        let settings = queue.settings();
+        let items = settings.max_batch.max(1);
+        let full = FullBatch { items, takes: queue.least(items) };
+        // The cost of a full batch changes with every batch, and is a hint. An unchanged
+        // fingerprint therefore keeps its last definition.
+        let Files { fingerprint, recipe, .. } = self.files(definition, number, loaded);
+        let mut before = self.last.iter().flat_map(|last| &last.models);
+        let same = before.find(|before| before.model == *name && before.version == number);
+        let same = same.filter(|same| same.fingerprint == fingerprint).map(|same| same.definition.clone());
+        Some(OfferedModel {
+            model: name.clone(),
+            version: number,
+            definition: same.unwrap_or_else(|| {
+                let mut config = definition.config.clone();
+                // Frontends that do not get the steps must not promise them.
+                if let Some(preprocess) = loaded.preprocess.as_ref().filter(|_| recipe.is_some()) {
+                    preprocess.describe(&mut config);
+                }
+                let (codec, batching) = (loaded.codec.clone(), definition.batching.clone());
+                Definition { config, codec, batching, slo, full, recipe }.encode()
+            }),
+            fingerprint,
+            max_batch: items,
+            drop: settings.drop,
+            dispatch: settings.dispatch.clone(),
+            max_wait: settings.max_wait,
+            levels: settings.levels.clone(),
+            at_once: settings.max_in_flight,
+            item_bytes: loaded.codec.item_bytes(PROFILED_LENGTH).map_or(u64::MAX, |bytes| bytes as u64),
+            may_repeat: definition.parameter(RUN_ONCE).is_none_or(|said| said.trim() != "true"),
+            shape: key.to_vec(),
+            profiles,
+        })
+    }
+
+    /// Warns once about a version that is not offered because of its device policy.
+    fn warn_of_policy(&mut self, name: &str, number: u64, loaded: &LoadedVersion) {
+        if self.said.insert((name.to_owned(), number)) {
+            tracing::warn!(
+                model = %name, version = number, policy = %loaded.policy().policy,
+                "not offered to the cluster: its batches are made by its device policy, and in a cluster the scheduler makes them; give it the device policy \
+                 exclusive"
+            );
+        }
+    }
+
+    /// The steps to a model's inputs, packed for sending.
+    fn recipe(&self, definition: &ModelDefinition) -> Option<Arc<SentRecipe>> {
+        let steps = self.options.models.get(&definition.name)?.preprocess.clone()?;
+        let packed =
+            Recipe::read(steps, |file| definition.file_beside(file)).and_then(|recipe| SentRecipe::pack(&recipe));
+        let said = |reason: &String| {
+            let model = &definition.name;
+            tracing::warn!(%model, %reason, "the cluster's frontends take tensors alone for this model");
+        };
+        packed.inspect_err(said).ok().map(Arc::new)
+    }
+
+    /// The results of reading a version's files, read once. The fingerprint covers the completed
+    /// configuration, the steps and the file, wherever these are.
+    fn files(&mut self, definition: &ModelDefinition, number: u64, loaded: &Arc<LoadedVersion>) -> Files {
+        let key = (definition.name.clone(), number);
+        let known = self.files.get(&key);
+        if let Some(known) = known.filter(|files| std::ptr::eq(files.of.as_ptr(), Arc::as_ptr(loaded))) {
+            return known.clone();
+        }
+        let recipe = loaded.preprocess.as_ref().and_then(|_| self.recipe(definition));
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(&definition.config.encode_to_vec());
+        recipe.iter().flat_map(|recipe| recipe.parts()).for_each(|part| sum.update(part));
+        let mut fingerprint = format!("{:08x}", sum.finalize());
+        let file = definition.version_file(number).map(std::fs::File::open);
+        if let Some(Ok(mut file)) = file {
+            let (mut sum, mut size, mut buffer) = (crc32fast::Hasher::new(), 0, vec![0; 1 << 20]);
+            while let Ok(read @ 1..) = file.read(&mut buffer) {
+                sum.update(&buffer[..read]);
+                size += read;
+            }
+            // Writing to a string cannot fail.
+            let _ = write!(fingerprint, "-{size}-{:08x}", sum.finalize());
+        }
+        let files = Files { of: Arc::downgrade(loaded), fingerprint, recipe };
+        self.files.insert(key, files.clone());
+        files
+    }
+}
+
+/// Whether two offers differ too little to send the new offer.
+fn is_like(last: &Offer, now: &Offer) -> bool {
+    let without = |model: &OfferedModel| OfferedModel { profiles: Vec::new(), ..model.clone() };
+    let close = |(a, b): (&(u32, LatencyProfile), &(u32, LatencyProfile))| {
+        let differs = |batch: u32| {
+            let (a, b) = (a.1.latency(batch).as_nanos() as f64, b.1.latency(batch).as_nanos() as f64);
+            (a - b).abs() > WORTH_TELLING * a
+        };
+        a.0 == b.0 && a.1.max_batch() == b.1.max_batch() && !(1..=a.1.max_batch()).any(differs)
+    };
+    let same = |(a, b): (&OfferedModel, &OfferedModel)| {
+        without(a) == without(b)
+            && a.profiles.len() == b.profiles.len()
+            && a.profiles.iter().zip(&b.profiles).all(close)
+    };
+    (&last.slots, &last.repository, last.memory) == (&now.slots, &now.repository, now.memory)
+        && last.models.len() == now.models.len()
+        && last.models.iter().zip(&now.models).all(same)
+}

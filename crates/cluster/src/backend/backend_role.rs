@@ -1,0 +1,307 @@
+//! A backend's state machine with the slots that run its batches.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
+use downbeat_protocol::{InferRequest, InferTensor};
+use downbeat_roles::{
+    BackendNode, BackendOptions, BackendOutput, BatchKey, Doing, Frame, Hello, Member, NodeId, Offer, Outcome,
+    QueueKey, RequestKey, Role,
+};
+use tokio::sync::mpsc;
+
+use crate::node::machine::Machine;
+use crate::node::machine::Step;
+use crate::node::status::StatusBoard;
+use crate::wire::arena::Arena;
+use crate::wire::tensors::Tensors;
+use downbeat_host::device::QueuedCall;
+use downbeat_host::device::run_own;
+use downbeat_host::request::call::Call;
+use downbeat_host::request::queue::Queue;
+use downbeat_host::request::reply::Answer;
+use downbeat_host::request::reply::Gathered;
+use downbeat_host::request::reply::Reply;
+use downbeat_host::scheduler::SlotDone;
+use downbeat_models::loaded_version::LoadedVersion;
+use downbeat_models::registry::Registry;
+use downbeat_models::serving::InFlight;
+use downbeat_service::error::ServiceError;
+
+/// An event from a backend's threads to its node.
+pub enum BackendEvent {
+    /// A slot is done with its batch.
+    Ran(SlotDone),
+    /// The backend's slots and models have changed.
+    Offer(Offer),
+    /// An ordered load or unload is done, or has failed.
+    Done(String, Result<(), String>),
+    /// The backend must leave.
+    Drain,
+}
+
+/// A batch that waits for its slot.
+struct Waiting {
+    batch: BatchKey,
+    queue: QueueKey,
+    members: Vec<Member<Tensors>>,
+}
+
+/// A batch that runs on a slot.
+struct Running {
+    batch: BatchKey,
+    slot: u32,
+    members: Vec<RequestKey>,
+    answers: Arc<Gathered>,
+    /// Keeps the model from being unloaded during the batch.
+    _model: InFlight,
+}
+
+/// A backend's state machine, and the batches of its slots.
+pub struct BackendRole {
+    node: BackendNode<Tensors>,
+    registry: Registry,
+    /// By slot: waiting batches, in the order of their runs.
+    waiting: BTreeMap<u32, VecDeque<Waiting>>,
+    /// Running batches, at most one on each slot, by this process's ids.
+    running: BTreeMap<BatchId, Running>,
+    next_batch: u64,
+    /// Loads and unloads models; the result comes as an event.
+    loader: mpsc::UnboundedSender<(String, Doing)>,
+    board: StatusBoard,
+    arena: Option<Arc<Arena>>,
+}
+
+/// A batch that is ready for its slot.
+struct Prepared {
+    model: InFlight,
+    jobs: Vec<(RequestId, QueuedCall)>,
+}
+
+impl BackendRole {
+    /// A backend that runs the models of a registry, without batches.
+    pub fn new(
+        node: NodeId,
+        options: BackendOptions,
+        now: Time,
+        (registry, loader): (Registry, mpsc::UnboundedSender<(String, Doing)>),
+        (board, arena): (StatusBoard, Option<Arc<Arena>>),
+    ) -> Self {
+        let node = BackendNode::new(node, options, now);
+        let (waiting, running) = Default::default();
+        BackendRole { node, registry, waiting, running, next_batch: 0, loader, board, arena }
+    }
+
+    /// Gives a slot its next batch, if the slot is free.
+    fn begin(&mut self, now: Time, slot: u32) {
+        while self.running.values().all(|running| running.slot != slot) {
+            let Some(Waiting { batch, queue, members }) = self.waiting.get_mut(&slot).and_then(VecDeque::pop_front)
+            else {
+                return;
+            };
+            let requests: Vec<RequestKey> = members.iter().map(|member| member.request).collect();
+            let answers = Arc::new(Gathered::default());
+            match self.prepare(now, slot, &queue, members, &answers) {
+                Ok(None) => {
+                    // The model is gone, so no member has run. The members run on a backend that
+                    // still has the model.
+                    self.node.handle_unloaded(now, &queue.model, queue.version);
+                    self.node.handle_ran(now, batch, None, Vec::new());
+                }
+                Ok(Some(Prepared { model, jobs })) if !jobs.is_empty() => {
+                    let id = BatchId(self.next_batch);
+                    self.next_batch += 1;
+                    self.running.insert(id, Running { batch, slot, members: requests, answers, _model: model });
+                    // A short batch without another beside it runs on the node's thread. Two
+                    // changes of threads would take longer than the batch.
+                    let is_alone = self.node.batches() == 1;
+                    run_own(is_alone, |own| self.registry.driver.grant(DeviceId(slot), id, jobs, own));
+                }
+                prepared => {
+                    let failed = prepared.err();
+                    self.done(now, batch, None, requests, &answers, failed.as_ref());
+                }
+            }
+        }
+    }
+
+    /// Makes the calls of a batch's members. Members that do not fit are answered at once. `None`:
+    /// the model was unloaded.
+    fn prepare(
+        &self,
+        now: Time,
+        slot: u32,
+        queue: &QueueKey,
+        members: Vec<Member<Tensors>>,
+        answers: &Arc<Gathered>,
+    ) -> Result<Option<Prepared>, ServiceError> {
+        let QueueKey { model: name, version, shape } = queue;
+        let Some(model) = self.registry.serving().enter(name) else { return Ok(None) };
+        let Some(loaded) = model.versions.get(version).cloned() else { return Ok(None) };
+        if let Some(reason) = loaded.out_of_service() {
+            return Err(ServiceError::Unavailable(format!("model '{name}': {reason}")));
+        }
+        let runs = |(_, queue): &(_, Arc<Queue>)| self.registry.driver.runs(DeviceId(slot), queue);
+        if loaded.hosts.is_routed || !loaded.queues().first().is_some_and(runs) {
+            return Err(ServiceError::Internal(format!("model '{name}' does not run on slot {slot} of this backend")));
+        }
+        let (mut jobs, mut rows, mut of_shape) = (Vec::with_capacity(members.len()), 0u32, None);
+        for (place, Member { deadline, payload, .. }) in members.into_iter().enumerate() {
+            let reply = Reply::gathered(answers.clone(), place);
+            let admitted = match admit(&loaded, name, payload) {
+                Ok(admitted) => admitted,
+                Err(error) => {
+                    reply.send(Err(error));
+                    continue;
+                }
+            };
+            rows = rows.saturating_add(admitted.rows);
+            let its = loaded.codec.shape_key(&admitted);
+            if rows > loaded.codec.max_batch || its[..] != shape[..] {
+                let reason = format!(
+                    "the batch of model '{name}' has members that do not go together: this is a defect of its scheduler"
+                );
+                reply.send(Err(ServiceError::Internal(reason)));
+                continue;
+            }
+            let queue = match &of_shape {
+                Some(queue) => queue,
+                None => of_shape.insert(self.registry.serving().queue(&model.definition, &loaded, &admitted, now)?),
+            };
+            let call = Call {
+                admitted,
+                loaded: loaded.clone(),
+                arrival: now,
+                deadline,
+                deadline_is_slo: false,
+                is_probe: false,
+                reply,
+            };
+            let job = QueuedCall { call, queue: queue.clone(), queue_expiry: Time::MAX, level: 0, has_place: false };
+            jobs.push((self.registry.driver.next_request(), job));
+        }
+        Ok(Some(Prepared { model, jobs }))
+    }
+
+    /// Reports the results of a batch to the state machine. `failed`: why the batch did not begin.
+    fn done(
+        &mut self,
+        now: Time,
+        batch: BatchKey,
+        ran: Option<(u32, Duration)>,
+        members: Vec<RequestKey>,
+        answers: &Gathered,
+        failed: Option<&ServiceError>,
+    ) {
+        let lost = || ServiceError::Internal("the request was lost on its backend: this is a defect".to_owned());
+        let mut outcomes: Vec<Option<Answer>> = members.iter().map(|_| None).collect();
+        for (place, answer) in answers.lock().drain(..) {
+            if let Some(outcome) = outcomes.get_mut(place) {
+                *outcome = Some(answer);
+            }
+        }
+        let outcome = |answer: Option<Answer>| match answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost)))
+        {
+            Ok(outputs) => Outcome::Outputs(Tensors::kept(outputs, self.arena.as_ref())),
+            Err(error) => Outcome::Failed { code: error.code(), message: error.to_string() },
+        };
+        let outcomes = members.into_iter().zip(outcomes.into_iter().map(outcome)).collect();
+        self.node.handle_ran(now, batch, ran, outcomes);
+    }
+}
+
+/// Checks a member's tensors like those of a client's request.
+fn admit(
+    loaded: &LoadedVersion,
+    name: &str,
+    payload: Tensors,
+) -> Result<downbeat_host::request::batch_codec::Admitted, ServiceError> {
+    let tensor =
+        |(binding, part): (&downbeat_repository::TensorBinding, downbeat_host::request::batch_codec::OutputPart)| {
+            InferTensor {
+                name: binding.client.name.clone(),
+                datatype: binding.datatype(),
+                shape: part.shape,
+                parameters: Default::default(),
+                data: part.data,
+            }
+        };
+    let inputs = loaded.codec.inputs.iter().zip(payload).map(tensor).collect();
+    let mut request = InferRequest { model_name: name.to_owned(), inputs, ..InferRequest::default() };
+    let admitted = loaded.codec.admit(&mut request)?;
+    loaded.check_memory(&admitted)?;
+    Ok(admitted)
+}
+
+impl Machine for BackendRole {
+    type Event = BackendEvent;
+
+    fn accepts(&self, _role: Role) -> bool {
+        false
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        self.board.connected(peer);
+        self.node.handle_connected(now, peer);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.board.disconnected(peer);
+        self.node.handle_disconnected(now, peer);
+    }
+
+    fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>) {
+        self.node.handle_frame(now, frame);
+    }
+
+    fn handle_event(&mut self, now: Time, event: BackendEvent) {
+        match event {
+            BackendEvent::Ran(SlotDone { batch, ran }) => {
+                if let Some(Running { batch, slot, members, answers, _model }) = self.running.remove(&batch) {
+                    self.done(now, batch, ran, members, &answers, None);
+                    self.begin(now, slot);
+                }
+            }
+            BackendEvent::Offer(offer) => self.node.handle_offer(now, offer),
+            BackendEvent::Done(model, result) => self.node.handle_done(now, &model, result),
+            BackendEvent::Drain => self.node.handle_drain(now),
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.node.handle_timeout(now);
+    }
+
+    fn poll_step(&mut self, now: Time) -> Option<Step> {
+        loop {
+            match self.node.poll_output(now)? {
+                BackendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
+                BackendOutput::Connect { frontend, address } => return Some(Step::Connect(frontend, address)),
+                BackendOutput::Lost(peer) => {
+                    self.board.disconnected(peer);
+                    return Some(Step::Close(peer));
+                }
+                BackendOutput::Run { batch, slot, queue, members } => {
+                    self.waiting.entry(slot).or_default().push_back(Waiting { batch, queue, members });
+                    self.begin(now, slot);
+                }
+                BackendOutput::Model(model, doing) => {
+                    if let Err(mpsc::error::SendError((model, _))) = self.loader.send((model, doing)) {
+                        self.node.handle_done(now, &model, Err("the process is about to end".to_owned()));
+                    }
+                }
+                BackendOutput::Leader(_, epoch) => self.board.follows(epoch, false),
+                BackendOutput::Drained => return Some(Step::End),
+            }
+        }
+    }
+
+    fn report(&self) {
+        self.board.measured(self.node.links());
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        self.node.poll_timeout().map(|(at, _)| at)
+    }
+}

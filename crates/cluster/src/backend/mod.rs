@@ -1,0 +1,6 @@
+//! The backend of a cluster: the slots and models that it offers, and its loads.
+
+pub(crate) mod backend_offer;
+pub(crate) mod backend_role;
+pub(crate) mod definition;
+pub(crate) mod model_loader;

@@ -1,0 +1,48 @@
+//! Loads and unloads models on a scheduler's orders.
+
+use std::sync::Arc;
+
+use downbeat_roles::Doing;
+use tokio::sync::mpsc;
+
+use super::backend_role::BackendEvent;
+use downbeat_models::registry::Registry;
+use downbeat_service::service::LoadOverrides;
+
+/// Carries out orders side by side, until their sender is gone. `done` is called after each load
+/// and unload, before the node hears the result.
+pub async fn follow(
+    mut told: mpsc::UnboundedReceiver<(String, Doing)>,
+    registry: Registry,
+    answers: mpsc::UnboundedSender<BackendEvent>,
+    done: impl Fn() + Clone + Send + 'static,
+) {
+    while let Some((model, doing)) = told.recv().await {
+        let (registry, answers, done) = (registry.clone(), answers.clone(), done.clone());
+        tokio::spawn(async move {
+            let result = match doing {
+                Doing::Load => load(&registry, &model).await,
+                Doing::Unload => registry.unload_model(&model).await.map_err(|error| error.to_string()),
+            };
+            match (&result, doing) {
+                (Ok(()), Doing::Load) => tracing::info!(%model, "loaded, as the scheduler asks"),
+                (Ok(()), Doing::Unload) => tracing::info!(%model, "unloaded, as the scheduler asks"),
+                (Err(reason), _) => tracing::warn!(%model, %reason, ?doing, "not done, which the scheduler asks"),
+            }
+            done();
+            // A node that has ended takes no events.
+            let _ = answers.send(BackendEvent::Done(model, result));
+        });
+    }
+}
+
+async fn load(registry: &Registry, model: &str) -> Result<(), String> {
+    registry.load_model(model, LoadOverrides::default(), Arc::new(())).await.map_err(|error| error.to_string())?;
+    let served = registry.serving().get(model);
+    if served.is_some_and(|served| served.versions.values().all(|version| version.hosts.is_routed)) {
+        // The model would hold memory without being used.
+        registry.unload_model(model).await.map_err(|error| error.to_string())?;
+        return Err("its batches are made by its device policy, and in a cluster the scheduler makes them; give it the device policy exclusive".to_owned());
+    }
+    Ok(())
+}

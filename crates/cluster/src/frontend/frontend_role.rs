@@ -1,0 +1,196 @@
+//! A frontend's state machine with the requests that wait for answers.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::sync::Arc;
+
+use downbeat_core::Time;
+use downbeat_core::cluster::{DropReason, Reject};
+use downbeat_roles::{
+    Frame, FrontendNode, FrontendOptions, FrontendOutput, Hello, NewRequest, NodeId, Outcome, Refusal, RequestEnd, Role,
+};
+
+use super::remote_models::{RemoteModels, RemoteVersion};
+use crate::node::machine::Machine;
+use crate::node::machine::Step;
+use crate::node::status::StatusBoard;
+use crate::wire::tensors::Tensors;
+use downbeat_host::device::CounterHasher;
+use downbeat_host::request::reply::Answer;
+use downbeat_host::request::reply::Reply;
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::Metrics;
+use downbeat_service::refusal;
+use downbeat_service::unanswered::Unanswered;
+
+/// A request that waits for its answer.
+pub struct RemoteCall {
+    pub version: Arc<RemoteVersion>,
+    pub arrival: Time,
+    /// The deadline; [`Time::MAX`]: none.
+    pub deadline: Time,
+    /// Whether the deadline is the model's SLO.
+    pub deadline_is_slo: bool,
+    pub rows: u32,
+    pub reply: Reply,
+}
+
+/// An event from a frontend's threads to its node. A ticket names each request; the thread that
+/// hands the request in draws the ticket.
+pub enum FrontendEvent {
+    /// A client's request, by its ticket.
+    Request(u64, NewRequest<Tensors>, RemoteCall),
+    /// The client of this ticket's request has gone. The ticket has counted the request.
+    Cancel(u64),
+}
+
+type Table<T> = HashMap<u64, T, BuildHasherDefault<CounterHasher>>;
+
+/// A frontend's state machine, and the clients that wait.
+pub struct FrontendRole {
+    node: FrontendNode<Tensors>,
+    /// By the state machine's number: the request's ticket and call.
+    calls: Table<(u64, RemoteCall)>,
+    /// By ticket: the state machine's number.
+    numbers: Table<u64>,
+    models: Arc<RemoteModels>,
+    metrics: Arc<Metrics>,
+    board: StatusBoard,
+}
+
+impl FrontendRole {
+    /// A frontend without requests.
+    pub fn new(
+        node: NodeId,
+        options: FrontendOptions,
+        now: Time,
+        (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
+    ) -> Self {
+        let node = FrontendNode::new(node, options, now);
+        FrontendRole { node, calls: Table::default(), numbers: Table::default(), models, metrics, board }
+    }
+
+    /// Answers a request.
+    fn end(&mut self, now: Time, number: u64, end: RequestEnd<Tensors>) {
+        let Some((ticket, call)) = self.calls.remove(&number) else { return };
+        self.numbers.remove(&ticket);
+        // The ticket has counted a request whose client left.
+        if call.reply.is_closed() {
+            return;
+        }
+        let took = now.since(call.arrival);
+        let answer: Answer = match outcome(&call, end, now) {
+            Ok(outputs) => {
+                call.version.record_answer(call.rows, took, now > call.deadline);
+                Ok(outputs.into_iter().collect())
+            }
+            Err((reason, error)) => {
+                call.version.record_not_answered(reason, took);
+                Err(error)
+            }
+        };
+        call.reply.send(answer);
+    }
+}
+
+/// The answer for a request's client.
+fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Tensors, (Unanswered, ServiceError)> {
+    let (model, full) = (&call.version.name, call.version.definition.full);
+    Err(match end {
+        RequestEnd::Ran(Outcome::Outputs(outputs)) => return Ok(outputs),
+        RequestEnd::Ran(Outcome::Failed { code, message }) => {
+            let error = ServiceError::of_code(code, message);
+            (Unanswered::of(&error), error)
+        }
+        RequestEnd::Refused(Refusal::Rejected(Reject::UnknownModel) | Refusal::Dropped(DropReason::ModelRemoved)) => {
+            let message = format!(
+                "no backend has model '{model}' any more: it was unloaded, or the last one that had it was lost"
+            );
+            (Unanswered::Unloaded, ServiceError::Unavailable(message))
+        }
+        RequestEnd::Refused(Refusal::Rejected(reject)) => refusal::rejected(model, &reject, call.deadline_is_slo, full),
+        RequestEnd::Refused(Refusal::Dropped(reason)) => refusal::dropped(model, reason, now.since(call.arrival)),
+        RequestEnd::TooLate => {
+            let waited = now.since(call.arrival);
+            let message = format!(
+                "nobody has run this request of model '{model}' by its deadline, {waited} after it came: no scheduler led, or its backend was lost"
+            );
+            (Unanswered::Hopeless, ServiceError::DeadlineExceeded(message))
+        }
+        RequestEnd::Lost | RequestEnd::Refused(Refusal::Lost) => {
+            let message = format!(
+                "the backend that ran this request of model '{model}' was lost, and it may not be run again, or was tried too often"
+            );
+            (Unanswered::Lost, ServiceError::Unavailable(message))
+        }
+    })
+}
+
+impl Machine for FrontendRole {
+    type Event = FrontendEvent;
+
+    fn accepts(&self, role: Role) -> bool {
+        role == Role::Backend
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        self.board.connected(peer);
+        self.node.handle_connected(now, peer);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.board.disconnected(peer);
+        self.node.handle_disconnected(now, peer);
+    }
+
+    fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>) {
+        self.node.handle_frame(now, frame);
+    }
+
+    fn handle_event(&mut self, now: Time, event: FrontendEvent) {
+        match event {
+            FrontendEvent::Request(ticket, request, call) => {
+                let number = self.node.handle_request(now, request);
+                self.numbers.insert(ticket, number);
+                self.calls.insert(number, (ticket, call));
+            }
+            FrontendEvent::Cancel(ticket) => {
+                if let Some(number) = self.numbers.remove(&ticket) {
+                    self.calls.remove(&number);
+                    self.node.handle_cancel(now, number);
+                }
+            }
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.node.handle_timeout(now);
+    }
+
+    fn poll_step(&mut self, now: Time) -> Option<Step> {
+        loop {
+            match self.node.poll_output(now)? {
+                FrontendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
+                FrontendOutput::Lost(peer) => {
+                    self.board.disconnected(peer);
+                    return Some(Step::Close(peer));
+                }
+                FrontendOutput::End { number, end } => self.end(now, number, end),
+                FrontendOutput::Models(models) => self.models.replace(models, &self.metrics),
+                FrontendOutput::Leader { epoch, handed_in, .. } => {
+                    self.board.follows(epoch, false);
+                    self.board.handed_in(handed_in);
+                }
+            }
+        }
+    }
+
+    fn report(&self) {
+        self.board.measured(self.node.links());
+        self.board.run_again(self.node.run_again());
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        self.node.poll_timeout().map(|(at, _)| at)
+    }
+}

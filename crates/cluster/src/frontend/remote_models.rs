@@ -1,0 +1,210 @@
+//! The models that a frontend's clients may ask for, from the leading scheduler's messages.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use downbeat_core::Duration;
+use downbeat_protocol::InferRequest;
+use downbeat_roles::ServedModel;
+use parking_lot::{Mutex, RwLock};
+
+use crate::backend::definition::Definition;
+use downbeat_models::preprocess::Preprocess;
+use downbeat_models::preprocess::Preprocessing;
+use downbeat_models::preprocess::asks_for_steps;
+use downbeat_models::serving::unknown_model;
+use downbeat_models::serving::version_of;
+use downbeat_service::clock::Clock;
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::Metrics;
+use downbeat_service::metrics::ModelMetrics;
+use downbeat_service::metrics::statistics::Phases;
+use downbeat_service::metrics::statistics::Statistics;
+use downbeat_service::metrics::trouble::Sample;
+use downbeat_service::unanswered::Unanswered;
+
+/// A version of a model that runs on backends.
+pub struct RemoteVersion {
+    /// The model's name.
+    pub name: String,
+    /// The version's number.
+    pub number: u64,
+    /// The version's number, in the form that clients write.
+    pub version: String,
+    /// The requirements on the version's requests.
+    pub definition: Definition,
+    /// The bytes that `definition` was read from.
+    bytes: Vec<u8>,
+    /// The steps to the version's inputs, if it takes more than tensors. Empty until the steps are
+    /// ready; then the steps, or why they failed.
+    steps: OnceLock<Result<Arc<Preprocess>, String>>,
+    metrics: ModelMetrics,
+    pub statistics: Mutex<Statistics>,
+}
+
+/// A model that runs on backends.
+pub struct RemoteModel {
+    /// Ready versions, ascending.
+    pub versions: BTreeMap<u64, Arc<RemoteVersion>>,
+    /// Bytes of the inputs of requests in flight.
+    pub input_bytes: Arc<AtomicU64>,
+}
+
+/// All models that clients may ask for.
+pub struct RemoteModels {
+    models: RwLock<BTreeMap<String, Arc<RemoteModel>>>,
+    preprocessing: Arc<Preprocessing>,
+}
+
+impl RemoteVersion {
+    /// Prepares the version's steps on another thread, because reading a large vocabulary takes a
+    /// while.
+    fn make_steps(self: &Arc<Self>, preprocessing: &Arc<Preprocessing>) {
+        let Some(recipe) = self.definition.recipe.clone() else { return };
+        let (this, shared) = (self.clone(), preprocessing.clone());
+        let make = move || {
+            let made = recipe.unpack().and_then(|recipe| shared.steps(&recipe, &this.definition.codec));
+            if let Err(reason) = &made {
+                tracing::error!(model = %this.name, version = this.number, %reason, "its steps to tensors (preprocess) cannot be taken here");
+            }
+            let _ = this.steps.set(made);
+        };
+        preprocessing.spawn(make);
+    }
+
+    /// The steps for a request, or `None` if the request brings tensors.
+    ///
+    /// # Errors
+    /// `Unavailable` if the steps are not ready.
+    pub fn preprocess_of(&self, request: &InferRequest) -> Result<Option<&Arc<Preprocess>>, ServiceError> {
+        if self.definition.recipe.is_none() || !asks_for_steps(&self.definition.config, request) {
+            return Ok(None);
+        }
+        let reason = match self.steps.get() {
+            Some(Ok(steps)) => return Ok(Some(steps)),
+            Some(Err(reason)) => reason,
+            None => "they are being made ready; try again",
+        };
+        Err(ServiceError::Unavailable(format!("model '{}': its steps to tensors: {reason}", self.name)))
+    }
+
+    /// Checks a request's inputs as far as possible without their data.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, which names the tensor, the expected properties and the given ones.
+    pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        match self.preprocess_of(request)? {
+            Some(steps) => steps.check(request, &self.definition.codec).map(drop),
+            None => self.definition.codec.check_inputs(request),
+        }
+    }
+
+    /// Counts a request of `rows` items that got its result after `took`. The backend counts
+    /// batches. Here each request counts as a batch of its own.
+    pub fn record_answer(&self, rows: u32, took: Duration, late: bool) {
+        let request = std::iter::once((Duration::ZERO, took, late));
+        self.metrics.record_batch(rows, Phases::default(), request);
+        let taken = std::iter::once((Duration::ZERO, took));
+        self.statistics.lock().record_batch(Clock::unix_millis(), rows, Phases::default(), taken);
+    }
+
+    /// The counts of the version's requests by outcome.
+    pub fn sample(&self) -> Sample {
+        let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
+        Sample { model: name, version, counts, means: None }
+    }
+
+    /// Counts a request that got no result, and ended `after` its arrival.
+    pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
+        self.metrics.record_not_answered(reason);
+        self.statistics.lock().record_failure(after);
+    }
+}
+
+impl RemoteModels {
+    /// No models yet.
+    pub fn new(preprocessing: Preprocessing) -> Self {
+        RemoteModels { models: RwLock::default(), preprocessing: Arc::new(preprocessing) }
+    }
+
+    /// Replaces the models that clients may ask for.
+    pub fn replace(&self, served: Vec<ServedModel>, metrics: &Metrics) {
+        let before = self.models.read().clone();
+        let mut now = BTreeMap::<String, RemoteModel>::new();
+        for ServedModel { model, version, definition, .. } in served {
+            let there = before.get(&model);
+            let same = there.and_then(|there| there.versions.get(&version)).filter(|same| same.bytes == definition);
+            let read = match same {
+                Some(same) => Ok(same.clone()),
+                None => Definition::decode(&definition).map(|read| {
+                    let version = Arc::new(RemoteVersion {
+                        metrics: metrics.model(&model, &version.to_string()),
+                        name: model.clone(),
+                        number: version,
+                        version: version.to_string(),
+                        definition: read,
+                        bytes: definition,
+                        steps: OnceLock::new(),
+                        statistics: Mutex::default(),
+                    });
+                    version.make_steps(&self.preprocessing);
+                    version
+                }),
+            };
+            match read {
+                Ok(read) => {
+                    let input_bytes = there.map(|there| there.input_bytes.clone()).unwrap_or_default();
+                    let fresh = RemoteModel { versions: BTreeMap::new(), input_bytes };
+                    now.entry(model).or_insert(fresh).versions.insert(version, read);
+                }
+                Err(reason) => {
+                    tracing::error!(%model, version, %reason, "what a backend says of the model cannot be read")
+                }
+            }
+        }
+        let names: Vec<&String> = now.keys().filter(|name| !before.contains_key(*name)).collect();
+        if !names.is_empty() {
+            tracing::info!(models = ?names, "served");
+        }
+        let gone: Vec<&String> = before.keys().filter(|name| !now.contains_key(*name)).collect();
+        if !gone.is_empty() {
+            tracing::info!(models = ?gone, "no longer served");
+        }
+        *self.models.write() = now.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.models.read().is_empty()
+    }
+
+    /// All models, by name.
+    pub fn all(&self) -> BTreeMap<String, Arc<RemoteModel>> {
+        self.models.read().clone()
+    }
+
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unavailable` as long as no scheduler has sent the list of models.
+    pub fn get(&self, name: &str) -> Result<Arc<RemoteModel>, ServiceError> {
+        let models = self.models.read();
+        if let Some(model) = models.get(name) {
+            return Ok(model.clone());
+        }
+        if models.is_empty() {
+            let reason = "no backend serves a model yet, or no scheduler leads (GET /v2/cluster)";
+            return Err(ServiceError::Unavailable(format!("model '{name}' cannot be asked for: {reason}")));
+        }
+        let known: Vec<String> = models.keys().cloned().collect();
+        Err(ServiceError::NotFound(unknown_model(name, &known)))
+    }
+
+    /// A version of the model of this name. An empty `version` means the newest.
+    ///
+    /// # Errors
+    /// As [`RemoteModels::get`] and [`version_of`].
+    pub fn version(&self, name: &str, version: &str) -> Result<Arc<RemoteVersion>, ServiceError> {
+        version_of(name, &self.get(name)?.versions, version).cloned()
+    }
+}

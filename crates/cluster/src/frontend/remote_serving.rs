@@ -1,0 +1,344 @@
+//! A frontend as the [`Service`] behind its ports. The models run on backends.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use downbeat_core::{Duration, Time};
+use downbeat_protocol::inference as pb;
+use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_roles::{NewRequest, QueueKey};
+use tokio::sync::mpsc;
+
+use super::frontend_role::{FrontendEvent, RemoteCall};
+use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
+use crate::node::status::StatusBoard;
+use crate::wire::arena::Arena;
+use crate::wire::tensors::Tensors;
+use downbeat_host::request::reply::Reply;
+use downbeat_models::preprocess::Preprocess;
+use downbeat_models::serving::Limits;
+use downbeat_models::serving::Looked;
+use downbeat_models::serving::Wishes;
+use downbeat_models::serving::hold_inputs;
+use downbeat_models::serving::response;
+use downbeat_models::serving::version_of;
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::budget::Reservation;
+use downbeat_service::clock::Clock;
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::Metrics;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::refusal;
+use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::ModelIndexEntry;
+use downbeat_service::service::ModelMetadata;
+use downbeat_service::service::Service;
+use downbeat_service::unanswered::Unanswered;
+use downbeat_service::work::turn_end;
+
+/// The most requests in flight at a frontend.
+const MOST_IN_FLIGHT: u64 = 1 << 18;
+/// When a client should try again at that limit.
+const RETRY_AFTER: Duration = Duration::from_millis(1_000);
+
+/// Events that a thread sends to nodes at the end of its event loop's turn.
+type Outbox = RefCell<Vec<(mpsc::UnboundedSender<FrontendEvent>, FrontendEvent)>>;
+
+thread_local! {
+    static OUTBOX: Outbox = Outbox::default();
+}
+
+/// Sends the collected events to nodes.
+fn flush() {
+    // A node that has ended has no waiting requests. A thread that has ended sends nothing.
+    let _ = OUTBOX.try_with(|outbox| outbox.take().into_iter().for_each(|(events, event)| drop(events.send(event))));
+}
+
+/// Answers inference requests with models that run on backends.
+pub struct RemoteServing {
+    options: Arc<ServerOptions>,
+    clock: Clock,
+    pub budget: Arc<ByteBudget>,
+    models: Arc<RemoteModels>,
+    metrics: Arc<Metrics>,
+    board: StatusBoard,
+    events: mpsc::UnboundedSender<FrontendEvent>,
+    arena: Option<Arc<Arena>>,
+    next_ticket: AtomicU64,
+    in_flight: AtomicU64,
+    draining: AtomicBool,
+}
+
+/// The right to cancel a request, by dropping the ticket.
+struct Ticket<'a> {
+    serving: &'a RemoteServing,
+    version: &'a RemoteVersion,
+    number: u64,
+    arrival: Time,
+    /// The reason to count for a request without an answer; `None`: already answered or counted.
+    end: Option<Unanswered>,
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.serving.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let Some(reason) = self.end else { return };
+        self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
+        flush();
+        // A node that has ended has no requests. A node that has not heard of the request yet has
+        // none of this number.
+        let _ = self.serving.events.send(FrontendEvent::Cancel(self.number));
+    }
+}
+
+impl RemoteServing {
+    /// A frontend for the models of its node, which takes `events`.
+    pub fn new(
+        options: Arc<ServerOptions>,
+        clock: Clock,
+        budget: Arc<ByteBudget>,
+        (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
+        (events, arena): (mpsc::UnboundedSender<FrontendEvent>, Option<Arc<Arena>>),
+    ) -> Self {
+        let (next_ticket, in_flight, draining) = Default::default();
+        RemoteServing {
+            options,
+            clock,
+            budget,
+            models,
+            metrics,
+            board,
+            events,
+            arena,
+            next_ticket,
+            in_flight,
+            draining,
+        }
+    }
+
+    /// Reports not ready from now on. Requests that still come are answered.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether no request is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.load(Ordering::Acquire) == 0
+    }
+
+    /// All metrics in Prometheus' text format, as of now.
+    ///
+    /// # Errors
+    /// If a metric cannot be written as text: a defect.
+    pub fn metrics(&self) -> Result<String, prometheus::Error> {
+        self.metrics.set_budget(&self.budget);
+        self.metrics.set_abandoned(downbeat_service::work::work_pool::abandoned());
+        self.metrics.render()
+    }
+
+    /// Passes an event to the node at the end of the event loop's turn. The node wakes once for all
+    /// events of the turn, and they share a message.
+    fn hand_over(&self, event: FrontendEvent) {
+        let is_first = OUTBOX.with_borrow_mut(|outbox| {
+            outbox.push((self.events.clone(), event));
+            outbox.len() == 1
+        });
+        if is_first {
+            turn_end::at_end(flush);
+        }
+    }
+
+    /// Takes a place among the requests in flight.
+    fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time) -> Result<Ticket<'a>, ServiceError> {
+        let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
+        let ticket = Ticket { serving: self, version, number, arrival, end: None };
+        if in_flight >= MOST_IN_FLIGHT {
+            version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
+            let message =
+                format!("{in_flight} requests are in flight at this frontend, the most that it takes; try again later");
+            return Err(ServiceError::QueueFull { message, retry_after: RETRY_AFTER });
+        }
+        Ok(ticket)
+    }
+
+    /// Makes a request's pictures or texts into the model's tensors, before a scheduler hears of
+    /// the request. A server of models has the same place, bound and refusals for these steps. But
+    /// only the scheduler knows the devices' time, so the device time does not count in this
+    /// method. Returns the tensors' hold on the byte budget.
+    async fn prepare(
+        &self,
+        (model, steps): (&RemoteModel, &Arc<Preprocess>),
+        request: &mut InferRequest,
+        limits: &Limits,
+        ticket: &mut Ticket<'_>,
+    ) -> Result<Reservation, ServiceError> {
+        let (name, arrival) = (&ticket.version.name, ticket.arrival);
+        let items = steps.take(request, &ticket.version.definition.codec)?;
+        let work = steps.look(&items)?;
+        ticket.end = Some(Unanswered::QueueFull);
+        let _input_bytes = hold_inputs(&self.budget, &model.input_bytes, name, work.bytes())?;
+        let mut held = self.budget.reservation();
+        held.grow(work.bytes())?;
+        let (now, deadline) = (self.clock.now(), limits.deadline);
+        let start = steps.begins(now, deadline);
+        if start > now && start > deadline {
+            ticket.end = Some(Unanswered::Impossible);
+            return Err(refusal::busy_until(name, start.since(now), deadline.since(now)));
+        }
+        ticket.end = Some(Unanswered::Cancelled);
+        let made = steps.make(request, (items, work), &mut held, limits, deadline, arrival).await;
+        made.map_err(|(reason, error)| {
+            ticket.end = reason;
+            error
+        })?;
+        Ok(held)
+    }
+}
+
+/// Refuses a question that only the model's backend can answer.
+fn elsewhere<T>(what: &str) -> Result<T, ServiceError> {
+    Err(ServiceError::Unimplemented(format!(
+        "{what}: a frontend has no models of its own; ask the backend that serves the model (GET /v2/cluster)"
+    )))
+}
+
+impl Service for RemoteServing {
+    fn name(&self) -> &str {
+        &self.options.server_name
+    }
+
+    fn is_live(&self) -> bool {
+        !self.events.is_closed()
+    }
+
+    fn is_ready(&self) -> bool {
+        let has_models = self.options.allow_empty || !self.models.is_empty();
+        let can_ask = has_models && self.board.has("scheduler");
+        !self.draining.load(Ordering::Acquire) && self.is_live() && (can_ask || !self.options.strict_readiness)
+    }
+
+    fn is_model_ready(&self, name: &str, version: &str) -> bool {
+        !self.draining.load(Ordering::Acquire) && self.models.version(name, version).is_ok()
+    }
+
+    fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
+        let model = self.models.get(name)?;
+        let its = version_of(name, &model.versions, version)?;
+        Ok(ModelMetadata {
+            name: name.to_owned(),
+            versions: model.versions.keys().map(u64::to_string).collect(),
+            platform: its.definition.config.platform.clone(),
+            signature: its.definition.codec.signature(),
+        })
+    }
+
+    fn check_model(&self, name: &str, version: &str) -> Result<(), ServiceError> {
+        self.models.version(name, version).map(|_| ())
+    }
+
+    fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        self.models.version(&request.model_name, &request.model_version)?.check_inputs(request)
+    }
+
+    fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {
+        Ok(self.models.version(name, version)?.definition.config.clone())
+    }
+
+    fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
+        self.check_model(name, version)?;
+        elsewhere("the device policy of a model")
+    }
+
+    fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
+        let of = |model: &RemoteModel| -> Vec<_> {
+            model.versions.values().map(|its| its.statistics.lock().to_proto(&its.name, &its.version)).collect()
+        };
+        if name.is_empty() {
+            return Ok(self.models.all().values().flat_map(|model| of(model)).collect());
+        }
+        let model = self.models.get(name)?;
+        if version.is_empty() {
+            return Ok(of(&model));
+        }
+        let its = version_of(name, &model.versions, version)?;
+        Ok(vec![its.statistics.lock().to_proto(&its.name, &its.version)])
+    }
+
+    fn repository_index(&self, _ready_only: bool) -> Vec<ModelIndexEntry> {
+        let entry = |its: &Arc<RemoteVersion>| ModelIndexEntry {
+            name: its.name.clone(),
+            version: its.version.clone(),
+            state: "READY".to_owned(),
+            reason: String::new(),
+        };
+        self.models.all().values().flat_map(|model| model.versions.values().map(entry).collect::<Vec<_>>()).collect()
+    }
+
+    async fn load(&self, _name: &str, _overrides: LoadOverrides) -> Result<(), ServiceError> {
+        elsewhere("loading models")
+    }
+
+    async fn unload(&self, _name: &str) -> Result<(), ServiceError> {
+        elsewhere("unloading models")
+    }
+
+    fn cluster(&self) -> Option<ClusterReport> {
+        Some(self.board.status())
+    }
+
+    async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
+        let arrival = self.clock.now();
+        let model = self.models.get(&request.model_name)?;
+        let version = version_of(&request.model_name, &model.versions, &request.model_version)?;
+        let its = &version.definition;
+        let wishes = Wishes { codec: &its.codec, batching: &its.batching, slo: its.slo };
+        let Looked { wanted, limits } = wishes.look(&request, arrival)?;
+        let mut ticket = self.enter(version, arrival)?;
+        let _prepared = match version.preprocess_of(&request)? {
+            // Boxed, because its large state would burden all other requests.
+            Some(steps) => Some(Box::pin(self.prepare((&model, steps), &mut request, &limits, &mut ticket)).await?),
+            None => None,
+        };
+        ticket.end = None;
+        let (admitted, request) = wishes.admit(request).await?;
+        let is_empty = admitted.is_empty;
+        let held = hold_inputs(&self.budget, &model.input_bytes, &version.name, admitted.bytes());
+        let _input_bytes = held.inspect_err(|_| version.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
+        let varies = its.codec.has_varying_shapes();
+        let shape = if varies { its.codec.shape_key(&admitted).to_vec() } else { Vec::new() };
+        let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
+        let asked = NewRequest {
+            queue: QueueKey { model: version.name.clone(), version: version.number, shape },
+            payload: Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref()),
+            deadline: limits.deadline,
+            queue_expiry: limits.queue_expiry,
+            level: limits.level,
+            size: rows,
+        };
+        let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
+        let call = RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply };
+        if !self.is_live() {
+            return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
+        }
+        self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
+        ticket.end = Some(Unanswered::Cancelled);
+        let Some(outputs) = limits.wait(answer, || self.clock.now().since(arrival)).await else {
+            ticket.end = Some(Unanswered::Timeout);
+            return Err(limits.overrun(&request.model_name));
+        };
+        ticket.end = None;
+        let outputs = if is_empty { its.codec.without_rows(outputs)? } else { outputs? };
+        Ok(response(request, &its.codec, &version.version, wanted.as_deref(), outputs))
+    }
+
+    fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String> {
+        let Ok(version) = self.models.version(name, version) else { return Vec::new() };
+        let outputs = &version.definition.codec.outputs;
+        let its = outputs.iter().find(|binding| binding.client.name == output);
+        its.map(|binding| binding.labels.to_vec()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,511 @@
+//! A process of the cluster: one thread with a role's state machine, its connections and its timer.
+//!
+//! The thread takes in all input before it decides anything, so that messages to one peer share
+//! frames. It writes frames once each time it wakes. No other thread stands between a socket and
+//! the state machine: a request crosses five connections, and would wait for ten threads.
+
+pub(crate) mod busy_poll;
+pub(crate) mod machine;
+pub(crate) mod status;
+pub(crate) mod timer;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use downbeat_core::{Duration as Span, Time};
+use downbeat_roles::{Frame, Hello, NodeId, PROTOCOL, Role};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{LocalSet, spawn_local};
+
+mod dialling;
+
+pub use dialling::{Schedulers, fixed};
+
+use crate::node::busy_poll::BusyPoll;
+use crate::node::machine::Machine;
+use crate::node::machine::Step;
+use crate::node::status::StatusBoard;
+use crate::node::timer::Timer;
+use crate::wire;
+use crate::wire::Outbox;
+use crate::wire::WireError;
+use crate::wire::arena::Arena;
+use crate::wire::arena::PeerArena;
+use crate::wire::peer_memory;
+use crate::wire::peer_memory::PeerMemory;
+use crate::wire::peer_memory::Transport;
+use crate::wire::tensors::Tensors;
+use crate::wire::ucx;
+use crate::wire::ucx::Ucx;
+use crate::wire::ucx::UcxMeeting;
+use downbeat_service::clock::Clock;
+
+/// Bytes in one read.
+const READ_BYTES: usize = 64 << 10;
+/// The most events of other threads that are taken in at once.
+const EVENTS: usize = 1024;
+/// How long a peer may take to send its greeting.
+const GREETS_WITHIN: Duration = Duration::from_secs(2);
+/// The pause after a connection that could not be accepted.
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// The most connections that have not sent their greeting.
+const MOST_STRANGERS: usize = 64;
+/// How often the state of the links is reported.
+const REPORTS_EVERY: Duration = Duration::from_secs(1);
+
+/// The identity of a process for its peers.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The process's id.
+    pub node: NodeId,
+    /// The process's role.
+    pub role: Role,
+    /// The process's name for people.
+    pub name: String,
+    /// The address for others' connections; `None`: the local address of the connection to them,
+    /// with the port of the listener.
+    pub advertise: Option<String>,
+}
+
+/// The parts of a node's thread besides its state machine.
+pub struct Setup {
+    /// The node's own identity.
+    pub identity: Identity,
+    /// The listener for peers, if peers connect to this node.
+    pub listener: Option<std::net::TcpListener>,
+    /// The schedulers that the node connects to.
+    pub dial: Schedulers,
+    /// The clock of the state machine.
+    pub clock: Clock,
+    /// The most bytes of tensors in a frame, and the most that wait for one peer.
+    pub most_bytes: u64,
+    /// The memory for this process's large tensors, which other processes read, if there is any.
+    pub arena: Option<Arc<Arena>>,
+    /// Lets processes read the arena without mapping it.
+    pub ucx: Option<Ucx>,
+    /// Shows which peers share memory.
+    pub board: StatusBoard,
+    /// How long the thread looks for events before it sleeps.
+    pub busy_poll: Span,
+}
+
+/// The sender of events to a node. The node's thread ends with the last sender.
+pub type Events<M> = mpsc::UnboundedSender<<M as Machine>::Event>;
+
+/// Starts a node's thread.
+///
+/// # Errors
+/// If the operating system has no thread left.
+pub fn start<M: Machine>(
+    setup: Setup,
+    machine: impl FnOnce() -> M + Send + 'static,
+) -> anyhow::Result<(Events<M>, std::thread::JoinHandle<()>)> {
+    let (sender, events) = mpsc::unbounded_channel();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let run = move || {
+        let node = || {
+            let local = LocalSet::new();
+            local.block_on(&runtime, async move { Node::new(setup, machine())?.run(events).await })
+        };
+        let reason = match std::panic::catch_unwind(AssertUnwindSafe(node)) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it ended in a panic: this is a defect".to_owned(),
+        };
+        // No thread would answer any more. The other processes go on without this one, and its
+        // parent may start another.
+        tracing::error!(%reason, "the thread of the node has ended, and so does the process");
+        downbeat_engine::process::end(1)
+    };
+    Ok((sender, std::thread::Builder::new().name("node".to_owned()).spawn(run)?))
+}
+
+struct Node<M> {
+    identity: Identity,
+    clock: Clock,
+    dial: Schedulers,
+    listener: RefCell<Option<TcpListener>>,
+    port: u16,
+    most_bytes: u64,
+    arena: Option<Arc<Arena>>,
+    ucx: Option<Ucx>,
+    board: StatusBoard,
+    busy_poll: BusyPoll,
+    inner: RefCell<Inner<M>>,
+    /// Notified when input has come.
+    woken: Notify,
+}
+
+struct Inner<M> {
+    machine: M,
+    wires: BTreeMap<NodeId, Wire>,
+    next_wire: u64,
+    strangers: usize,
+}
+
+/// The two halves of a new connection.
+struct Halves {
+    reader: BufReader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+    /// The peer's memory, if this process reads it.
+    memory: Option<PeerMemory>,
+    /// How the peer reads this process's tensors.
+    reads_mine: Transport,
+}
+
+/// A connection to a known peer.
+struct Wire {
+    number: u64,
+    outbox: Outbox,
+    half: Rc<OwnedWriteHalf>,
+    /// Whether the connection takes no more for now. Its task writes the rest.
+    is_full: bool,
+    /// How the peer reads this process's tensors.
+    reads_mine: Transport,
+    writes: Rc<Notify>,
+    closed: Rc<Notify>,
+}
+
+/// Logs a complaint about a peer. The log has limits of its own for repeated complaints.
+fn complain(peer: &str, what: &str) {
+    tracing::warn!(peer, "{what}");
+}
+
+impl<M: Machine> Node<M> {
+    fn new(setup: Setup, machine: M) -> std::io::Result<Rc<Self>> {
+        let Setup { identity, listener, dial, clock, most_bytes, arena, ucx, board, busy_poll } = setup;
+        let listener = listener.map(TcpListener::from_std).transpose()?;
+        let port = listener.as_ref().map_or(Ok(0), |listener| listener.local_addr().map(|address| address.port()))?;
+        let inner = Inner { machine, wires: BTreeMap::new(), next_wire: 0, strangers: 0 };
+        let (listener, inner) = (RefCell::new(listener), RefCell::new(inner));
+        Ok(Rc::new(Node {
+            identity,
+            clock,
+            dial,
+            listener,
+            port,
+            most_bytes,
+            arena,
+            ucx,
+            board,
+            busy_poll: BusyPoll::new(busy_poll, clock),
+            inner,
+            woken: Notify::new(),
+        }))
+    }
+
+    /// Runs until the last sender of events is gone, or the state machine ends.
+    async fn run(self: Rc<Self>, mut events: mpsc::UnboundedReceiver<M::Event>) -> std::io::Result<()> {
+        if let Some(listener) = self.listener.take() {
+            spawn_local(self.clone().listen(listener));
+        }
+        if let Some(arena) = self.arena.clone().filter(|_| self.maps()) {
+            spawn_local(arena.hand_out(self.identity.node));
+        }
+        spawn_local(self.clone().dial_schedulers(self.dial.clone()));
+        let mut timer = Timer::new(self.clock)?;
+        let mut come = Vec::with_capacity(EVENTS);
+        let mut reports = tokio::time::interval(REPORTS_EVERY);
+        let mut due = Time::MAX;
+        loop {
+            self.busy_poll.look(due, || !events.is_empty()).await;
+            tokio::select! {
+                _ = reports.tick() => self.inner.borrow().machine.report(),
+                () = self.woken.notified() => {}
+                count = events.recv_many(&mut come, EVENTS) => {
+                    if count == 0 {
+                        return Ok(());
+                    }
+                }
+                gone_off = timer.wait() => {
+                    gone_off?;
+                    // Input is taken in before any peer is declared silent.
+                    tokio::task::yield_now().await;
+                }
+            }
+            let now = self.clock.now();
+            if !come.is_empty() {
+                self.busy_poll.has_come(now);
+            }
+            let is_over = downbeat_host::request::reply::together(|| self.turn(now, &mut come));
+            if is_over {
+                return Ok(());
+            }
+            due = self.inner.borrow().machine.poll_timeout().unwrap_or(Time::MAX);
+            timer.set(due)?;
+        }
+    }
+
+    /// Takes in the events, takes the state machine's steps, and writes to the connections. Returns
+    /// whether the node must end.
+    fn turn(self: &Rc<Self>, now: Time, come: &mut Vec<M::Event>) -> bool {
+        let inner = &mut *self.inner.borrow_mut();
+        come.drain(..).for_each(|event| inner.machine.handle_event(now, event));
+        if inner.machine.poll_timeout().is_some_and(|at| at <= now) {
+            inner.machine.handle_timeout(now);
+        }
+        while let Some(step) = inner.machine.poll_step(now) {
+            match step {
+                Step::Send(peer, frame) => self.send(inner, peer, &frame),
+                Step::Connect(peer, address) => drop(spawn_local(self.clone().dial_peer(peer, address))),
+                Step::Close(peer) => {
+                    if let Some(wire) = inner.wires.remove(&peer) {
+                        wire.closed.notify_one();
+                    }
+                }
+                Step::End => return true,
+            }
+        }
+        let broken: Vec<NodeId> =
+            inner.wires.iter_mut().filter_map(|(peer, wire)| (!wire.flush()).then_some(*peer)).collect();
+        for peer in broken {
+            self.end(inner, peer);
+        }
+        false
+    }
+
+    fn send(&self, inner: &mut Inner<M>, peer: NodeId, frame: &Frame<Tensors>) {
+        let Some(wire) = inner.wires.get_mut(&peer) else { return };
+        let written = wire.outbox.put_frame(frame, self.arena.as_deref().filter(|_| wire.reads_mine > Transport::Tcp));
+        let waits = wire.outbox.bytes() as u64;
+        let reason = match written {
+            Err(error) => format!("a frame for it cannot be written: {error}"),
+            Ok(_) if waits > self.most_bytes => format!("it reads too slowly: {waits} bytes wait for it"),
+            Ok(sent) => return self.board.sent(wire.reads_mine, sent),
+        };
+        complain(&format!("{peer:?}"), &reason);
+        self.end(inner, peer);
+    }
+
+    /// Ends the connection of a peer.
+    fn end(&self, inner: &mut Inner<M>, peer: NodeId) {
+        if let Some(wire) = inner.wires.remove(&peer) {
+            wire.closed.notify_one();
+            inner.machine.handle_disconnected(self.clock.now(), peer);
+            self.woken.notify_one();
+        }
+    }
+
+    /// The greeting for a peer that is connected from this address.
+    fn hello(&self, local: SocketAddr) -> Hello {
+        let Identity { node, role, name, advertise } = &self.identity;
+        let here = || if self.port == 0 { String::new() } else { SocketAddr::new(local.ip(), self.port).to_string() };
+        let address = advertise.clone().unwrap_or_else(here);
+        Hello { protocol: PROTOCOL, node: *node, role: *role, name: name.clone(), address }
+    }
+
+    async fn listen(self: Rc<Self>, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => drop(spawn_local(self.clone().welcome(stream))),
+                Err(error) => {
+                    complain("connections", &error.to_string());
+                    tokio::time::sleep(AGAIN_AFTER).await;
+                }
+            }
+        }
+    }
+
+    /// The life of a connection that a peer has opened.
+    async fn welcome(self: Rc<Self>, stream: TcpStream) {
+        let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |address| address.ip().to_string());
+        if self.inner.borrow().strangers >= MOST_STRANGERS {
+            complain(&from, "too many connections have not said who they are");
+            return;
+        }
+        self.inner.borrow_mut().strangers += 1;
+        let greeted = self.greet(stream).await;
+        self.inner.borrow_mut().strangers -= 1;
+        let refused = match greeted {
+            Err(error) => Some(error.to_string()),
+            Ok((peer, halves)) if self.inner.borrow().machine.accepts(peer.role) => self.serve(&peer, halves).await,
+            Ok((peer, _)) => Some(format!("a {:?} has nothing to say to a {:?}", peer.role, self.identity.role)),
+        };
+        if let Some(reason) = refused {
+            complain(&from, &reason);
+        }
+    }
+
+    /// Exchanges greetings, and agrees on how tensors go.
+    async fn greet(&self, stream: TcpStream) -> Result<(Hello, Halves), WireError> {
+        stream.set_nodelay(true)?;
+        let hello = wire::greeting(&self.hello(stream.local_addr()?));
+        let (reader, mut writer) = stream.into_split();
+        let mut reader = BufReader::with_capacity(READ_BYTES, reader);
+        let exchange = async {
+            writer.write_all(&hello).await?;
+            let peer = wire::read_greeting(&mut reader).await?;
+            let memory = self.map(&peer).await;
+            // UCX is for peers with tensors. Schedulers have none.
+            let is_by_ucx = memory.is_none() && !matches!(peer.role, Role::Scheduler { .. }) && self.ucx.is_some();
+            let mine =
+                if is_by_ucx { Transport::Ucx } else { memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport) };
+            writer.write_all(&[mine.byte()]).await?;
+            let its = Transport::of_byte(reader.read_u8().await?);
+            if mine != Transport::Ucx && its != Transport::Ucx {
+                return Ok((peer, memory, its));
+            }
+            let meeting = match &self.ucx {
+                Some(ucx) => ucx.meet().await.map_or_else(|error| self.refuse_memory(&peer, &error), Some),
+                None => None,
+            };
+            writer.write_all(&peer_memory::written(meeting.as_ref().map(UcxMeeting::offer))).await?;
+            // Both ends connect and read by UCX, even if only one wished to. The UCX connection
+            // lasts as long as both ends hold it.
+            let by_ucx = match (meeting, peer_memory::read_offer(&mut reader).await?) {
+                (Some(meeting), Some(offer)) => {
+                    let reached = ucx::reach(meeting, offer, peer.node).await;
+                    reached.map_or_else(|error| self.refuse_memory(&peer, &error), Some)
+                }
+                _ => None,
+            };
+            let memory = by_ucx.map(PeerMemory::Ucx).or(memory);
+            writer.write_all(&[memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport).byte()]).await?;
+            Ok::<_, WireError>((peer, memory, Transport::of_byte(reader.read_u8().await?)))
+        };
+        let late = || WireError::Ended(std::io::ErrorKind::TimedOut.into());
+        let greeted = tokio::time::timeout(GREETS_WITHIN, exchange).await.map_err(|_| late())?;
+        let (peer, memory, reads_mine) = greeted?;
+        let reads_mine = if self.arena.is_some() { reads_mine } else { Transport::Tcp };
+        Ok((peer, Halves { reader, writer, memory, reads_mine }))
+    }
+
+    /// Whether this process and its peers on this machine map each other's memory.
+    fn maps(&self) -> bool {
+        !self.ucx.as_ref().is_some_and(Ucx::is_alone)
+    }
+
+    /// The memory of a peer on this machine, if this process maps memory.
+    async fn map(&self, peer: &Hello) -> Option<PeerMemory> {
+        self.arena.as_ref().filter(|_| self.maps())?;
+        let memory = PeerArena::of(peer.node).await;
+        memory.unwrap_or_else(|error| self.refuse_memory(peer, &error)).map(PeerMemory::Mapped)
+    }
+
+    /// Logs why this process does not read a peer's memory in this way.
+    fn refuse_memory<T>(&self, peer: &Hello, error: &dyn std::fmt::Display) -> Option<T> {
+        complain(&peer.name, &format!("its memory is not read: {error}"));
+        None
+    }
+
+    /// The life of a connection to a known peer. Returns why the connection was refused or given
+    /// up, if that is worth a log line.
+    async fn serve(
+        self: &Rc<Self>,
+        peer: &Hello,
+        Halves { mut reader, writer, memory, reads_mine }: Halves,
+    ) -> Option<String> {
+        let (number, closed, writes) = {
+            let inner = &mut *self.inner.borrow_mut();
+            if peer.node == self.identity.node || inner.wires.contains_key(&peer.node) {
+                return Some(format!(
+                    "{:?} is connected already: what calls itself that again is not taken",
+                    peer.node
+                ));
+            }
+            let (closed, writes) = (Rc::new(Notify::new()), Rc::new(Notify::new()));
+            let number = inner.next_wire;
+            inner.next_wire += 1;
+            let (half, outbox) = (Rc::new(writer), Outbox::default());
+            spawn_local(self.clone().write_rest(peer.node, number, half.clone(), writes.clone()));
+            let (is_full, its) = (false, (writes.clone(), closed.clone()));
+            let wire = Wire { number, outbox, half, is_full, reads_mine, writes: its.0, closed: its.1 };
+            inner.wires.insert(peer.node, wire);
+            inner.machine.handle_connected(self.clock.now(), peer);
+            let reads_its = memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport);
+            self.board.goes(peer.node, reads_mine.min(reads_its));
+            (number, closed, writes)
+        };
+        self.woken.notify_one();
+        let arena = self.arena.as_ref().filter(|_| reads_mine > Transport::Tcp);
+        arena.inspect(|arena| arena.is_read(true));
+        let ended = tokio::select! {
+            ended = self.read(peer.node, number, &mut reader, memory.as_ref()) => Some(ended),
+            () = closed.notified() => None,
+        };
+        arena.inspect(|arena| arena.is_read(false));
+        writes.notify_one();
+        let inner = &mut *self.inner.borrow_mut();
+        if inner.wires.get(&peer.node).is_some_and(|wire| wire.number == number) {
+            self.end(inner, peer.node);
+        }
+        match ended {
+            None | Some(WireError::Ended(_)) => None,
+            Some(reason) => Some(format!("the connection of {} is given up: {reason}", peer.name)),
+        }
+    }
+
+    /// Takes frames in until the connection ends.
+    async fn read(
+        &self,
+        peer: NodeId,
+        number: u64,
+        reader: &mut BufReader<OwnedReadHalf>,
+        memory: Option<&PeerMemory>,
+    ) -> WireError {
+        let mut scratch = Vec::new();
+        loop {
+            let frame = match wire::read_frame(reader, &mut scratch, self.most_bytes, memory).await {
+                Ok(None) => continue,
+                Ok(Some(frame)) if frame.from == peer => frame,
+                Ok(_) => return WireError::Foreign,
+                Err(error) => return error,
+            };
+            let inner = &mut *self.inner.borrow_mut();
+            if inner.wires.get(&peer).is_some_and(|wire| wire.number == number) {
+                let now = self.clock.now();
+                // Heartbeats do not count, or the thread would never sleep.
+                if !frame.messages.is_empty() {
+                    self.busy_poll.has_come(now);
+                }
+                inner.machine.handle_frame(now, frame);
+                self.woken.notify_one();
+            }
+        }
+    }
+
+    /// Writes the bytes that a connection did not take at once, until the connection is closed.
+    async fn write_rest(self: Rc<Self>, peer: NodeId, number: u64, half: Rc<OwnedWriteHalf>, writes: Rc<Notify>) {
+        loop {
+            writes.notified().await;
+            while half.writable().await.is_ok() {
+                let inner = &mut *self.inner.borrow_mut();
+                let Some(wire) = inner.wires.get_mut(&peer).filter(|wire| wire.number == number) else { return };
+                wire.is_full = false;
+                if !wire.flush() {
+                    return self.end(inner, peer);
+                }
+                if !wire.is_full {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+impl Wire {
+    /// Writes as much as the connection takes now. Returns false if the connection is broken.
+    fn flush(&mut self) -> bool {
+        if self.is_full {
+            return true;
+        }
+        let half = &self.half;
+        match self.outbox.write(|pieces| half.try_write_vectored(pieces)) {
+            Ok(true) => true,
+            Ok(false) => {
+                self.is_full = true;
+                self.writes.notify_one();
+                true
+            }
+            Err(_) => false,
+        }
+    }
+}

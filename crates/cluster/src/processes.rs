@@ -1,0 +1,412 @@
+//! The processes of a cluster, from their options to their end.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use downbeat_core::Duration as Span;
+use downbeat_roles::{BackendOptions, FrontendOptions, NodeId, Role, SchedulerOptions, SubClusterOptions};
+use tokio::sync::{mpsc, watch};
+
+use crate::backend::backend_offer::OfferMaker;
+use crate::backend::backend_role::BackendEvent;
+use crate::backend::backend_role::BackendRole;
+use crate::backend::model_loader;
+use crate::frontend::frontend_role::FrontendRole;
+use crate::frontend::remote_models::RemoteModels;
+use crate::frontend::remote_serving::RemoteServing;
+use crate::node;
+use crate::node::Events;
+use crate::node::Identity;
+use crate::node::Schedulers;
+use crate::node::Setup;
+use crate::node::status::StatusBoard;
+use crate::node::status::role_name;
+use crate::scheduler::cluster_load::ClusterLoad;
+use crate::scheduler::planner;
+use crate::scheduler::scheduler_role::SchedulerEvent;
+use crate::scheduler::scheduler_role::SchedulerRole;
+use crate::scheduler::scheduler_service::SchedulerService;
+use crate::store::Store;
+use crate::store::membership::MOST_SCHEDULERS;
+use crate::wire::arena::Arena;
+use crate::wire::ucx::Ucx;
+use downbeat_frontend::connections;
+use downbeat_frontend::connections::Stage;
+use downbeat_frontend::ports::Answering;
+use downbeat_frontend::ports::Ports;
+use downbeat_frontend::ports::Signals;
+use downbeat_frontend::ports::leave;
+use downbeat_host::scheduler::WAKE_MARGIN;
+use downbeat_models::preprocess::Preprocessing;
+use downbeat_models::registry::Registry;
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::clock::Clock;
+use downbeat_service::memory;
+use downbeat_service::metrics::Metrics;
+use downbeat_service::metrics::trouble;
+use downbeat_service::metrics::trouble::TroubleWatch;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::options::cluster_options::ClusterOptions;
+use downbeat_service::options::cluster_options::FRONTEND_PORT;
+use downbeat_service::options::cluster_options::SCHEDULER_PORT;
+use downbeat_service::options::cluster_options::UcxUse;
+use downbeat_service::report::autoscale::AutoscaleWatch;
+use downbeat_service::start::start;
+
+/// How often a backend checks whether its offer has changed.
+const LOOKS_EVERY: Duration = Duration::from_millis(100);
+/// The most bytes of tensors in a frame to a scheduler, which gets none, and the most that wait for
+/// one of its peers.
+const SCHEDULER_BYTES: u64 = 256 << 20;
+
+/// Serves clients with the models of backends until SIGTERM or SIGINT, then drains.
+///
+/// # Errors
+/// If the options cannot be followed (a port in use, no scheduler named).
+pub fn serve_frontend(options: ServerOptions) -> anyhow::Result<()> {
+    start(options, frontend)
+}
+
+/// Decides for frontends and backends, or stands by, until SIGTERM or SIGINT.
+///
+/// # Errors
+/// If the options cannot be followed (a port in use, a rank that is not in the list).
+pub fn serve_scheduler(options: ServerOptions) -> anyhow::Result<()> {
+    start(options, scheduler)
+}
+
+/// Makes the memory that other processes read tensors from, and starts UCX if the options say so.
+/// Both are `None` if the system has no such memory.
+///
+/// # Errors
+/// If an option asks for UCX, and UCX cannot be used.
+fn arena(most: u64, node: NodeId, ucx: UcxUse) -> anyhow::Result<(Option<Arc<Arena>>, Option<Ucx>)> {
+    let arena = match Arena::new(most) {
+        Ok(arena) => arena,
+        Err(error) if ucx == UcxUse::Off => {
+            tracing::info!(%error, "no shared memory: tensors go over TCP");
+            return Ok((None, None));
+        }
+        Err(error) => {
+            return Err(error).context("there is no memory that tensors could be read from by UCX (--ucx)");
+        }
+    };
+    let ucx = (ucx != UcxUse::Off).then(|| Ucx::start(&arena, node, ucx == UcxUse::Always)).transpose();
+    Ok((Some(Arc::new(arena)), ucx.context("tensors are to go by UCX (--ucx), and cannot")?))
+}
+
+/// Draws a number that no other process has.
+fn draw_node() -> NodeId {
+    // The keys of hashers come from the operating system's random numbers.
+    NodeId(RandomState::new().hash_one(std::process::id()))
+}
+
+/// The identity and the name of a process.
+fn identity(node: NodeId, role: Role, options: &ClusterOptions) -> Identity {
+    let name = options.name.clone().unwrap_or_else(|| match role {
+        Role::Scheduler { rank } => format!("scheduler {rank}"),
+        role => format!("{} {}", role_name(role), std::process::id()),
+    });
+    Identity { node, role, name, advertise: options.advertise.clone() }
+}
+
+/// The addresses of the schedulers for a process of another role: from the options' list, or from
+/// etcd.
+fn schedulers(options: &ClusterOptions, board: &StatusBoard) -> Schedulers {
+    match Store::new(options).filter(|_| options.schedulers.is_empty()) {
+        None => node::fixed(&options.schedulers),
+        Some(store) => {
+            let (sender, dial) = watch::channel(BTreeSet::new());
+            tokio::spawn(store.follow(board.clone(), sender));
+            dial
+        }
+    }
+}
+
+fn listen(options: &ServerOptions, port: u16, what: &str) -> anyhow::Result<TcpListener> {
+    let address = options.cluster.listen.unwrap_or(SocketAddr::new(options.host, port));
+    let listener = connections::bind(address)
+        .with_context(|| format!("cannot listen on {address} for {what}; choose another address with --listen"))?;
+    let listener = listener.into_std()?;
+    if address.ip().is_loopback() && options.cluster.schedulers.iter().any(|scheduler| !is_on_this_machine(scheduler)) {
+        tracing::warn!(
+            %address,
+            "only processes of this machine reach this port, and schedulers are named that may be on others; --host \
+             0.0.0.0 opens it to them"
+        );
+    }
+    tracing::info!(address = %listener.local_addr()?, "{what}");
+    Ok(listener)
+}
+
+/// Whether `HOST:PORT` names the loopback interface.
+fn is_on_this_machine(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+fn budget(options: &ServerOptions) -> Arc<ByteBudget> {
+    ByteBudget::new(options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64))
+}
+
+async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
+    let options = Arc::new(options);
+    let ports = Ports::open(&options)?;
+    let listener = listen(&options, FRONTEND_PORT, "backends")?;
+    let (clock, budget, metrics) = (Clock::start(), budget(&options), Arc::new(Metrics::new()?));
+    let cluster = &options.cluster;
+    let identity = identity(draw_node(), Role::Frontend, cluster);
+    let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
+    let models = Arc::new(RemoteModels::new(Preprocessing::new(&options, clock)));
+    let shared = (models, metrics, board.clone());
+    let (arena, ucx) = arena(budget.limit(), identity.node, cluster.ucx)?;
+    let (node, of_machine) = (identity.node, shared.clone());
+    let machine =
+        FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
+    let dial = schedulers(cluster, &board);
+    let setup = Setup {
+        identity,
+        listener: Some(listener),
+        dial,
+        clock,
+        most_bytes: budget.limit(),
+        arena: arena.clone(),
+        ucx,
+        board,
+        busy_poll: cluster.busy_poll,
+    };
+    tokio::spawn(watch_trouble(shared.0.clone(), clock));
+    let (events, _) = node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
+    let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena)));
+    let scraped = serving.clone();
+    let answering = Answering { budget, gpus: Vec::new(), metrics: Arc::new(move || scraped.metrics()) };
+    let (stage, stages) = watch::channel(Stage::Serving);
+    let frontends = ports.answer(&options, serving.clone(), answering, &stages)?;
+    let mut signals = Signals::new()?;
+    let grace = tokio::select! {
+        () = signals.terminate.recv() => options.shutdown_grace.min(options.drain_timeout).into(),
+        _ = signals.interrupt.recv() => Duration::ZERO,
+    };
+    tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
+    serving.start_draining();
+    let finished =
+        leave(&stage, frontends, &mut signals, grace, options.drain_timeout.into(), || serving.is_idle()).await;
+    match finished && serving.is_idle() {
+        true => tracing::info!("stopped"),
+        false => tracing::warn!("stopped with requests unfinished"),
+    }
+    Ok(())
+}
+
+/// Logs once a minute the models of a frontend with too few answered requests, until the process
+/// ends.
+async fn watch_trouble(models: Arc<RemoteModels>, clock: Clock) {
+    let mut watch = TroubleWatch::default();
+    loop {
+        tokio::time::sleep(trouble::EVERY).await;
+        let all = models.all();
+        let samples: Vec<_> = all.values().flat_map(|m| m.versions.values().map(|version| version.sample())).collect();
+        watch.look(clock.now(), &samples, false);
+    }
+}
+
+async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
+    let cluster = &options.cluster;
+    let ports = Ports::open(&options)?;
+    let own = cluster.schedulers.get(cluster.rank.unwrap_or(0) as usize);
+    let port = own.and_then(|own| own.rsplit_once(':')?.1.parse().ok()).unwrap_or(SCHEDULER_PORT);
+    let listener = listen(&options, port, "frontends, backends and other schedulers")?;
+    let mut signals = Signals::new()?;
+    let (node, mut store) = (draw_node(), Store::new(cluster));
+    let (rank, schedulers) = tokio::select! {
+        place = place(node, cluster, listener.local_addr()?, store.as_mut()) => place?,
+        () = signals.end() => return Ok(()),
+    };
+    let (clock, metrics) = (Clock::start(), Arc::new(Metrics::new()?));
+    let identity = identity(node, Role::Scheduler { rank }, cluster);
+    let board = StatusBoard::new(node, &identity.name, identity.role, metrics.registry())?;
+    let machine = scheduler_options(cluster, rank, schedulers, store.is_some());
+    let of_machine = board.clone();
+    let autoscale = options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?;
+    let autoscale = autoscale.map(Arc::new);
+    let load = autoscale.clone().map(|watch| ClusterLoad::new(clock, watch, metrics.clone()));
+    // Of two schedulers, the one of the higher rank connects to the other.
+    let listed: BTreeSet<String> = cluster.schedulers.iter().take(rank as usize).cloned().collect();
+    let (known, dial) = watch::channel(listed);
+    let setup = Setup {
+        identity,
+        listener: Some(listener),
+        dial,
+        clock,
+        most_bytes: SCHEDULER_BYTES,
+        arena: None,
+        ucx: None,
+        board: board.clone(),
+        busy_poll: cluster.busy_poll,
+    };
+    let (wants, mut wanted) = mpsc::unbounded_channel();
+    let (asks, questions) = mpsc::unbounded_channel();
+    let beside = (Some(wants).filter(|_| store.is_some()), asks);
+    let role = move || SchedulerRole::new(node, machine, clock.now(), of_machine, load, beside);
+    let (events, _) = node::start(setup, role)?;
+    tokio::spawn(planner::plan(questions, clock, events.clone()));
+    let (name, node) = (options.server_name.clone(), events.clone());
+    let service = Arc::new(SchedulerService { name, board: board.clone(), autoscale, node });
+    ports.answer_probes(&options, service, Arc::new(move || metrics.render()))?;
+    let stored = async {
+        let Some(store) = &mut store else { return std::future::pending().await };
+        // A node that has ended needs no epoch.
+        let give = |allotted| drop(events.send(SchedulerEvent::Allotted(allotted)));
+        store.serve(&mut wanted, &board, give, Some(known).filter(|_| cluster.schedulers.is_empty())).await
+    };
+    let ended = tokio::select! {
+        () = signals.end() => Ok(()),
+        displaced = stored => displaced,
+    };
+    if let Some(store) = store {
+        store.leave().await;
+    }
+    tracing::info!("stopped");
+    ended
+}
+
+/// The options of the state machine of the scheduler with this rank, of so many in the list.
+fn scheduler_options(
+    cluster: &ClusterOptions,
+    rank: u32,
+    schedulers: u32,
+    epochs_are_allotted: bool,
+) -> SchedulerOptions {
+    SchedulerOptions {
+        rank,
+        schedulers,
+        heartbeat: cluster.heartbeat,
+        takeover_after: cluster.takeover_after,
+        peer_heartbeat: peer_heartbeat(cluster),
+        lost_after: cluster.lost_after,
+        wake_margin: WAKE_MARGIN,
+        epochs_are_allotted,
+        sub_clusters: (cluster.sub_clusters > 0).then(|| SubClusterOptions {
+            count: cluster.sub_clusters,
+            plan_every: Some(cluster.plan_every).filter(|every| *every > Span::ZERO).unwrap_or(Span::MAX),
+            most_moves: cluster.plan_moves,
+        }),
+    }
+}
+
+/// The rank of a scheduler that listens at this address, and the number of possible ranks: from the
+/// list, or from etcd.
+async fn place(
+    node: NodeId,
+    options: &ClusterOptions,
+    listens: SocketAddr,
+    store: Option<&mut Store>,
+) -> anyhow::Result<(u32, u32)> {
+    let list = &options.schedulers;
+    let (rank, schedulers) = match (options.rank, &store) {
+        (rank, Some(_)) if list.is_empty() => (rank, MOST_SCHEDULERS),
+        (rank, _) => (Some(rank.unwrap_or(0)), u32::try_from(list.len()).unwrap_or(u32::MAX).max(1)),
+    };
+    if let Some(rank) = rank {
+        ensure!(
+            rank < schedulers,
+            "the rank of this scheduler is {rank}, and there are {schedulers} in the list (--schedulers): ranks are places in it, from 0"
+        );
+    }
+    let Some(store) = store else { return Ok((rank.unwrap_or(0), schedulers)) };
+    let listed = rank.and_then(|rank| list.get(rank as usize)).cloned();
+    let here = (!listens.ip().is_unspecified()).then(|| listens.to_string());
+    let address = options.advertise.clone().or(listed).or(here);
+    store.sit(node, options.name.clone(), (address, listens.port()), rank);
+    match rank {
+        // The others find this scheduler by the list, so it need not wait for etcd.
+        Some(rank) if !list.is_empty() => Ok((rank, schedulers)),
+        _ => Ok((store.join().await?, schedulers)),
+    }
+}
+
+/// Longest silence between a scheduler, its frontends and backends.
+fn peer_heartbeat(options: &ClusterOptions) -> Span {
+    Span::from_nanos(options.lost_after.as_nanos() / 10)
+}
+
+/// The backend part of a server of models in a cluster.
+pub struct BackendProcess {
+    events: Events<BackendRole>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl BackendProcess {
+    /// Offers the models of a registry to the schedulers of the options, and lets its slots run the
+    /// granted batches.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left, or an option asks for UCX and UCX cannot be
+    /// used.
+    pub fn start(registry: &Registry, options: &Arc<ServerOptions>) -> anyhow::Result<Self> {
+        let cluster = &options.cluster;
+        let identity = identity(draw_node(), Role::Backend, cluster);
+        let board = StatusBoard::new(identity.node, &identity.name, identity.role, registry.metrics_registry())?;
+        let view = board.clone();
+        registry.join_cluster(Box::new(move || view.status()));
+        let machine = BackendOptions {
+            heartbeat: peer_heartbeat(cluster),
+            lost_after: cluster.lost_after,
+            fetch_within: cluster.fetch_within,
+        };
+        let (loader, told) = mpsc::unbounded_channel();
+        let (clock, node, its) = (registry.driver.clock(), identity.node, (registry.clone(), loader));
+        let (arena, ucx) = arena(registry.budget.limit(), node, cluster.ucx)?;
+        let dial = schedulers(cluster, &board);
+        let setup = Setup {
+            identity,
+            listener: None,
+            dial,
+            clock,
+            most_bytes: registry.budget.limit(),
+            arena: arena.clone(),
+            ucx,
+            board: board.clone(),
+            busy_poll: cluster.busy_poll,
+        };
+        let (events, thread) =
+            node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, (board, arena)))?;
+        let done = events.clone();
+        // A node that has ended grants no slots.
+        registry.driver.is_granted_from_afar(Box::new(move |slot| drop(done.send(BackendEvent::Ran(slot)))));
+        let mut offers = OfferMaker::new(registry.clone(), options.clone());
+        let offered = events.clone();
+        // This thread reads files, which may block.
+        let offer = move || {
+            while !offered.is_closed() {
+                if let Some(offer) = offers.next()
+                    && offered.send(BackendEvent::Offer(offer)).is_err()
+                {
+                    return;
+                }
+                std::thread::park_timeout(LOOKS_EVERY);
+            }
+        };
+        let offers = std::thread::Builder::new().name("offers".to_owned()).spawn(offer)?;
+        let looks = offers.thread().clone();
+        tokio::spawn(model_loader::follow(told, registry.clone(), events.clone(), move || looks.unpark()));
+        Ok(BackendProcess { events, thread })
+    }
+
+    /// Stops taking batches, and waits until the present ones are done, for at most `limit`.
+    pub async fn drain(self, limit: Duration) {
+        let _ = self.events.send(BackendEvent::Drain);
+        let ended = async {
+            while !self.thread.is_finished() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(limit, ended).await.is_err() {
+            tracing::warn!("batches of the cluster are not done yet, and are broken off");
+        }
+    }
+}

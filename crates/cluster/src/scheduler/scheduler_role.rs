@@ -1,0 +1,146 @@
+//! A scheduler's state machine in its process. A scheduler has no models and no tensors.
+
+use downbeat_core::Time;
+use downbeat_roles::{
+    Frame, Hello, NodeId, PlanWanted, Role, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use super::cluster_load::ClusterLoad;
+use crate::node::machine::Machine;
+use crate::node::machine::Step;
+use crate::node::status::StatusBoard;
+use crate::wire::tensors::Tensors;
+
+/// A scheduler's state machine, and the board that shows its status.
+pub struct SchedulerRole {
+    node: SchedulerNode<Tensors>,
+    rank: u32,
+    board: StatusBoard,
+    load: Option<ClusterLoad>,
+    store: Option<mpsc::UnboundedSender<StoreWork>>,
+    planner: mpsc::UnboundedSender<PlanWanted>,
+}
+
+/// An event from other threads to a scheduler's state machine.
+pub enum SchedulerEvent {
+    /// The store's answer to a request for an epoch, with the plan that it has; `None`: no epoch
+    /// now.
+    Allotted(Option<(u64, Option<SubClusterPlan>)>),
+    /// The answer to a question for a plan: the sub-cluster of each model, or why there is no plan.
+    Planned(u64, Result<Vec<u32>, String>),
+    /// A client wants models to be divided anew. The sender gets whether they are.
+    Plan(oneshot::Sender<bool>),
+}
+
+/// A task for the store.
+pub enum StoreWork {
+    /// Allot an epoch above this number. The answer comes as an event.
+    Allot(u64),
+    /// Keep a plan.
+    Keep(SubClusterPlan),
+}
+
+impl SchedulerRole {
+    /// A scheduler without peers. `load` gets the load of requests and devices while this scheduler
+    /// leads. `store`, if given, allots epochs and keeps plans. `planner` makes plans; its answers
+    /// are events.
+    pub fn new(
+        node: NodeId,
+        options: SchedulerOptions,
+        now: Time,
+        board: StatusBoard,
+        load: Option<ClusterLoad>,
+        (store, planner): (Option<mpsc::UnboundedSender<StoreWork>>, mpsc::UnboundedSender<PlanWanted>),
+    ) -> Self {
+        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board, load, store, planner }
+    }
+}
+
+impl Machine for SchedulerRole {
+    type Event = SchedulerEvent;
+
+    fn accepts(&self, role: Role) -> bool {
+        // Of two schedulers, the later one in the list connects.
+        !matches!(role, Role::Scheduler { rank } if rank <= self.rank)
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        self.board.connected(peer);
+        self.node.handle_connected(now, peer);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.board.disconnected(peer);
+        self.node.handle_disconnected(now, peer);
+    }
+
+    fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>) {
+        self.node.handle_frame(now, frame);
+    }
+
+    fn handle_event(&mut self, now: Time, event: SchedulerEvent) {
+        match event {
+            SchedulerEvent::Allotted(allotted) => {
+                let (number, plan) = allotted.unzip();
+                if let Some(plan) = plan.flatten() {
+                    self.node.handle_kept_plan(plan);
+                }
+                self.node.handle_epoch(now, number);
+            }
+            SchedulerEvent::Planned(number, planned) => self.node.handle_planned(number, planned),
+            // The client may have gone.
+            SchedulerEvent::Plan(answer) => drop(answer.send(self.node.handle_plan_wanted(now))),
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.node.handle_timeout(now);
+    }
+
+    fn poll_step(&mut self, now: Time) -> Option<Step> {
+        loop {
+            match self.node.poll_output(now)? {
+                SchedulerOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
+                SchedulerOutput::Lost(peer) => {
+                    self.board.disconnected(peer);
+                    return Some(Step::Close(peer));
+                }
+                SchedulerOutput::Leads(epoch) => self.board.follows(epoch, true),
+                SchedulerOutput::StandsBy(epoch) => self.board.follows(epoch, false),
+                SchedulerOutput::Note(note) => tracing::warn!("{note}"),
+                SchedulerOutput::WantEpoch(above) => {
+                    if self.store.as_ref().is_none_or(|store| store.send(StoreWork::Allot(above)).is_err()) {
+                        self.node.handle_epoch(now, None);
+                    }
+                }
+                SchedulerOutput::WantPlan(wanted) => {
+                    let number = wanted.number;
+                    if self.planner.send(wanted).is_err() {
+                        self.node.handle_planned(number, Err("the process is about to end".to_owned()));
+                    }
+                }
+                SchedulerOutput::KeepPlan(plan) => {
+                    tracing::info!(sub_clusters = plan.sub_clusters, models = plan.models.len(), "models are divided");
+                    if let Some(store) = &self.store {
+                        // A store that has ended keeps no plan, and this process also ends soon.
+                        let _ = store.send(StoreWork::Keep(plan));
+                    }
+                }
+            }
+        }
+    }
+
+    fn report(&self) {
+        self.board.measured(self.node.links());
+        self.board.divided(self.node.sub_clusters());
+        self.board.plans_with(self.node.budgets());
+        if let Some(load) = &self.load {
+            load.look(self.node.leads(), self.node.sample());
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        self.node.poll_timeout().map(|(at, _)| at)
+    }
+}

@@ -1,0 +1,106 @@
+//! A scheduler as the [`Service`] behind its probes: it reports the state of the cluster, and
+//! nothing else.
+
+use std::sync::Arc;
+
+use downbeat_protocol::inference as pb;
+use downbeat_protocol::{InferRequest, InferResponse};
+use tokio::sync::oneshot;
+
+use super::scheduler_role::{SchedulerEvent, SchedulerRole};
+use crate::node::Events;
+use crate::node::status::StatusBoard;
+use downbeat_service::error::ServiceError;
+use downbeat_service::report::autoscale::AutoscaleStatus;
+use downbeat_service::report::autoscale::AutoscaleWatch;
+use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::ModelIndexEntry;
+use downbeat_service::service::ModelMetadata;
+use downbeat_service::service::Service;
+
+/// Reports the state of the cluster.
+pub struct SchedulerService {
+    pub name: String,
+    pub board: StatusBoard,
+    /// Advice on the cluster's number of devices, while this scheduler leads.
+    pub autoscale: Option<Arc<AutoscaleWatch>>,
+    /// Events to the node's thread.
+    pub node: Events<SchedulerRole>,
+}
+
+/// Refers the client to a frontend.
+fn elsewhere<T>() -> Result<T, ServiceError> {
+    Err(ServiceError::Unimplemented("this is a scheduler: ask a frontend".to_owned()))
+}
+
+impl Service for SchedulerService {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn is_ready(&self) -> bool {
+        // A scheduler is ready when it leads, or stands by for a leader.
+        self.board.status().epoch > 0
+    }
+
+    fn is_model_ready(&self, _name: &str, _version: &str) -> bool {
+        false
+    }
+
+    fn model_metadata(&self, _name: &str, _version: &str) -> Result<ModelMetadata, ServiceError> {
+        elsewhere()
+    }
+
+    fn model_config(&self, _name: &str, _version: &str) -> Result<pb::ModelConfig, ServiceError> {
+        elsewhere()
+    }
+
+    fn policy(&self, _name: &str, _version: &str) -> Result<PolicyReport, ServiceError> {
+        elsewhere()
+    }
+
+    fn statistics(&self, _name: &str, _version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
+        elsewhere()
+    }
+
+    fn repository_index(&self, _ready_only: bool) -> Vec<ModelIndexEntry> {
+        Vec::new()
+    }
+
+    async fn load(&self, _name: &str, _overrides: LoadOverrides) -> Result<(), ServiceError> {
+        elsewhere()
+    }
+
+    async fn unload(&self, _name: &str) -> Result<(), ServiceError> {
+        elsewhere()
+    }
+
+    fn cluster(&self) -> Option<ClusterReport> {
+        Some(self.board.status())
+    }
+
+    async fn plan_cluster(&self) -> Result<(), ServiceError> {
+        let (answer, answered) = oneshot::channel();
+        let is_told = self.node.send(SchedulerEvent::Plan(answer)).is_ok();
+        match is_told && answered.await.unwrap_or(false) {
+            true => Ok(()),
+            false => Err(ServiceError::Unavailable(
+                "models are not divided by this scheduler: ask the one that leads (GET /v2/cluster says which), started with --sub-clusters".to_owned(),
+            )),
+        }
+    }
+
+    fn autoscale(&self) -> Option<AutoscaleStatus> {
+        self.autoscale.as_ref().map(|watch| watch.status())
+    }
+
+    async fn infer(&self, _request: InferRequest) -> Result<InferResponse, ServiceError> {
+        elsewhere()
+    }
+
+    fn labels(&self, _name: &str, _version: &str, _output: &str) -> Vec<String> {
+        Vec::new()
+    }
+}

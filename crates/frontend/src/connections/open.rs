@@ -1,0 +1,209 @@
+//! The connections that are open.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::look::{Look, Verdict};
+use super::protocol::Protocol;
+use super::threads::FrontendThreads;
+use super::watched::{Request, Watched};
+use downbeat_service::memory;
+use downbeat_service::options::connection_options::ConnectionOptions;
+
+/// How long a used connection must have been idle to make room for another: before that, its next
+/// request may be on its way.
+const IDLE_BEFORE_MAKING_ROOM: Duration = Duration::from_secs(1);
+/// The same for a connection that never had a request.
+const UNUSED_BEFORE_MAKING_ROOM: Duration = Duration::from_millis(100);
+/// How long the connection that makes room for another may take to end, and then, once it is broken
+/// off, its task.
+const ROOM_LIMITS: [(Request, Duration); 2] =
+    [(Request::Finish, Duration::from_millis(100)), (Request::Stop, Duration::from_secs(1))];
+/// The buffers of a connection, bytes, about. They stay allocated when it ends, as do the bytes
+/// that it moved.
+const CONNECTION_BYTES: u64 = 16 << 10;
+/// Bytes of ended connections after which the threads give memory back while others work. Each time
+/// costs about a millisecond.
+const RELEASE_FROM: u64 = 8 << 20;
+
+/// The open connections of the ports that share a cap.
+#[derive(Clone)]
+pub struct Connections(Arc<Table>);
+
+struct Table {
+    options: ConnectionOptions,
+    threads: Option<FrontendThreads>,
+    open: Mutex<BTreeMap<u64, Open>>,
+    /// Notified when a connection has ended.
+    ended: Notify,
+    next: AtomicU64,
+    /// Bytes that connections left behind which ended since memory was last given back.
+    left: AtomicU64,
+    /// Clients that are being refused at the moment.
+    refusing: AtomicUsize,
+}
+
+struct Open {
+    protocol: Protocol,
+    watched: Arc<Watched>,
+    look: Look,
+}
+
+impl Connections {
+    /// Makes an empty table. The threads that accept connections will serve them.
+    pub fn new(options: ConnectionOptions) -> Self {
+        Connections::with(options, None)
+    }
+
+    /// Makes an empty table whose connections have threads of their own.
+    pub fn on(options: ConnectionOptions, threads: FrontendThreads) -> Self {
+        Connections::with(options, Some(threads))
+    }
+
+    fn with(options: ConnectionOptions, threads: Option<FrontendThreads>) -> Self {
+        Connections(Arc::new(Table {
+            options,
+            threads,
+            open: Mutex::default(),
+            ended: Notify::new(),
+            next: AtomicU64::new(0),
+            left: AtomicU64::new(0),
+            refusing: AtomicUsize::new(0),
+        }))
+    }
+
+    pub fn options(&self) -> &ConnectionOptions {
+        &self.0.options
+    }
+
+    /// The event loop that the next connection is on.
+    pub(super) fn event_loop(&self) -> Handle {
+        self.0.threads.as_ref().and_then(FrontendThreads::next).cloned().unwrap_or_else(Handle::current)
+    }
+
+    /// Takes in a connection, if there is room or an idle connection makes room.
+    pub(super) async fn admit(&self, protocol: Protocol, watched: &Arc<Watched>) -> Option<Entry> {
+        if !self.has_room() {
+            self.make_room().await;
+            if !self.has_room() {
+                return None;
+            }
+        }
+        let id = self.0.next.fetch_add(1, Relaxed);
+        let look = Look::new(Instant::now());
+        self.0.open.lock().insert(id, Open { protocol, watched: Arc::clone(watched), look });
+        Some(Entry { connections: self.clone(), id })
+    }
+
+    fn has_room(&self) -> bool {
+        self.0.open.lock().len() < self.options().max
+    }
+
+    /// Ends the connection that has been idle longest, if any has been for a while.
+    pub(super) async fn make_room(&self) {
+        let now = Instant::now();
+        let longest = {
+            let open = self.0.open.lock();
+            let idle = open.values().filter_map(|open| {
+                let seen = open.watched.seen();
+                let since = open.look.idle_since(&seen)?;
+                let least = if seen.served == 0 { UNUSED_BEFORE_MAKING_ROOM } else { IDLE_BEFORE_MAKING_ROOM };
+                (now.duration_since(since) >= least).then_some((since, &open.watched))
+            });
+            idle.min_by_key(|(since, _)| *since).map(|(_, watched)| Arc::clone(watched))
+        };
+        let Some(longest) = longest else { return };
+        for (request, limit) in ROOM_LIMITS {
+            // A request of it may have come meanwhile.
+            if !longest.seen().is_idle() {
+                return;
+            }
+            let ended = self.0.ended.notified();
+            longest.ask(request);
+            if timeout(limit, ended).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Looks at all connections of a protocol's port. Returns when the port must look again unless
+    /// bytes move on one of them; `None`: never.
+    pub(super) fn look(&self, protocol: Protocol, draining: bool) -> Option<Instant> {
+        let now = Instant::now();
+        let mut next: Option<Instant> = None;
+        for open in self.0.open.lock().values_mut().filter(|open| open.protocol == protocol) {
+            let seen = open.watched.seen();
+            let verdict = open.look.handle(now, &seen, &self.0.options, draining);
+            let due = if verdict == Verdict::Stay { open.look.due(now, &seen, &self.0.options) } else { Some(now) };
+            next = [next, due].into_iter().flatten().min();
+            match verdict {
+                Verdict::Stay => {}
+                Verdict::Rest => open.watched.ask(Request::Rest),
+                Verdict::Finish => open.watched.ask(Request::Finish),
+                Verdict::Stop(reason) => {
+                    tracing::debug!(protocol = protocol.name(), reason, "a connection is closed");
+                    open.watched.ask(Request::Stop);
+                }
+            }
+        }
+        next
+    }
+
+    /// Whether connections that ended have left so much memory behind that it should be given back.
+    pub(super) fn have_left_memory(&self) -> bool {
+        self.0.left.load(Relaxed) >= RELEASE_FROM
+    }
+
+    /// Has the threads that connections are on give memory back that nothing holds.
+    pub(super) fn release_memory(&self) {
+        self.0.left.store(0, Relaxed);
+        memory::release();
+        if let Some(threads) = &self.0.threads {
+            threads.each(memory::release);
+        }
+    }
+
+    /// Notes that a client is refused. Returns a guard for the time of its answer, unless too many
+    /// are answered at the moment.
+    pub(super) fn refuse(&self, protocol: Protocol, most: usize) -> Option<Refusing> {
+        tracing::warn!(
+            max_connections = self.options().max,
+            protocol = protocol.name(),
+            "connections are refused: there are as many as may be, and none is idle"
+        );
+        let refusing = Refusing(self.clone());
+        (self.0.refusing.fetch_add(1, Relaxed) < most).then_some(refusing)
+    }
+}
+
+/// A connection's place among the open ones; given back when dropped.
+pub(super) struct Entry {
+    connections: Connections,
+    id: u64,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let table = &self.connections.0;
+        let ended = table.open.lock().remove(&self.id);
+        let moved = ended.map_or(0, |open| open.watched.bytes());
+        table.left.fetch_add(moved.saturating_add(CONNECTION_BYTES), Relaxed);
+        table.ended.notify_waiters();
+    }
+}
+
+/// A client that is being refused.
+pub(super) struct Refusing(Connections);
+
+impl Drop for Refusing {
+    fn drop(&mut self) {
+        self.0.0.refusing.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,26 @@
+//! The state of the scheduler's queues with reasons, and the models on each device.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::answer::{HandlerResult, HttpError, ok};
+use super::sender::Sender;
+use super::state::HttpState;
+use downbeat_service::service::Service;
+use downbeat_service::work::offload;
+
+pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>, Sender(client): Sender) -> HandlerResult {
+    let work = move || match state.service().scheduler() {
+        Some(status) => ok(&status),
+        None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server has no scheduler".to_owned())),
+    };
+    offload::run(client, 0, work).await?
+}
+
+pub(super) async fn devices<S: Service>(State(state): State<HttpState<S>>, Sender(client): Sender) -> HandlerResult {
+    let work = move || match state.service().devices() {
+        Some(devices) => ok(&devices),
+        None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server has no devices".to_owned())),
+    };
+    offload::run(client, 0, work).await?
+}

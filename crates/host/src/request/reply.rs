@@ -1,0 +1,192 @@
+//! The way of an answer to the request that waits for it.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use smallvec::{SmallVec, smallvec};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::request::batch_codec::Outputs;
+use downbeat_service::error::ServiceError;
+
+pub type Answer = Result<Outputs, ServiceError>;
+
+thread_local! {
+    /// The channel for answers to the requests of this thread, if its event loop takes them
+    /// together.
+    static WAY: RefCell<Option<Way>> = const { RefCell::new(None) };
+    /// The answers of this thread that are not sent yet, while it sends answers together.
+    static OUTBOX: RefCell<Option<Vec<(Way, Parcel)>>> = const { RefCell::new(None) };
+}
+
+/// Answers for one event loop.
+pub type Parcel = SmallVec<[Delivery; 1]>;
+
+type Way = mpsc::UnboundedSender<Parcel>;
+
+/// The destination of a request's answer. An event loop is woken once for all answers of a batch,
+/// not for each.
+pub struct Reply {
+    to: To,
+    way: Option<Way>,
+}
+
+enum To {
+    /// A request of this process waits for the answer.
+    Client(oneshot::Sender<Answer>),
+    /// The answer is kept, with the place of the request in its batch, until the batch is done.
+    Batch(Arc<Gathered>, usize),
+}
+
+/// The answers to the requests of a batch, each with its place in it, in the order in which they
+/// came.
+pub type Gathered = Mutex<Vec<(usize, Answer)>>;
+
+pub struct Delivery {
+    to: To,
+    answer: Answer,
+}
+
+impl Reply {
+    /// Makes the reply for a request of the calling thread, which waits for its answer on that
+    /// thread.
+    pub fn channel() -> (Self, oneshot::Receiver<Answer>) {
+        let (to, answer) = oneshot::channel();
+        (Reply { to: To::Client(to), way: WAY.with_borrow(Clone::clone) }, answer)
+    }
+
+    /// Makes the reply for the request at this place of a batch.
+    pub fn gathered(answers: Arc<Gathered>, place: usize) -> Self {
+        Reply { to: To::Batch(answers, place), way: None }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        match &self.to {
+            To::Client(to) => to.is_closed(),
+            To::Batch(..) => false,
+        }
+    }
+
+    /// Answers the request. The answer is dropped if the client has gone.
+    pub fn send(self, answer: Answer) {
+        let delivery = Delivery { to: self.to, answer };
+        let elsewhere = |way: &Way| WAY.with_borrow(|mine| !mine.as_ref().is_some_and(|mine| mine.same_channel(way)));
+        let Some(way) = self.way.filter(elsewhere) else { return delivery.deliver() };
+        let sent = OUTBOX.with_borrow_mut(|outbox| {
+            let Some(outbox) = outbox else { return Some((way, delivery)) };
+            match outbox.iter_mut().find(|(other, _)| other.same_channel(&way)) {
+                Some((_, parcel)) => parcel.push(delivery),
+                None => outbox.push((way, smallvec![delivery])),
+            }
+            None
+        });
+        // If the event loop has ended, no request waits, and the answer is dropped.
+        sent.into_iter().for_each(|(way, delivery)| drop(way.send(smallvec![delivery])));
+    }
+}
+
+/// Sends the answers in the outbox, also if a panic ends the answering.
+struct Outbox;
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        let parcels = OUTBOX.take().into_iter().flatten();
+        parcels.for_each(|(way, parcel)| drop(way.send(parcel)));
+    }
+}
+
+/// Answers requests by `answer`, and sends all answers at its end. Otherwise a sleeping event loop
+/// would wake for the first answer, often in place of this thread, and again for each of the
+/// others.
+pub fn together<T>(answer: impl FnOnce() -> T) -> T {
+    // Nested calls occur, as when the last request of a version drops the version. The outer call
+    // sends the answers of both.
+    let is_first = OUTBOX.with_borrow(Option::is_none);
+    if is_first {
+        OUTBOX.set(Some(Vec::new()));
+    }
+    let _sends = is_first.then(|| Outbox);
+    answer()
+}
+
+impl Delivery {
+    /// Hands the answer over.
+    pub fn deliver(self) {
+        match self.to {
+            // The client may have gone.
+            To::Client(to) => drop(to.send(self.answer)),
+            To::Batch(answers, place) => answers.lock().push((place, self.answer)),
+        }
+    }
+}
+
+/// From now on answers to requests of this thread come here, for the thread to deliver.
+pub fn of_this_thread() -> mpsc::UnboundedReceiver<Parcel> {
+    let (way, answers) = mpsc::unbounded_channel();
+    WAY.set(Some(way));
+    answers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(answer: Answer) -> Vec<u8> {
+        answer.unwrap()[0].data.to_vec()
+    }
+
+    fn answer(byte: u8) -> Answer {
+        Ok([crate::request::batch_codec::OutputPart { shape: vec![1], data: vec![byte].into() }].into_iter().collect())
+    }
+
+    #[test]
+    fn answers_from_other_threads_come_together_and_own_ones_at_once() {
+        let mut way = of_this_thread();
+        let (replies, mut waiting): (Vec<_>, Vec<_>) = (0..3).map(|_| Reply::channel()).unzip();
+        let (own, mut mine) = Reply::channel();
+        let send = move || {
+            let mut replies = (1..).zip(replies);
+            together(|| replies.by_ref().take(2).for_each(|(byte, reply)| reply.send(answer(byte))));
+            replies.for_each(|(byte, reply)| reply.send(answer(byte)));
+        };
+        std::thread::spawn(send).join().unwrap();
+        own.send(answer(9));
+        assert_eq!(bytes(mine.try_recv().unwrap()), [9]);
+        assert!(waiting.iter_mut().all(|answer| answer.try_recv().is_err()), "they are not delivered yet");
+        let mut come = Vec::new();
+        assert_eq!(way.blocking_recv_many(&mut come, 10), 2);
+        assert_eq!(come.iter().map(SmallVec::len).collect::<Vec<_>>(), [2, 1], "two were sent together");
+        come.into_iter().flatten().for_each(Delivery::deliver);
+        let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap())).collect();
+        assert_eq!(got, [[1], [2], [3]]);
+    }
+
+    #[test]
+    fn what_is_answered_in_the_middle_of_answering_comes_with_the_rest() {
+        let mut way = of_this_thread();
+        let (replies, mut waiting): (Vec<_>, Vec<_>) = (0..3).map(|_| Reply::channel()).unzip();
+        let send = move || {
+            let mut send = (1..).zip(replies).map(|(byte, reply)| reply.send(answer(byte)));
+            together(|| {
+                send.next();
+                together(|| send.next());
+                send.next();
+            });
+        };
+        std::thread::spawn(send).join().unwrap();
+        let come = way.try_recv().unwrap();
+        assert!(way.try_recv().is_err(), "all were sent together");
+        come.into_iter().for_each(Delivery::deliver);
+        let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap())).collect();
+        assert_eq!(got, [[1], [2], [3]]);
+    }
+
+    #[test]
+    fn a_thread_without_a_way_is_answered_at_once() {
+        let (reply, mut mine) = std::thread::spawn(Reply::channel).join().unwrap();
+        assert!(!reply.is_closed());
+        reply.send(answer(1));
+        assert_eq!(bytes(mine.try_recv().unwrap()), [1]);
+    }
+}

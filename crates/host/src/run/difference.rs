@@ -1,0 +1,33 @@
+//! Whether two answers to the same request are alike.
+
+use crate::request::batch_codec::BatchCodec;
+use crate::request::batch_codec::Outputs;
+use downbeat_service::classification::numbers;
+
+/// How far two numbers may lie apart, absolute or relative to their size. Kernels add up in another
+/// order for another batch size.
+const TOLERANCE: f64 = 1e-3;
+
+/// The first output with a difference between two answers, and the two numbers.
+pub fn difference(codec: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
+    for ((a, b), binding) in a.iter().zip(b).zip(&codec.outputs) {
+        if a.data == b.data {
+            continue;
+        }
+        let [a, b] = [a, b].map(|part| numbers(binding.datatype(), &part.data));
+        // A NaN is far from every number; an infinity is near itself.
+        let near = |a: f64, b: f64| {
+            a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()))
+        };
+        let (a, b) = match (a, b) {
+            (Some(a), Some(b)) if a.len() == b.len() => {
+                let mut each = a.into_iter().zip(b).map(|(a, b)| (a.real(), b.real()));
+                let Some(differ) = each.find(|(a, b)| !near(*a, *b)) else { continue };
+                differ
+            }
+            _ => (f64::NAN, f64::NAN),
+        };
+        return Some((binding.client.name.clone(), a, b));
+    }
+    None
+}

@@ -1,0 +1,392 @@
+//! The rehearsal of the scheduler. Its thread also trains the predictor of operator groups.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+use downbeat_core::cluster::{
+    Behaviour, DispatchPolicy, ModelOptions, NetworkBudget, Order, OrderPolicy, PastArrival, Rehearsal,
+    RehearsalDecision,
+};
+use downbeat_core::journal::cluster::TrialRecord;
+use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId, Time};
+use downbeat_driver::{Cluster, Handler, QueueHandle};
+use parking_lot::{Condvar, Mutex};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
+use crate::groups::retraining::GroupRetrainer;
+use crate::run::activity::Activity;
+use downbeat_service::metrics::RehearsalMetrics;
+use downbeat_service::report::scheduler_status::CpuStatus;
+use downbeat_service::report::scheduler_status::OrderStatus;
+use downbeat_service::report::scheduler_status::QueueStatus;
+use downbeat_service::report::scheduler_status::SchedulerStatus;
+use downbeat_service::report::scheduler_status::Source;
+use downbeat_service::report::scheduler_status::TrialStatus;
+
+/// How long before its latest start a deferred batch starts. On a machine with other work, this
+/// leaves time for late alarms, for runs longer than their profile, and for the answer's way. The
+/// margin costs no capacity: while the devices are busy, a batch may still start until its latest
+/// start.
+pub const WAKE_MARGIN: Duration = Duration::from_millis(5);
+
+/// How often the thread looks for work, and takes new events.
+const EVERY: Duration = Duration::from_millis(50);
+/// The most arrivals and answers that a shard leaves for the rehearsal.
+const MOST: usize = 16 << 10;
+/// Replayed events between two looks at the clock: about 100 us.
+const EVENTS: u64 = 256;
+/// The thread may save up its share of this many seconds, so that a trial is not spread out
+/// needlessly.
+const SAVED: f64 = 0.5;
+/// The most executions that wait for the rehearsal. Of more, the last ones stay.
+const RUNS: usize = 256;
+/// Seconds over which the reported share of a core is averaged.
+const SAID_OVER: f64 = 10.0;
+
+/// The inputs and the last results of the rehearsal.
+pub struct Rehearser {
+    /// The share of a core's time for the rehearsal; 0: no rehearsal.
+    share: f64,
+    order: OrderPolicy,
+    /// Whether there is a decision log, which gets the trials.
+    is_logged: bool,
+    arrivals: ArrivalRings,
+    /// Times of executions, as shares of their profiles' times.
+    runs: ArrayQueue<(ModelId, f64)>,
+    told: Mutex<Told>,
+    wake: Condvar,
+    activity: Arc<Activity>,
+}
+
+#[derive(Default)]
+struct Told {
+    queues: BTreeMap<ModelId, Queue>,
+    /// Changes that the thread has not read yet.
+    changes: Vec<Change>,
+    stopped: bool,
+    trials: u64,
+    changed: u64,
+    lost: u64,
+    /// The share of a core that the thread had lately.
+    used: f64,
+    /// The order of turns that a trial has found.
+    order: Option<Order>,
+    /// The last trial, and when it ended.
+    last: Option<(Time, RehearsalDecision)>,
+}
+
+enum Change {
+    Model(ModelId, Option<Box<ModelOptions>>),
+    Profiles(ModelId, DeviceProfiles),
+}
+
+/// A queue of the scheduler.
+struct Queue {
+    queue: QueueHandle,
+    /// The name of the queue's model.
+    name: String,
+    /// Whether the queue follows the rehearsal.
+    adaptive: bool,
+    consolidates: bool,
+    /// The behaviour that a trial has set.
+    set: Option<Behaviour>,
+}
+
+impl Rehearser {
+    /// A rehearser for a scheduler with so many shards and this order of turns. It has this `share`
+    /// of a core's time. `is_logged`: whether there is a decision log.
+    pub fn new(shards: usize, share: f64, is_logged: bool, order: OrderPolicy, activity: Arc<Activity>) -> Arc<Self> {
+        Arc::new(Rehearser {
+            share,
+            order,
+            is_logged,
+            arrivals: ArrivalRings::new(shards, MOST),
+            runs: ArrayQueue::new(RUNS),
+            told: Mutex::default(),
+            wake: Condvar::new(),
+            activity,
+        })
+    }
+
+    /// Whether the rehearsal wants requests and batches: it is on, and some model is adaptive.
+    pub fn listens(&self) -> bool {
+        self.arrivals.is_open()
+    }
+
+    /// Records that a request came to a shard.
+    pub fn arrived(&self, shard: usize, arrival: PastArrival) {
+        self.arrivals.push(shard, Event::Came(arrival));
+    }
+
+    /// Records that requests of a queue were answered, or that their clients have gone. `lost`:
+    /// they were rejected or dropped.
+    pub fn answered(&self, queue: QueueHandle, at: Time, requests: u32, lost: bool) {
+        self.arrivals.push(queue.shard(), Event::Answered { at, model: queue.model, requests, lost });
+    }
+
+    /// Records a new queue of the scheduler, for requests of this model.
+    pub fn added(&self, queue: QueueHandle, model: &str, options: &ModelOptions) {
+        let adaptive = options.is_adaptive();
+        let consolidates = options.dispatch == DispatchPolicy::Adaptive { consolidate: true };
+        let added = Queue { queue, name: model.to_owned(), adaptive, consolidates, set: None };
+        self.tell(Change::Model(queue.model, Some(Box::new(options.clone()))));
+        self.told.lock().queues.insert(queue.model, added);
+    }
+
+    /// Records that a queue is gone.
+    pub fn removed(&self, queue: QueueHandle) {
+        self.tell(Change::Model(queue.model, None));
+        self.told.lock().queues.remove(&queue.model);
+    }
+
+    /// Records new profiles of a queue's batches.
+    pub fn profiled(&self, queue: QueueHandle, profiles: DeviceProfiles) {
+        self.tell(Change::Profiles(queue.model, profiles));
+    }
+
+    /// Leaves a change for the thread, if the rehearsal is on.
+    fn tell(&self, change: Change) {
+        if self.share > 0.0 {
+            self.told.lock().changes.push(change);
+            self.activity.stir();
+        }
+    }
+
+    /// Records that a batch of a queue took `share` of its profile's time.
+    pub fn ran(&self, queue: QueueHandle, share: f64) {
+        self.runs.force_push((queue.model, share));
+    }
+
+    /// The behaviours of the scheduler's queues, and the result of the last trial.
+    pub fn status(&self, cluster: &Cluster<impl Handler>) -> SchedulerStatus {
+        let told = self.told.lock();
+        let queue = |queue: &Queue| {
+            let by = match queue.set {
+                _ if !queue.adaptive => Source::Policy,
+                Some(_) => Source::Trial,
+                None => Source::StartRule,
+            };
+            (
+                queue.queue,
+                QueueStatus { model: queue.name.clone(), queue: queue.queue.model.to_string(), by, behaviour: None },
+            )
+        };
+        let mut queues: Vec<(QueueHandle, QueueStatus)> = told.queues.values().map(queue).collect();
+        let adaptive = |model: ModelId| told.queues.get(&model).is_some_and(|queue| queue.adaptive);
+        let now = cluster.handler().now();
+        let last = told.last.as_ref().map(|(at, decision)| TrialStatus::of(decision, now.since(*at), adaptive));
+        let cpu = CpuStatus { budget: self.share, used: told.used };
+        let (trials, changes, arrivals_lost) = (told.trials, told.changed, told.lost);
+        let by = match (told.order, self.order) {
+            (Some(_), _) => Source::Trial,
+            (None, OrderPolicy::Fixed(_)) => Source::Policy,
+            (None, OrderPolicy::Rehearsed) => Source::StartRule,
+        };
+        let order = OrderStatus { order: told.order.unwrap_or(self.order.first()), by };
+        // Ask the shards without this lock: the thread in a shard may wait for the lock.
+        drop(told);
+        for (handle, status) in queues.iter_mut().filter(|(_, status)| status.by != Source::Policy) {
+            status.behaviour = cluster.behaviour(*handle);
+        }
+        let models = queues.into_iter().map(|(_, status)| status).collect();
+        SchedulerStatus { trials, changes, cpu, arrivals_lost, order, models, last_trial: last }
+    }
+
+    /// Ends [`Rehearser::work`].
+    pub fn stop(&self) {
+        self.told.lock().stopped = true;
+        self.wake.notify_all();
+        self.activity.stir();
+    }
+
+    /// The life of the thread, for so many devices of each kind. `adopts` is called when the
+    /// predictor of operator groups has changed.
+    pub fn work(
+        &self,
+        cluster: &Cluster<impl Handler>,
+        devices: &[u32],
+        (mut retrainer, adopts): (GroupRetrainer, impl Fn()),
+        metrics: &RehearsalMetrics,
+    ) {
+        // If the system refuses the low priority, the thread runs at the normal priority.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+        let mut rehearsal = Rehearsal::new(false, 1);
+        rehearsal.set_order(self.order);
+        rehearsal.set_delays(NetworkBudget::default(), WAKE_MARGIN);
+        for (kind, count) in (0..).map(DeviceKind).zip(devices) {
+            rehearsal.set_devices(kind, *count);
+        }
+        let now = || cluster.handler().now();
+        let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
+        let mut idle = false;
+        while self.listen(&mut rehearsal, idle) {
+            idle = false;
+            self.hear(&mut rehearsal, &mut feed, now, metrics);
+            account.pass(now());
+            let heard = now();
+            // The thread works no longer than it takes to fill a ring.
+            while account.saved > 0.0 && now().since(heard) < EVERY {
+                let used = rehearsal.step(EVENTS);
+                if let Some(decision) = rehearsal.poll_decision() {
+                    metrics.trials.inc();
+                    metrics.changes.inc_by(u64::from(decision.changed));
+                    self.say(cluster, decision);
+                }
+                let has_trained = retrainer.step(|is_adopted| {
+                    metrics.trainings.inc();
+                    metrics.adoptions.inc_by(u64::from(is_adopted));
+                    if is_adopted {
+                        adopts();
+                    }
+                });
+                account.spend();
+                if used < EVENTS && !has_trained {
+                    idle = used == 0;
+                    break;
+                }
+            }
+            metrics.cpu_seconds.inc_by(account.spent());
+            self.told.lock().used = account.used();
+        }
+    }
+
+    /// Waits, and reads changes. Returns false if the thread must stop. An `idle` thread waits for
+    /// the next run of a model.
+    fn listen(&self, rehearsal: &mut Rehearsal, idle: bool) -> bool {
+        let mut told = self.told.lock();
+        if idle && !told.stopped && told.changes.is_empty() && self.activity.rests() {
+            told.used = 0.0;
+            drop(told);
+            self.activity.wait();
+            told = self.told.lock();
+        } else if !told.stopped {
+            self.wake.wait_for(&mut told, EVERY.into());
+        }
+        let (changes, stopped) = (std::mem::take(&mut told.changes), told.stopped);
+        // The wish to consolidate holds if all adaptive queues have it.
+        let mut adaptive = told.queues.values().filter(|queue| queue.adaptive).peekable();
+        rehearsal.set_consolidate(adaptive.peek().is_some() && adaptive.all(|queue| queue.consolidates));
+        drop(told);
+        for change in changes {
+            match change {
+                Change::Model(model, options) => rehearsal.set_model(model, options.map(|options| *options)),
+                Change::Profiles(model, profiles) => rehearsal.set_profile(model, profiles),
+            }
+        }
+        std::iter::from_fn(|| self.runs.pop()).for_each(|(model, share)| rehearsal.execution(model, share));
+        !stopped
+    }
+
+    /// Passes new events to the rehearsal.
+    fn hear(
+        &self,
+        rehearsal: &mut Rehearsal,
+        feed: &mut ArrivalFeed,
+        now: impl Fn() -> Time,
+        metrics: &RehearsalMetrics,
+    ) {
+        let adaptive = self.told.lock().queues.values().any(|queue| queue.adaptive);
+        let (lost, skipped) = (feed.lost(), feed.skipped());
+        feed.set_open(&self.arrivals, adaptive, &now);
+        for event in feed.take(&self.arrivals, &now) {
+            match event {
+                Event::Came(arrival) => rehearsal.arrival(arrival),
+                Event::Answered { at, model, requests, lost } => rehearsal.answered(at, model, requests, lost),
+            }
+        }
+        if feed.skipped() > skipped {
+            rehearsal.missed_answers();
+        }
+        let lost = feed.lost() - lost;
+        if lost > 0 {
+            metrics.arrivals_lost.inc_by(lost);
+            self.told.lock().lost += lost;
+        }
+    }
+
+    /// Gives the scheduler's queues the behaviours that a trial has found.
+    fn say(&self, cluster: &Cluster<impl Handler>, decision: RehearsalDecision) {
+        let mut said = Vec::new();
+        let mut told = self.told.lock();
+        told.trials += 1;
+        let trial = self.is_logged.then(|| TrialRecord::new(told.trials, &decision));
+        // One queue of each shard with adaptive queues.
+        let adaptive = told.queues.values().filter(|queue| queue.adaptive).map(|queue| queue.queue);
+        let shards: BTreeMap<usize, QueueHandle> = adaptive.map(|queue| (queue.shard(), queue)).collect();
+        if decision.changed {
+            told.changed += 1;
+            for queue in told.queues.values_mut().filter(|queue| queue.adaptive) {
+                queue.set = decision.behaviours.get(queue.queue.model.0 as usize).copied().flatten();
+                said.push((queue.queue, queue.set));
+            }
+            told.order = Some(decision.order).filter(|_| self.order == OrderPolicy::Rehearsed);
+            tracing::debug!(?said, order = %decision.order, "the rehearsal found something better");
+        }
+        let order = told.order.filter(|_| decision.changed);
+        told.last = Some((cluster.handler().now(), decision));
+        drop(told);
+        for (shard, trial) in shards.into_values().zip(trial.into_iter().cycle()) {
+            cluster.note_trial(shard, trial);
+        }
+        said.into_iter().for_each(|(queue, behaviour)| cluster.set_behaviour(queue, behaviour));
+        order.into_iter().for_each(|order| cluster.set_order(order));
+    }
+}
+
+/// The thread's use of a core, and its allowance.
+struct CpuAccount {
+    share: f64,
+    /// Seconds that the thread may use now.
+    saved: f64,
+    passed_until: Time,
+    /// Seconds that the thread has used until the last look, and the part of them that was
+    /// reported.
+    seen: f64,
+    said: f64,
+    /// Seconds that passed, and seconds that the thread used. Older seconds count less.
+    lately: (f64, f64),
+}
+
+impl CpuAccount {
+    fn new(share: f64, now: Time) -> Self {
+        let seen = thread_seconds();
+        CpuAccount { share, saved: 0.0, passed_until: now, seen, said: seen, lately: (0.0, 0.0) }
+    }
+
+    /// Adds the allowance for the time that has passed.
+    fn pass(&mut self, now: Time) {
+        let passed = now.since(self.passed_until).as_secs_f64();
+        self.passed_until = now;
+        self.saved = (self.saved + self.share * passed).min(SAVED * self.share.max(0.05));
+        let kept = (-passed / SAID_OVER).exp();
+        self.lately = (self.lately.0 * kept + passed, self.lately.1 * kept);
+        self.spend();
+    }
+
+    /// Counts the thread's use since the last call.
+    fn spend(&mut self) {
+        let seconds = thread_seconds();
+        let took = seconds - self.seen;
+        self.seen = seconds;
+        self.saved -= took;
+        self.lately.1 += took;
+    }
+
+    /// Seconds used since the last call.
+    fn spent(&mut self) -> f64 {
+        self.seen - std::mem::replace(&mut self.said, self.seen)
+    }
+
+    /// The share of a core that the thread had lately.
+    fn used(&self) -> f64 {
+        self.lately.1 / self.lately.0.max(1e-9)
+    }
+}
+
+/// The CPU seconds of this thread.
+fn thread_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).as_secs_f64()
+}

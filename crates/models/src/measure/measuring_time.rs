@@ -1,0 +1,107 @@
+//! Limits the time for measuring before a model version serves. Measurements that this time does
+//! not allow are made later, while the version serves.
+//!
+//! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites
+//! (`measuring.rs`), segments, overlap of two lanes, and rows. A step that the remaining time does
+//! not allow is left out. The version serves with the known values, and is measured again when the
+//! machine is idle. The second time no step is left out, but another load ends the measuring.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use downbeat_core::Duration;
+
+use crate::load::load_turns::LoadTurn;
+use crate::measure::sampler::Watch;
+use downbeat_service::clock::Clock;
+
+/// The measuring time of one load of a version.
+#[derive(Debug)]
+pub struct MeasuringTime {
+    budget: Duration,
+    /// The version serves already.
+    is_behind: bool,
+    spent_ns: AtomicU64,
+    is_short: AtomicBool,
+}
+
+impl MeasuringTime {
+    /// The budget of a version that does not serve yet.
+    pub fn before_service(budget: Duration) -> Self {
+        MeasuringTime { budget, is_behind: false, spent_ns: AtomicU64::new(0), is_short: AtomicBool::new(false) }
+    }
+
+    /// Unlimited time, behind a version that serves. `budget` is how long the runs of a step are
+    /// repeated.
+    pub fn behind_service(budget: Duration) -> Self {
+        MeasuringTime { is_behind: true, ..MeasuringTime::before_service(budget) }
+    }
+
+    /// Whether the version serves already.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
+    /// The rest of the budget. Behind the service each step has the whole budget.
+    pub fn left(&self) -> Duration {
+        match self.is_behind {
+            true => self.budget,
+            false => self.budget.saturating_sub(Duration::from_nanos(self.spent_ns.load(Ordering::Relaxed))),
+        }
+    }
+
+    /// A share of the rest.
+    pub fn part(&self, share: f64) -> Duration {
+        Duration::from_secs_f64(self.left().as_secs_f64() * share)
+    }
+
+    /// Whether a step may begin that is expected to take `expected`. If not, the version was not
+    /// measured in full.
+    pub fn allows(&self, expected: Duration) -> bool {
+        let is_allowed = self.is_behind || expected <= self.left();
+        if !is_allowed {
+            self.fall_short();
+        }
+        is_allowed
+    }
+
+    /// Something was left out.
+    pub fn fall_short(&self) {
+        self.is_short.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a step was left out: it must be measured again behind the service.
+    pub fn is_short(&self) -> bool {
+        self.is_short.load(Ordering::Relaxed)
+    }
+
+    /// Does something, and takes note of the time.
+    pub fn spend<T>(&self, clock: Clock, what: impl FnOnce() -> T) -> T {
+        let begin = clock.now();
+        let done = what();
+        self.spent_ns.fetch_add(clock.now().since(begin).as_nanos(), Ordering::Relaxed);
+        done
+    }
+}
+
+/// Ends measuring that the time does not allow, or that keeps another load waiting behind the
+/// service.
+pub struct Within<'a, M> {
+    pub time: &'a MeasuringTime,
+    pub turn: &'a LoadTurn<'a>,
+    /// Hears of each case.
+    pub told: &'a mut dyn Watch<M>,
+}
+
+impl<M> Watch<M> for Within<'_, M> {
+    fn goes_on(&self, _fraction: f64) -> bool {
+        !(self.time.is_behind && self.turn.is_waited_for())
+    }
+
+    fn fits(&self, expected: Duration, left: Duration) -> bool {
+        self.time.is_behind || expected <= left
+    }
+
+    fn measured(&mut self, case: &M, fraction: f64) {
+        self.told.measured(case, fraction);
+    }
+}

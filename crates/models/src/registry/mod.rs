@@ -1,0 +1,629 @@
+//! The life cycle of models: load, reload without a gap, unload, follow the folder.
+
+mod load_thread;
+mod model_entry;
+mod moving;
+mod open;
+mod overlay;
+mod service;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use downbeat_core::Duration;
+use downbeat_core::cluster::AutoscaleSample;
+use downbeat_engine_ort::GpuInfo;
+use downbeat_repository::{Fingerprint, ModelDefinition, ModelRepositories, ModelRepository, RepositoryError};
+use parking_lot::Mutex;
+
+use crate::load::load_context::LoadProgress;
+use crate::load::load_context::VersionFile;
+use crate::load::loader::Loader;
+use crate::loaded_version::LoadedVersion;
+use crate::measure::measuring_time::MeasuringTime;
+use crate::serving::{ServedModel, Serving, unknown_model};
+use downbeat_host::gpu_watch::GpuWatch;
+use downbeat_host::model_memory::ModelMemory;
+use downbeat_host::run::row_judgement::RowJudgement;
+use downbeat_host::run::watchdog::Watchdog;
+use downbeat_host::scheduler::Driver;
+use downbeat_host::shares::DeviceShares;
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::Metrics;
+use downbeat_service::metrics::Totals;
+use downbeat_service::metrics::trouble::Sample;
+use downbeat_service::options::ModelControl;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::report::autoscale::AutoscaleWatch;
+use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::service::LoadOverrides;
+use load_thread::{LoadFailure, LoadedModel, load_on_thread};
+use model_entry::{ModelEntry, VersionState, WAITING};
+use overlay::{Overlay, write_overlay};
+
+/// Models with files up to this size, bytes, do not wait for the loads of larger ones.
+const SMALL: u64 = 16 << 20;
+
+/// The models of a repository and their states: the [`Service`](downbeat_service::service::Service) behind the
+/// frontends. A clone is the same registry.
+#[derive(Clone)]
+pub struct Registry {
+    options: Arc<ServerOptions>,
+    repository: ModelRepositories,
+    serving: Arc<Serving>,
+    pub driver: Arc<Driver>,
+    loader: Arc<Loader>,
+    metrics: Arc<Metrics>,
+    /// The bytes that all requests in flight may hold.
+    pub budget: Arc<ByteBudget>,
+    model_memory: Arc<ModelMemory>,
+    /// By device; none: models stay where the options put them.
+    shares: Arc<[DeviceShares]>,
+    /// Notified when lanes for another share are ready or have failed.
+    pub shares_woken: Arc<tokio::sync::Notify>,
+    autoscale: Option<Arc<AutoscaleWatch>>,
+    watchdog: Arc<Watchdog>,
+    /// The GPUs; none: models run on the CPU.
+    pub gpus: Arc<[GpuInfo]>,
+    /// While there are GPUs.
+    _gpu_watch: Option<Arc<GpuWatch>>,
+    entries: Arc<Mutex<BTreeMap<String, Arc<ModelEntry>>>>,
+    /// A permit for each load that may go on beside others: of large models, and of small ones.
+    loads: Arc<[tokio::sync::Semaphore; 2]>,
+    started: Arc<AtomicBool>,
+    /// The models to load at start, by name.
+    wanted: Arc<[String]>,
+    /// The backend's view of its cluster; none: the server answers its own clients.
+    cluster: Arc<std::sync::OnceLock<ClusterView>>,
+}
+
+/// Reports the present state of a cluster.
+pub type ClusterView = Box<dyn Fn() -> ClusterReport + Send + Sync>;
+
+impl Registry {
+    /// The model's definition in the repositories, for the devices of this server.
+    ///
+    /// # Errors
+    /// If there is no such model, or its folder or configuration is wrong.
+    pub fn definition(&self, name: &str) -> Result<ModelDefinition, RepositoryError> {
+        self.repository.definition(name, None)
+    }
+
+    /// The devices that the options keep a model to; they override its configuration.
+    pub fn chosen_devices(&self, name: &str) -> Option<&[usize]> {
+        self.options.placement.get(name).map(Vec::as_slice)
+    }
+
+    /// The part that answers inferences.
+    pub fn serving(&self) -> &Arc<Serving> {
+        &self.serving
+    }
+
+    /// From now on the registry answers no requests of its own clients: batches come from the
+    /// scheduler of a cluster. Called once.
+    pub fn join_cluster(&self, view: ClusterView) {
+        assert!(self.cluster.set(view).is_ok(), "a backend is in one cluster");
+    }
+
+    /// The bytes that all requests in flight may hold together.
+    pub fn budget(&self) -> &Arc<ByteBudget> {
+        &self.budget
+    }
+
+    /// The registry in which other parts register their metrics.
+    pub fn metrics_registry(&self) -> &prometheus::Registry {
+        self.metrics.registry()
+    }
+
+    /// The partitions of each device; none: devices are not divided.
+    pub fn parts(&self) -> &[downbeat_engine::Part] {
+        &self.loader.partitions().parts
+    }
+
+    /// The watchdog of the threads that run engines.
+    pub fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
+    }
+
+    /// The models to measure again once the machine is idle: none before the server has started or
+    /// while it stops.
+    pub fn to_measure_again(&self) -> Vec<String> {
+        if !self.started.load(Ordering::Acquire) || self.serving.is_draining() {
+            return Vec::new();
+        }
+        let is_served = |(name, version): &(String, u64)| {
+            let served = self.serving.get(name).filter(|_| !self.is_overlaid(name));
+            served.is_some_and(|served| served.versions.contains_key(version))
+        };
+        let unsettled = self.loader.unsettled().into_iter().filter(is_served);
+        let mut names: Vec<String> = unsettled.map(|(name, _)| name).collect();
+        names.dedup();
+        names
+    }
+
+    /// The models in service without an SLO: their requests have no deadline unless they bring one.
+    pub fn names_without_slo(&self) -> Vec<String> {
+        let served = self.serving.all();
+        let without =
+            served.iter().map(|served| &served.definition).filter(|d| self.options.slo(&d.name, d.slo).is_none());
+        without.map(|definition| definition.name.clone()).collect()
+    }
+
+    /// The verdicts on the rows of a model's versions in service, if they were checked.
+    pub fn row_judgements(&self, name: &str) -> Vec<(u64, RowJudgement)> {
+        let Some(served) = self.serving.get(name) else { return Vec::new() };
+        served.versions.iter().filter_map(|(number, version)| Some((*number, version.rows.clone()?))).collect()
+    }
+
+    /// The models to load at start, by name.
+    pub fn wanted_at_start(&self) -> &[String] {
+        &self.wanted
+    }
+
+    /// The models to load at start, the smallest files first: a small model does not wait for a
+    /// large one.
+    pub fn wanted_by_size(&self) -> Vec<String> {
+        let mut names = self.wanted.to_vec();
+        names.sort_by_cached_key(|name| self.repository.fingerprint(name).bytes());
+        names
+    }
+
+    /// Whether the server has no model by mistake: its repositories are empty, and the model
+    /// control mode loads their models without being asked by clients.
+    pub fn lacks_models(&self) -> bool {
+        let by_request = match &self.options.model_control {
+            ModelControl::Explicit { load } => !load.iter().any(|name| name == "*"),
+            ModelControl::None | ModelControl::Poll { .. } => false,
+        };
+        !by_request && !self.options.allow_empty && self.wanted.is_empty() && self.serving.is_empty()
+    }
+
+    /// Notes that the loads at start have all succeeded or failed.
+    pub fn set_started(&self) {
+        self.started.store(true, Ordering::Release);
+    }
+
+    /// Loads (or reloads) a model. Its present versions serve until the new ones are warm. If the
+    /// load fails they go on for good, and the failure is logged.
+    ///
+    /// # Errors
+    /// The defect of the model.
+    pub async fn load_model(
+        &self,
+        name: &str,
+        overrides: LoadOverrides,
+        progress: Arc<dyn LoadProgress>,
+    ) -> Result<(), ServiceError> {
+        // A load request has the model examined afresh.
+        self.loader.forget_losses(name);
+        let loaded = self.load_or_keep(name, overrides, progress, MeasuringTime::before_service).await;
+        loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
+    }
+
+    /// Loads a model in service again, from the same files and with the stored knowledge of it. If
+    /// that fails the failure is logged, and the present versions go on.
+    pub async fn load_again(&self, name: &str) {
+        self.load_beside(name, MeasuringTime::before_service).await;
+    }
+
+    async fn load_beside(&self, name: &str, measuring: fn(Duration) -> MeasuringTime) {
+        if let Err(error) = self.load_or_keep(name, LoadOverrides::default(), Arc::new(()), measuring).await {
+            tracing::error!(model = %name, %error, "not loaded");
+        }
+    }
+
+    /// Loads the versions anew of which an answer was wrong because its request shared a batch:
+    /// none is batched from then on. Files that came with a load request stay as they are, and
+    /// their requests run alone already.
+    pub async fn part_mixed_rows(&self) {
+        for served in self.serving.all() {
+            let name = &served.definition.name;
+            let mixed = served.versions.values().filter(|version| version.has_mixed_rows());
+            let new = mixed.filter(|version| self.loader.remember_mixed_rows(version)).count();
+            if new > 0 && !self.is_overlaid(name) {
+                self.load_again(name).await;
+            }
+        }
+    }
+
+    /// Whether a model's files came with a load request, so that they are not in the repository.
+    fn is_overlaid(&self, name: &str) -> bool {
+        self.entries.lock().get(name).is_some_and(|entry| entry.overlay.lock().is_some())
+    }
+
+    /// Loads and measures a model anew beside the one that serves. Decisions in service about its
+    /// policy rest on the old measurements: the server forgets them.
+    pub async fn measure_again(&self, name: &str) {
+        self.loader.forget_losses(name);
+        self.load_beside(name, MeasuringTime::behind_service).await;
+    }
+
+    /// Loads versions again with `exclusive` whose policy `auto` chose and that have lost against
+    /// it. Present requests are answered by the policy that they came to.
+    pub async fn change_policies(&self) {
+        for served in self.serving.all() {
+            let has_lost = |version: &&Arc<LoadedVersion>| version.guard.as_ref().is_some_and(|guard| guard.has_lost());
+            let lost = served.versions.values().filter(has_lost);
+            if lost.filter(|version| self.loader.remember_loss(version)).count() > 0 {
+                self.load_again(&served.definition.name).await;
+            }
+        }
+    }
+
+    async fn load_or_keep(
+        &self,
+        name: &str,
+        mut overrides: LoadOverrides,
+        progress: Arc<dyn LoadProgress>,
+        measuring: fn(Duration) -> MeasuringTime,
+    ) -> Result<(), ServiceError> {
+        let is_there = self.check_is_loadable(name, &overrides)?;
+        let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
+        let _busy = entry.busy.lock().await;
+        entry.set(0, VersionState::Loading, WAITING.to_owned());
+        let kept = self.keep_config(name, &entry, &mut overrides);
+        let this = self.clone();
+        let owned_name = name.to_owned();
+        let begun = entry.clone();
+        let load = move || {
+            begun.set(0, VersionState::Loading, String::new());
+            this.load_files(&owned_name, overrides, &*progress, measuring)
+        };
+        let loaded = self.load_in_turn(name, load).await;
+        let LoadedModel { served, overlay, failures } = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                if is_there || self.serving.get(name).is_some() {
+                    self.after_failure(&entry, name, &error);
+                } else {
+                    // Only this request named the model: its entry goes.
+                    self.entries.lock().remove(name);
+                }
+                return Err(error.error);
+            }
+        };
+        for (version, reason) in &failures {
+            tracing::error!(model = %name, version, %reason, "version not loaded");
+        }
+        let served = Arc::new(served);
+        let before = self.serving.replace(name, Some(served.clone()));
+        entry.settle(&served, &failures);
+        *entry.kept.lock() = kept;
+        let overlay_before = std::mem::replace(&mut *entry.overlay.lock(), overlay);
+        self.retire(name, before, Some(&served)).await;
+        drop(overlay_before);
+        Ok(())
+    }
+
+    /// Checks whether a load request can be followed. Returns whether the repositories have the
+    /// model.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if no model may have this name; `NotFound` if neither a repository nor the
+    /// request has the model's files.
+    fn check_is_loadable(&self, name: &str, overrides: &LoadOverrides) -> Result<bool, ServiceError> {
+        // A folder without a configuration may be none of the models, and yet is one with that of
+        // the request.
+        let is_there = self.names()?.iter().any(|known| known == name)
+            || (overrides.config.is_some() && self.repository.has(name));
+        if !is_there {
+            ModelRepository::check_name(name).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;
+        }
+        if !is_there && overrides.files.is_empty() {
+            let unknown = unknown_model(name, &self.names()?);
+            return Err(ServiceError::NotFound(format!(
+                "failed to load '{}', failed to poll from model repository: {unknown}",
+                name.chars().take(128).collect::<String>()
+            )));
+        }
+        Ok(is_there)
+    }
+
+    /// Puts the configuration of an earlier load request into this load, if that configuration
+    /// still holds. Returns the configuration to keep for later loads, with the fingerprint of the
+    /// model's files.
+    fn keep_config(
+        &self,
+        name: &str,
+        entry: &ModelEntry,
+        overrides: &mut LoadOverrides,
+    ) -> Option<(String, Fingerprint)> {
+        if !overrides.files.is_empty() {
+            return None;
+        }
+        let files = self.repository.fingerprint(name);
+        let before = entry.kept.lock().clone();
+        if let (None, Some((config, _))) = (&overrides.config, before.filter(|(_, seen)| *seen == files)) {
+            tracing::info!(
+                model = %name,
+                "the configuration of an earlier load request still applies, because the model's files are unchanged"
+            );
+            overrides.config = Some(config);
+        }
+        overrides.config.clone().map(|config| (config, files))
+    }
+
+    /// Loads a model once fewer than [`ServerOptions::load_threads`] of its kind, large or small,
+    /// are being loaded.
+    async fn load_in_turn(
+        &self,
+        name: &str,
+        load: impl FnOnce() -> Result<LoadedModel, LoadFailure> + Send + 'static,
+    ) -> Result<LoadedModel, LoadFailure> {
+        let is_small = self.repository.fingerprint(name).bytes() <= SMALL;
+        let _permit = self.loads[usize::from(is_small)].acquire().await;
+        if self.serving.is_draining() {
+            return Err(ServiceError::Unavailable("the server is shutting down".to_owned()).into());
+        }
+        load_on_thread(name, (self.watchdog.clone(), self.serving.clone()), load).await
+    }
+
+    /// Loads every selected version, and serves the ones that succeed. If the model is not served
+    /// yet, or none loads, one failure fails the load.
+    fn load_files(
+        &self,
+        name: &str,
+        overrides: LoadOverrides,
+        progress: &dyn LoadProgress,
+        measuring: fn(Duration) -> MeasuringTime,
+    ) -> Result<LoadedModel, LoadFailure> {
+        for parameter in overrides.parameters.keys() {
+            tracing::warn!(model = %name, %parameter, "the load parameter is unknown, and ignored");
+        }
+        let overlay = overlay_of(name, &overrides)?;
+        let config = overrides.config.as_deref();
+        let mut definition = match &overlay {
+            None => self.repository.definition(name, config),
+            Some(overlay) => {
+                let repository = self.repository.at(overlay.path()).map_err(|error| load_failed(name, &error))?;
+                repository.definition(name, config)
+            }
+        }
+        .map_err(|error| load_failed(name, &error))?;
+        for warning in &definition.warnings {
+            tracing::warn!(model = %name, "{warning}");
+        }
+        let (versions, failures) = self.load_versions(&mut definition, overlay.is_none(), progress, measuring);
+        let failed = |reason: String, failures: BTreeMap<u64, String>| {
+            Err(LoadFailure { error: load_failed(name, &reason), versions: failures })
+        };
+        if versions.is_empty() {
+            let reasons: Vec<String> = failures.iter().map(|(v, reason)| format!("version {v}: {reason}")).collect();
+            let reason = if reasons.is_empty() { "no version to load".to_owned() } else { reasons.join("; ") };
+            return failed(reason, failures);
+        }
+        // If the newest version is broken, the versions in service stay: an older version must not
+        // become the newest in service.
+        if let Some((newest, reason)) = failures.last_key_value()
+            && versions.last_key_value().is_none_or(|(v, _)| v < newest)
+            && self.serving.get(name).is_some()
+        {
+            self.serving.forget_queues(versions.values());
+            return failed(format!("version {newest}: {reason}"), failures);
+        }
+        Ok(LoadedModel { served: ServedModel::new(definition, versions), overlay, failures })
+    }
+
+    /// Loads every version of a definition. Returns the loaded versions, and why the others did not
+    /// load.
+    fn load_versions(
+        &self,
+        definition: &mut ModelDefinition,
+        may_come_again: bool,
+        progress: &dyn LoadProgress,
+        measuring: fn(Duration) -> MeasuringTime,
+    ) -> (BTreeMap<u64, Arc<LoadedVersion>>, BTreeMap<u64, String>) {
+        let mut versions = BTreeMap::new();
+        let mut failures = BTreeMap::new();
+        let before = self.serving.get(&definition.name);
+        let numbers: Vec<u64> = definition.versions.iter().map(|(number, _)| *number).collect();
+        let stays = |number: u64| numbers.contains(&number);
+        for (version, path) in definition.versions.clone() {
+            let must_answer = before.as_ref().is_some_and(|before| before.answers(version, stays));
+            let time = &measuring(self.options.profiling.budget);
+            let file = VersionFile { version, path: &path, may_come_again, must_answer, progress, time };
+            match self.loader.load(definition, &file) {
+                Ok(loaded) => {
+                    versions.insert(version, loaded);
+                }
+                Err(error) => {
+                    failures.insert(version, format!("{error:#}"));
+                }
+            }
+        }
+        (versions, failures)
+    }
+
+    fn after_failure(&self, entry: &ModelEntry, name: &str, failure: &LoadFailure) {
+        match self.serving.get(name) {
+            // The versions in service go on.
+            Some(served) => {
+                entry.settle(&served, &failure.versions);
+                tracing::warn!(
+                    model = %name, versions = ?served.versions.keys(),
+                    "the versions in service stay in service"
+                );
+            }
+            None => entry.set(0, VersionState::Unavailable, failure.error.to_string()),
+        }
+    }
+
+    /// Takes a model out of service.
+    ///
+    /// # Errors
+    /// `NotFound` if the repository has no such model.
+    pub async fn unload_model(&self, name: &str) -> Result<(), ServiceError> {
+        let known = self.entries.lock().get(name).cloned();
+        let Some(entry) = known else {
+            let names = self.names()?;
+            if names.iter().any(|known| known == name) {
+                return Ok(());
+            }
+            return Err(ServiceError::NotFound(unknown_model(name, &names)));
+        };
+        let _busy = entry.busy.lock().await;
+        // The reason is set first: a request that does not find the model then finds the reason.
+        if let Some(served) = self.serving.get(name) {
+            entry.set_all(served.versions.keys().copied(), VersionState::Unloading, "");
+        }
+        let before = self.serving.replace(name, None);
+        let has_ended = self.retire(name, before.clone(), None).await;
+        let reason = if has_ended { "unloaded" } else { "unloaded; a run of the model still goes on" };
+        match &before {
+            Some(before) => entry.set_all(before.versions.keys().copied(), VersionState::Unavailable, reason),
+            None => entry.set(0, VersionState::Unavailable, reason.to_owned()),
+        }
+        *entry.overlay.lock() = None;
+        *entry.kept.lock() = None;
+        if has_ended {
+            return Ok(());
+        }
+        Err(ServiceError::Unavailable(format!(
+            "model '{name}' is out of service, but a run of the model still goes on and cannot be ended; the run \
+             keeps its memory and a core until the run ends by itself"
+        )))
+    }
+
+    /// Waits for the last requests of a model out of service, and lets it go. Returns whether all
+    /// its runs have ended.
+    async fn retire(&self, name: &str, before: Option<Arc<ServedModel>>, now: Option<&ServedModel>) -> bool {
+        let Some(before) = before else { return true };
+        let has_ended = self.serving.retire(&before).await;
+        for version in before.versions.keys() {
+            if now.is_none_or(|now| !now.versions.contains_key(version)) {
+                self.metrics.forget(name, &version.to_string());
+            }
+        }
+        has_ended
+    }
+
+    /// Looks at the folder and applies the changes since `seen`. Returns the present fingerprints.
+    pub async fn follow(
+        &self,
+        seen: BTreeMap<String, Fingerprint>,
+        progress: &Arc<dyn LoadProgress>,
+    ) -> BTreeMap<String, Fingerprint> {
+        let now = match self.fingerprints() {
+            Ok(now) => now,
+            Err(error) => {
+                // An unreadable folder does not mean that its models are gone.
+                tracing::error!(%error, "the repository cannot be read; all models stay as they are");
+                return seen;
+            }
+        };
+        for name in seen.keys().filter(|name| !now.contains_key(*name)) {
+            tracing::info!(model = %name, "the model is gone from the repository: unloading");
+            // Unknown means unloaded already.
+            let _ = self.unload_model(name).await;
+        }
+        let changed = now.iter().filter(|(name, fingerprint)| seen.get(*name) != Some(*fingerprint));
+        let loads = changed.map(|(name, _)| {
+            tracing::info!(model = %name, "the model is new or changed in the repository: loading");
+            self.load_model(name, LoadOverrides::default(), progress.clone())
+        });
+        // The reason of a failure is logged and stands in the index.
+        futures_util::future::join_all(loads).await;
+        now
+    }
+
+    /// Fingerprints of the models' folders, as they are now.
+    ///
+    /// # Errors
+    /// `Internal` if the repository cannot be read.
+    pub fn fingerprints(&self) -> Result<BTreeMap<String, Fingerprint>, ServiceError> {
+        Ok(self.names()?.into_iter().map(|name| (name.clone(), self.repository.fingerprint(&name))).collect())
+    }
+
+    /// The models that a cluster's scheduler may have the server load and unload, with the bytes of
+    /// their files. These are all of its repositories, if the server was started in the explicit
+    /// mode.
+    pub fn loadable(&self) -> Vec<(String, u64)> {
+        if !matches!(self.options.model_control, ModelControl::Explicit { .. }) {
+            return Vec::new();
+        }
+        let found = self.fingerprints().inspect_err(|error| {
+            tracing::error!(%error, "the repository cannot be read; the cluster's scheduler can load no models here")
+        });
+        found.unwrap_or_default().into_iter().map(|(name, files)| (name, files.bytes())).collect()
+    }
+
+    /// Bytes for models that the smallest of its devices has; `None`: any number.
+    pub fn device_memory(&self) -> Option<u64> {
+        self.gpus.iter().map(|gpu| gpu.memory).min().or_else(|| self.model_memory.limit())
+    }
+
+    /// The models in the repository's folder.
+    fn names(&self) -> Result<Vec<String>, ServiceError> {
+        self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))
+    }
+
+    /// Takes a sample of the counters for the autoscale advice. The caller does so once a second
+    /// while the server is awake, and before it reads the advice.
+    pub fn watch_load(&self) {
+        if let Some(watch) = &self.autoscale {
+            let Totals { good, bad, busy } = self.metrics.totals();
+            let devices = u32::try_from(self.driver.hosts().len()).unwrap_or(u32::MAX);
+            watch.look(self.driver.clock().now(), AutoscaleSample { good, bad, busy, devices }, &self.metrics);
+        }
+    }
+
+    /// The outcomes of requests and the speed of each model version in service.
+    pub fn samples(&self) -> Vec<Sample> {
+        let of_model = |served: &Arc<ServedModel>| {
+            let slo = self.options.slo(&served.definition.name, served.definition.slo);
+            served.versions.values().map(|version| version.sample(slo)).collect::<Vec<_>>()
+        };
+        self.serving.all().iter().flat_map(of_model).collect()
+    }
+
+    /// Writes the rest of the decision log, and ends it. Called at the end of the server.
+    pub fn close_decision_log(&self) {
+        self.driver.close_log();
+    }
+
+    /// All metrics in Prometheus' text format, as of now.
+    ///
+    /// # Errors
+    /// If a metric cannot be written as text: a defect.
+    pub fn metrics(&self) -> Result<String, prometheus::Error> {
+        self.watch_load();
+        for served in self.serving.all() {
+            for loaded in served.versions.values() {
+                self.metrics.set_pending(&loaded.name, &loaded.version, u64::from(loaded.waiting()));
+                loaded.hosts.update_metrics();
+                if let Some(restarts) = loaded.new_restarts() {
+                    self.metrics.add_executor_restarts(&loaded.name, &loaded.version, restarts);
+                }
+            }
+        }
+        self.metrics.set_budget(&self.budget);
+        self.metrics.set_abandoned(downbeat_service::work::work_pool::abandoned());
+        self.model_memory.update_metrics(&self.metrics);
+        self.metrics.render()
+    }
+}
+
+/// The error of a load that failed.
+fn load_failed(model: &str, error: &dyn std::fmt::Display) -> ServiceError {
+    ServiceError::InvalidArgument(format!("load failed for model '{model}': {error}"))
+}
+
+/// The folder with the files of a load request, if the request brought files.
+///
+/// # Errors
+/// `InvalidArgument` if the request has no configuration beside its files, or the files cannot be
+/// written.
+fn overlay_of(name: &str, overrides: &LoadOverrides) -> Result<Option<Overlay>, ServiceError> {
+    if overrides.files.is_empty() {
+        return Ok(None);
+    }
+    if overrides.config.is_none() {
+        return Err(ServiceError::InvalidArgument(format!(
+            "failed to load '{name}', failed to poll from model repository: a load request with files needs a 'config' \
+             parameter beside them"
+        )));
+    }
+    Ok(Some(write_overlay(name, &overrides.files).map_err(|error| load_failed(name, &error))?))
+}

@@ -1,0 +1,265 @@
+//! The registry as the [`Service`] behind the frontends.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use downbeat_core::{Duration, Time};
+use downbeat_protocol::inference as pb;
+use downbeat_protocol::{InferRequest, InferResponse, pace};
+
+use super::Registry;
+use super::model_entry::VersionState;
+use crate::serving::{ServedModel, statistics, unknown_model};
+use downbeat_service::error::ServiceError;
+use downbeat_service::options::ModelControl;
+use downbeat_service::report::autoscale::AutoscaleStatus;
+use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::device_report::DevicesReport;
+use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::report::scheduler_status::SchedulerStatus;
+use downbeat_service::report::timeline::REMEMBERED;
+use downbeat_service::report::timeline::Timeline;
+use downbeat_service::service::LoadOverrides;
+use downbeat_service::service::ModelIndexEntry;
+use downbeat_service::service::ModelMetadata;
+use downbeat_service::service::Service;
+
+/// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
+async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
+    tokio::spawn(change)
+        .await
+        .unwrap_or_else(|error| Err(ServiceError::Internal(format!("the change ended in a panic: {error}"))))
+}
+
+impl Registry {
+    /// Whether clients may load and unload, as in Triton's model control modes.
+    fn check_control(&self, done: &str) -> Result<(), ServiceError> {
+        let mode = match self.options.model_control {
+            ModelControl::Explicit { .. } => return Ok(()),
+            ModelControl::None => "none",
+            ModelControl::Poll { .. } => "poll",
+        };
+        Err(ServiceError::Unavailable(format!(
+            "models cannot be {done} by request with --model-control-mode {mode}; start the server with \
+             --model-control-mode explicit"
+        )))
+    }
+
+    fn served(&self, name: &str) -> Result<Arc<ServedModel>, ServiceError> {
+        self.serving.get(name).ok_or_else(|| self.why_not_served(name))
+    }
+
+    /// Whether a model that is not in service is unknown, not ready yet, or broken.
+    pub(super) fn why_not_served(&self, name: &str) -> ServiceError {
+        let entry = self.entries.lock().get(name).cloned();
+        let Some(entry) = entry else {
+            // From memory: a request for a model that does not exist is no reason to read a folder.
+            let known: Vec<String> = self.entries.lock().keys().cloned().collect();
+            return ServiceError::NotFound(unknown_model(name, &known));
+        };
+        let states = entry.states.lock().clone();
+        let (state, reason) = states
+            .into_values()
+            .find(|(state, _)| *state != VersionState::Ready)
+            // The version became ready this very moment.
+            .unwrap_or((VersionState::Loading, String::new()));
+        ServiceError::Unavailable(format!(
+            "Request for unknown model: '{name}' has no available versions: {}{}{reason}",
+            state.name(),
+            if reason.is_empty() { "" } else { ": " }
+        ))
+    }
+}
+
+impl Service for Registry {
+    fn name(&self) -> &str {
+        &self.options.server_name
+    }
+
+    fn is_live(&self) -> bool {
+        self.watchdog.hopeless().is_none()
+    }
+
+    fn is_ready(&self) -> bool {
+        if self.serving.is_draining() || !self.is_live() {
+            return false;
+        }
+        if !self.options.strict_readiness {
+            return true;
+        }
+        if self.lacks_models() {
+            return false;
+        }
+        self.started.load(Ordering::Acquire)
+            && self.wanted.iter().all(|name| {
+                // A model that a client unloaded is not missing.
+                self.serving
+                    .get(name)
+                    .is_some_and(|served| served.versions.values().all(|version| version.hosts.lost().is_none()))
+                    || self
+                        .entries
+                        .lock()
+                        .get(name)
+                        .is_some_and(|entry| entry.states.lock().values().all(|(_, reason)| reason == "unloaded"))
+            })
+    }
+
+    fn autoscale(&self) -> Option<AutoscaleStatus> {
+        self.watch_load();
+        self.autoscale.as_ref().map(|watch| watch.status())
+    }
+
+    fn scheduler(&self) -> Option<SchedulerStatus> {
+        Some(self.driver.status())
+    }
+
+    fn is_model_ready(&self, name: &str, version: &str) -> bool {
+        let now = self.driver.clock().now();
+        !self.serving.is_draining()
+            && self
+                .serving
+                .get(name)
+                .is_some_and(|served| served.version(version).is_ok_and(|version| version.not_ready(now).is_none()))
+    }
+
+    fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
+        let served = self.served(name)?;
+        Ok(ModelMetadata {
+            name: name.to_owned(),
+            versions: served.versions.keys().map(u64::to_string).collect(),
+            platform: served.definition.config.platform.clone(),
+            signature: served.version(version)?.codec.signature(),
+        })
+    }
+
+    fn check_model(&self, name: &str, version: &str) -> Result<(), ServiceError> {
+        self.serving.check(&*self.served(name)?, version).map(|_| ())
+    }
+
+    fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        let served = self.served(&request.model_name)?;
+        self.serving.check(&served, &request.model_version)?.check_inputs(request)
+    }
+
+    fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {
+        let served = self.served(name)?;
+        let mut config = served.definition.config.clone();
+        if let Some(preprocess) = &served.version(version)?.preprocess {
+            preprocess.describe(&mut config);
+        }
+        Ok(config)
+    }
+
+    fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
+        let loaded = self.served(name)?.version(version)?.clone();
+        Ok(loaded.policy())
+    }
+
+    fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
+        if name.is_empty() {
+            return Ok(self.serving.all().iter().flat_map(|served| statistics(served.versions.values())).collect());
+        }
+        let served = self.served(name)?;
+        if version.is_empty() {
+            return Ok(statistics(served.versions.values()));
+        }
+        Ok(statistics(std::iter::once(served.version(version)?)))
+    }
+
+    fn repository_index(&self, ready_only: bool) -> Vec<ModelIndexEntry> {
+        let mut index = Vec::new();
+        let now = self.driver.clock().now();
+        let entries = self.entries.lock().clone();
+        let mut names = self.names().unwrap_or_else(|error| {
+            tracing::error!(%error, "the repository cannot be read; the index has only models that were loaded");
+            Vec::new()
+        });
+        names.extend(entries.keys().cloned());
+        names.sort();
+        names.dedup();
+        for name in names {
+            pace::step(pace::ENTRY);
+            let states = entries.get(&name).map(|entry| entry.states.lock().clone()).unwrap_or_default();
+            if states.is_empty() && !ready_only {
+                index.push(ModelIndexEntry { name: name.clone(), ..ModelIndexEntry::default() });
+            }
+            let served = self.serving.get(&name);
+            for (version, (mut state, mut reason)) in states {
+                let loaded = served.as_ref().and_then(|served| served.versions.get(&version));
+                if let (VersionState::Ready, Some(why_not)) = (state, loaded.and_then(|loaded| loaded.not_ready(now))) {
+                    (state, reason) = (VersionState::Unavailable, why_not);
+                }
+                if let (VersionState::Ready, Some(judgement)) = (state, loaded.and_then(|loaded| loaded.rows.as_ref()))
+                {
+                    reason = judgement.complaint().unwrap_or(reason);
+                }
+                if !ready_only || state == VersionState::Ready {
+                    let version = if version == 0 { String::new() } else { version.to_string() };
+                    index.push(ModelIndexEntry { name: name.clone(), version, state: state.name().to_owned(), reason });
+                }
+            }
+        }
+        index
+    }
+
+    async fn load(&self, name: &str, overrides: LoadOverrides) -> Result<(), ServiceError> {
+        self.check_control("loaded")?;
+        let (this, name) = (self.clone(), name.to_owned());
+        finish(async move { this.load_model(&name, overrides, Arc::new(())).await }).await
+    }
+
+    async fn unload(&self, name: &str) -> Result<(), ServiceError> {
+        self.check_control("unloaded")?;
+        let (this, name) = (self.clone(), name.to_owned());
+        finish(async move { this.unload_model(&name).await }).await
+    }
+
+    fn devices(&self) -> Option<DevicesReport> {
+        Some(self.devices_report())
+    }
+
+    async fn set_partition(&self, name: &str, partition: Option<u32>) -> Result<(), ServiceError> {
+        self.check_control("moved")?;
+        let (this, name) = (self.clone(), name.to_owned());
+        finish(async move { this.move_model(&name, partition).await }).await
+    }
+
+    fn cluster(&self) -> Option<ClusterReport> {
+        self.cluster.get().map(|view| view())
+    }
+
+    async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
+        if self.cluster.get().is_some() {
+            let reason = "a backend answers only requests of its cluster's frontends; send the request to a frontend";
+            return Err(ServiceError::Unimplemented(reason.to_owned()));
+        }
+        match self.serving.enter(&request.model_name) {
+            Some(served) => self.serving.infer(&served, request).await,
+            None => Err(self.why_not_served(&request.model_name)),
+        }
+    }
+
+    fn timeline(&self, last: std::time::Duration) -> Option<Timeline> {
+        let now = self.driver.clock().now();
+        let last = Duration::from(last).min(REMEMBERED);
+        let from = Time::from_nanos(now.as_nanos().saturating_sub(last.as_nanos()));
+        let mut devices = Vec::new();
+        for served in self.serving.all() {
+            for loaded in served.versions.values() {
+                devices.extend(loaded.hosts.past(from));
+            }
+        }
+        Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices })
+    }
+
+    fn labels(&self, name: &str, _version: &str, output: &str) -> Vec<String> {
+        let Some(served) = self.serving.get(name) else { return Vec::new() };
+        served
+            .definition
+            .outputs
+            .iter()
+            .find(|binding| binding.client.name == output)
+            .map(|binding| binding.labels.to_vec())
+            .unwrap_or_default()
+    }
+}

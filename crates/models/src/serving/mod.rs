@@ -1,0 +1,302 @@
+//! The models in service, and the way of a request from a frontend to the driver and back.
+
+mod handover;
+mod intake;
+mod preparing;
+mod served_model;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
+use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_protocol::inference as pb;
+use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_repository::ModelDefinition;
+use parking_lot::RwLock;
+
+use crate::loaded_version::LoadedVersion;
+use downbeat_host::device::QueuedCall;
+use downbeat_host::device::run_own;
+use downbeat_host::request::batch_codec::Admitted;
+use downbeat_host::request::batch_codec::ShapeKey;
+use downbeat_host::request::call::Call;
+use downbeat_host::request::queue::Queue;
+use downbeat_host::request::reply::Reply;
+use downbeat_host::request::ticket::Decider;
+use downbeat_host::request::ticket::Ticket;
+use downbeat_host::run::watchdog::Watchdog;
+use downbeat_host::scheduler::Driver;
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::error::ServiceError;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::unanswered::Unanswered;
+use intake::InputBytes;
+pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
+pub use served_model::{InFlight, ServedModel, version_of};
+
+/// Shapes of one model that have a queue of their own at a time.
+const MOST_SHAPES: usize = 1024;
+/// How long a model that is unloaded waits for runs that were told to end.
+const RUNS_END_WITHIN: Duration = Duration::from_millis(8_000);
+/// A shape that was unused for this long gives its queue up to a new shape.
+const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
+
+/// Answers inference requests with the models in service.
+pub struct Serving {
+    options: Arc<ServerOptions>,
+    driver: Arc<Driver>,
+    budget: Arc<ByteBudget>,
+    models: RwLock<BTreeMap<String, Arc<ServedModel>>>,
+    watchdog: Arc<Watchdog>,
+    draining: AtomicBool,
+}
+
+impl Serving {
+    pub fn new(
+        options: Arc<ServerOptions>,
+        driver: Arc<Driver>,
+        budget: Arc<ByteBudget>,
+        watchdog: Arc<Watchdog>,
+    ) -> Self {
+        let (models, draining) = (RwLock::default(), AtomicBool::new(false));
+        Serving { options, driver, budget, models, watchdog, draining }
+    }
+
+    pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
+        self.models.read().get(name).cloned()
+    }
+
+    /// The model, if it is in service, for a request: it does not leave before the request is done.
+    pub fn enter(&self, name: &str) -> Option<InFlight> {
+        // The request is counted under the lock: taking the model out of service later sees the
+        // count.
+        let models = self.models.read();
+        let served = models.get(name)?.clone();
+        served.in_flight.fetch_add(1, Ordering::AcqRel);
+        Some(InFlight(served))
+    }
+
+    pub fn all(&self) -> Vec<Arc<ServedModel>> {
+        self.models.read().values().cloned().collect()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.models.read().is_empty()
+    }
+
+    /// Puts a model into service, or takes it out. Returns the model that had the name before.
+    pub fn replace(&self, name: &str, served: Option<Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
+        let mut models = self.models.write();
+        match served {
+            Some(served) => models.insert(name.to_owned(), served),
+            None => models.remove(name),
+        }
+    }
+
+    /// Waits until a model out of service has answered its requests. Then gives up its queues and
+    /// ends its runs, as no client waits for them. Returns whether they have ended.
+    pub async fn retire(&self, served: &ServedModel) -> bool {
+        served.wait_idle().await;
+        self.forget_queues(served.versions.values());
+        let until = self.driver.clock().now() + RUNS_END_WITHIN;
+        while served.running() > 0 {
+            if self.driver.clock().now() >= until || served.left_behind() == served.running() {
+                return false;
+            }
+            served.versions.values().for_each(|version| self.watchdog.end_runs(&version.health));
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        true
+    }
+
+    /// Gives up the queues of versions that answer no more requests.
+    pub fn forget_queues<'a>(&self, versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) {
+        for (_, queue) in versions.flat_map(|loaded| loaded.queues()) {
+            self.driver.remove_queue(queue.place);
+        }
+    }
+
+    /// From now on the server and its models are not ready. Requests that still come are answered:
+    /// their clients do not know it yet, and the frontends end connections.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether the server is on its way out.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.models.read().values().all(|served| served.in_flight.load(Ordering::Acquire) == 0)
+    }
+
+    /// The version that a request is for, if it is taken now.
+    ///
+    /// # Errors
+    /// `Unavailable` if the server drains, the version's devices are lost, its process is being
+    /// restarted or a run of it does not end; the errors of [`ServedModel::version`].
+    pub fn check<'a>(&self, served: &'a ServedModel, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
+        let loaded = served.version(version)?;
+        match loaded.out_of_service() {
+            Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", loaded.name))),
+            None => Ok(loaded),
+        }
+    }
+
+    /// Runs an inference. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    pub async fn infer(&self, served: &ServedModel, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
+        let arrival = self.driver.clock().now();
+        let loaded = self.check(served, &request.model_version)?;
+        let slo = self.options.slo(&served.definition.name, served.definition.slo);
+        let wishes = Wishes { codec: &loaded.codec, batching: &served.definition.batching, slo };
+        let Looked { wanted, limits } = wishes.look(&request, arrival)?;
+        let prepared = match loaded.preprocess_of(&request) {
+            // The future is boxed: other requests would move its memory for nothing.
+            Some(steps) => Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?),
+            None => None,
+        };
+        let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
+        let (admitted, request) = wishes.admit(request).await?;
+        let is_empty = admitted.is_empty;
+        let _input_bytes = self.take_in(served, loaded, &admitted)?;
+        let (reply, answer) = Reply::channel();
+        let call = |admitted| Call {
+            admitted,
+            loaded: loaded.clone(),
+            arrival,
+            deadline: limits.deadline,
+            deadline_is_slo: limits.deadline_is_slo,
+            is_probe: false,
+            reply,
+        };
+        let hosts = &loaded.hosts;
+        // A thread with several requests runs no launch: it would hold up the others, and make them
+        // wait for batches of their own.
+        let is_alone = served.in_flight.load(Ordering::Relaxed) == 1;
+        let id = self.driver.next_request();
+        let decider = if hosts.is_routed {
+            let length = hosts.length(&loaded.codec, &admitted)?;
+            let (host, model) = hosts.soonest();
+            if let Some(place) = place {
+                place.pass_on(false);
+            }
+            run_own(is_alone, |own| host.submit(model, id, call(admitted), length, own));
+            Decider::Device(host.clone(), model.clone())
+        } else {
+            let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
+            let Limits { queue_expiry, level, .. } = limits;
+            let (handle, has_place) = (queue.place, place.is_some());
+            if let Some(place) = place {
+                place.pass_on(true);
+            }
+            let queued = QueuedCall { call: call(admitted), queue, queue_expiry, level, has_place };
+            handover::hand_over(&self.driver, id, queued, arrival, is_alone);
+            Decider::Scheduler(self.driver.clone(), handle)
+        };
+        let ticket = Ticket::new(decider, loaded.clone(), id, arrival);
+        let Some(outputs) = limits.wait(answer, || self.driver.clock().now().since(arrival)).await else {
+            ticket.time_out();
+            return Err(limits.overrun(&request.model_name));
+        };
+        ticket.close();
+        let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };
+        Ok(response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs))
+    }
+
+    /// Holds the bytes of a request's inputs and checks that the version has memory to run them.
+    ///
+    /// # Errors
+    /// `QueueFull` if the model's requests hold their share of the bytes; the errors of
+    /// [`LoadedVersion::check_memory`].
+    fn take_in<'a>(
+        &self,
+        served: &'a ServedModel,
+        loaded: &LoadedVersion,
+        admitted: &Admitted,
+    ) -> Result<InputBytes<'a>, ServiceError> {
+        let held = hold_inputs(&self.budget, &served.input_bytes, &loaded.name, admitted.bytes());
+        let held = held.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
+        loaded.check_memory(admitted)?;
+        Ok(held)
+    }
+
+    /// The queue for a request's shape. A shape that is new gets one, with the profile of the most
+    /// similar shape there is, scaled by the number of elements.
+    ///
+    /// # Errors
+    /// `Unavailable` if it has had too many shapes lately.
+    pub fn queue(
+        &self,
+        definition: &ModelDefinition,
+        loaded: &LoadedVersion,
+        admitted: &Admitted,
+        now: Time,
+    ) -> Result<Arc<Queue>, ServiceError> {
+        let key = if loaded.codec.has_varying_shapes() { loaded.codec.shape_key(admitted) } else { ShapeKey::new() };
+        if let Some(queue) = loaded.queue(&key) {
+            queue.last_used_ns.store(now.as_nanos(), Ordering::Relaxed);
+            return Ok(queue);
+        }
+        let known = loaded.queues();
+        if known.len() >= MOST_SHAPES {
+            let mut oldest: Vec<_> =
+                known.iter().map(|(key, queue)| (queue.last_used_ns.load(Ordering::Relaxed), key, queue)).collect();
+            oldest.sort_unstable_by_key(|(used, key, _)| (*used, (*key).clone()));
+            // The queue leaves the map first, so that no new request finds it. No request is on its way to
+            // the queue, which was unused for a minute.
+            let forgotten = oldest.into_iter().any(|(used, key, queue)| {
+                now.since(Time::from_nanos(used)) >= SHAPE_FORGOTTEN_AFTER
+                    && loaded.remove_queue(key, queue)
+                    && (self.driver.remove_empty_queue(queue.place)
+                        || loaded.insert_queue(key.clone(), queue.clone()).is_err())
+            });
+            if !forgotten {
+                return Err(ServiceError::Unavailable(format!(
+                    "model '{}' has had requests of {MOST_SHAPES} different shapes within {SHAPE_FORGOTTEN_AFTER}, the \
+                     most that are kept apart; pad requests to fewer shapes",
+                    loaded.name
+                )));
+            }
+        }
+        let slo = self.options.slo(&definition.name, definition.slo);
+        let Some((_, first)) = known.first() else {
+            return Err(ServiceError::Internal(format!("model '{}' has no queue", loaded.name)));
+        };
+        let profile = guessed_profiles(&known, &key, slo);
+        let (name, options) = (&definition.name, first.options_beside(&profile));
+        let queue = self.driver.add_queue(name, options, &first.placed, profile, loaded.hosts.models());
+        match loaded.insert_queue(key, queue.clone()) {
+            Ok(()) => Ok(queue),
+            Err(there) => {
+                self.driver.remove_queue(queue.place);
+                Ok(there)
+            }
+        }
+    }
+}
+
+/// "There is no such model", with the name that was probably meant.
+pub fn unknown_model(name: &str, known: &[String]) -> String {
+    let hint = downbeat_repository::did_you_mean(name, known.iter().map(String::as_str));
+    let shown: String = name.chars().take(128).collect();
+    format!("Request for unknown model: '{shown}' is not found{hint} (the repository index lists the models)")
+}
+
+/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known;
+/// empty if none is.
+fn guessed_profiles(known: &[(ShapeKey, Arc<Queue>)], key: &ShapeKey, slo: Option<Duration>) -> Vec<LatencyProfile> {
+    let nearest = nearest_shape(known.iter().map(|(key, queue)| (key.as_slice(), queue)), key);
+    let Some((queue, scale)) = nearest else { return Vec::new() };
+    queue.profiles().iter().map(|profile| guessed_profile(profile, scale, slo)).collect()
+}
+
+/// The protocol's statistics of some versions.
+pub fn statistics<'a>(versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) -> Vec<pb::ModelStatistics> {
+    versions.map(|e| e.statistics.lock().to_proto(&e.name, &e.version)).collect()
+}

@@ -1,0 +1,398 @@
+//! Prometheus metrics: Triton's names where Triton has one, so that dashboards carry over;
+//! `downbeat_*` otherwise.
+
+pub mod gpu_metrics;
+pub mod metric_table;
+pub mod statistics;
+pub mod trouble;
+
+mod lanes;
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use downbeat_core::Duration;
+use downbeat_core::cluster::Advice;
+use prometheus::core::Collector;
+use prometheus::{Encoder, Histogram, IntCounter, Registry, TextEncoder};
+
+use crate::budget::ByteBudget;
+use crate::logging;
+use crate::metric_table;
+use crate::metrics::gpu_metrics::GpuMetrics;
+use crate::metrics::statistics::Phases;
+use crate::metrics::trouble::Counts;
+use crate::unanswered::Unanswered;
+pub use lanes::{LaneMetrics, LaneMetricsFamily};
+
+/// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.
+const LATENCY: [f64; 18] =
+    [50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 35e-3, 50e-3, 75e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 10.0];
+/// Upper bounds of the batch size histogram.
+const SIZES: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+/// The parts of a version's CPU memory: the values of the label `part`.
+const MODEL_PARTS: [&str; 3] = ["weights", "rings", "run"];
+
+metric_table! {
+    /// The server's own metrics, of models, devices and requests.
+    struct Table {
+        success: IntCounterVec["model", "version"], "nv_inference_request_success", "Number of successful inference requests, all batch sizes";
+        failure: IntCounterVec["model", "version", "reason"], "nv_inference_request_failure", "Number of failed inference requests, all batch sizes";
+        inferences: IntCounterVec["model", "version"], "nv_inference_count", "Number of inferences performed (a batch of n is n)";
+        executions: IntCounterVec["model", "version"], "nv_inference_exec_count", "Number of model executions performed";
+        request_us: IntCounterVec["model", "version"], "nv_inference_request_duration_us",
+            "Cumulative inference request duration in microseconds (includes cached requests)";
+        queue_us: IntCounterVec["model", "version"], "nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds";
+        compute_input_us: IntCounterVec["model", "version"], "nv_inference_compute_input_duration_us", "Cumulative compute input duration in microseconds";
+        compute_infer_us: IntCounterVec["model", "version"], "nv_inference_compute_infer_duration_us", "Cumulative compute inference duration in microseconds";
+        compute_output_us: IntCounterVec["model", "version"], "nv_inference_compute_output_duration_us",
+            "Cumulative inference compute output duration in microseconds";
+        pending: IntGaugeVec["model", "version"], "nv_inference_pending_request_count",
+            "Instantaneous number of pending requests awaiting execution, each counted by its batch dimension";
+        load_seconds: GaugeVec["model", "version"], "nv_model_load_duration_secs", "Time the model version took to load, warm up and be profiled";
+        executor_restarts: IntCounterVec["model", "version"], "downbeat_executor_restarts_total",
+            "Times that the process of its own of a model version was started again, after it had ended";
+        not_answered: IntCounterVec["model", "version", "reason"], "downbeat_requests_not_answered_total", "Requests that got no result, by reason";
+        late: IntCounterVec["model", "version"], "downbeat_requests_late_total", "Requests answered after their deadline (misses)";
+        phases: HistogramVec["model", "version", "phase"] LATENCY, "downbeat_phase_duration_seconds",
+            "Time in each phase: queue a request; compute_input, compute_infer and compute_output a launch";
+        request: HistogramVec["model", "version"] LATENCY, "downbeat_request_duration_seconds", "Time from arrival to result of the requests that got one";
+        batch_size: HistogramVec["model", "version"] SIZES, "downbeat_batch_size", "Items in a launch";
+        device_busy: CounterVec["device"], "downbeat_device_busy_seconds_total",
+            "Time in which at least one launch ran on the device, of a partition as much as it is of the device; its rate is the device's busy share";
+        device_running: IntGaugeVec["device"], "downbeat_device_running", "Launches that run on the device now";
+        devices: Gauge[], "downbeat_devices", "Devices that run batches";
+        autoscale_change: Gauge[], "downbeat_autoscale_change_devices", "Devices to add, or to give back if negative, as the autoscale advisor says";
+        autoscale_devices: Gauge[], "downbeat_autoscale_devices",
+            "Devices that there should be, in all, as the autoscale advisor says: on the scheduler that leads, those of the cluster; NaN while nothing is known";
+        autoscale_bad_rate: Gauge[], "downbeat_autoscale_bad_rate",
+            "Share of the latest requests that were rejected, dropped or late; NaN while nothing is known";
+        autoscale_idle_fraction: Gauge[], "downbeat_autoscale_idle_fraction",
+            "Share of the devices' latest time in which they were idle; NaN while nothing is known";
+        rehearsal_trials: IntCounter[], "downbeat_rehearsal_trials_total", "Times that behaviours of adaptive models were tried on the last seconds";
+        rehearsal_changes: IntCounter[], "downbeat_rehearsal_changes_total", "Times that another was found better";
+        rehearsal_lost: IntCounter[], "downbeat_rehearsal_arrivals_lost_total",
+            "Requests that the rehearsal did not see because more came than it takes: their window of time was left out";
+        rehearsal_cpu: CounterVec[], "downbeat_rehearsal_cpu_seconds_total", "Time of a core that trying them took";
+        predictor_trainings: IntCounter[], "downbeat_predictor_trainings_total", "Times that what predicts groups of operators was trained with those that were served";
+        predictor_adoptions: IntCounter[], "downbeat_predictor_adoptions_total", "Times that what came of it was better on those that were held out, and taken";
+        decision_log_bytes: IntCounterVec[], "downbeat_decision_log_bytes_total", "Bytes written to the decision log, all files together";
+        decision_log_ended: IntCounterVec["file"], "downbeat_decision_log_ended_total",
+            "Files of the decision log that ended before the server did, because the disk was too slow or full";
+        model_memory: GaugeVec["model", "version", "part"], "downbeat_model_memory_bytes",
+            "What the model version holds of the CPU's memory: weights, input rings, its largest run by estimate";
+        models_memory: Gauge[], "downbeat_models_memory_bytes",
+            "What all models hold of the CPU's memory together; runs count as far as they may run at once";
+        models_memory_limit: Gauge[], "downbeat_models_memory_bytes_limit", "What all models may hold of the CPU's memory (--model-memory-bytes)";
+        log_lines_lost: IntCounter[], "downbeat_log_lines_lost_total", "Lines of the log that were lost because nobody read standard error fast enough";
+        log_lines_left_out: IntCounter[], "downbeat_log_lines_left_out_total", "Lines of the log that were left out because there were too many of their kind";
+        work_abandoned: IntCounter[], "downbeat_work_abandoned_total",
+            "Large bodies, pictures and texts whose work ended early because their client had left";
+        in_flight_bytes: Gauge[], "downbeat_in_flight_bytes", "Bytes that requests in flight hold, from their first byte to their answer's last";
+        in_flight_bytes_limit: Gauge[], "downbeat_in_flight_bytes_limit", "Bytes that requests in flight may hold (--max-in-flight-bytes)";
+        in_flight_bytes_refused: IntCounter[], "downbeat_in_flight_bytes_refused_total",
+            "Requests refused because those in flight left no room for their bytes";
+    }
+}
+
+/// All metrics of a server.
+pub struct Metrics {
+    registry: Registry,
+    table: Table,
+    /// Metrics of device policies.
+    pub lanes: LaneMetricsFamily,
+    /// Metrics of GPUs that NVML reports.
+    pub gpus: GpuMetrics,
+}
+
+/// The work of all models and devices since the start.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Totals {
+    /// Requests that were answered by their deadline.
+    pub good: u64,
+    /// Requests that were rejected, dropped or answered late.
+    pub bad: u64,
+    /// Time that devices have spent on launches, all together.
+    pub busy: Duration,
+}
+
+/// Counters of the scheduler's rehearsal.
+pub struct RehearsalMetrics {
+    /// Trials that were finished.
+    pub trials: IntCounter,
+    /// Trials that changed the models' behaviour.
+    pub changes: IntCounter,
+    /// Requests in windows of time that were left out, because more requests came than a shard has
+    /// room for.
+    pub arrivals_lost: IntCounter,
+    /// Trainings of the predictor of operator groups that were finished.
+    pub trainings: IntCounter,
+    /// Trainings whose outcome was better, and was adopted.
+    pub adoptions: IntCounter,
+    /// Seconds of a core that the rehearsal took.
+    pub cpu_seconds: prometheus::Counter,
+}
+
+impl Metrics {
+    /// A fresh set.
+    ///
+    /// # Errors
+    /// If two metrics had the same name: a defect.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let (table, lanes) = (Table::register(&registry)?, LaneMetricsFamily::register(&registry)?);
+        Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, registry })
+    }
+
+    /// The registry for the metrics of other parts.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The counters of the rehearsal.
+    pub fn rehearsal(&self) -> RehearsalMetrics {
+        RehearsalMetrics {
+            trials: self.table.rehearsal_trials.clone(),
+            changes: self.table.rehearsal_changes.clone(),
+            arrivals_lost: self.table.rehearsal_lost.clone(),
+            trainings: self.table.predictor_trainings.clone(),
+            adoptions: self.table.predictor_adoptions.clone(),
+            cpu_seconds: self.table.rehearsal_cpu.with_label_values::<&str>(&[]),
+        }
+    }
+
+    /// The metrics of a model version, from zero if no version had the name before.
+    pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
+        let (table, labels) = (&self.table, [name, version]);
+        let timed = |total: &prometheus::IntCounterVec, each: Histogram| Timed {
+            each,
+            total: total.with_label_values(&labels),
+            total_ns: AtomicU64::new(0),
+        };
+        let phase = |phase: &str| table.phases.with_label_values(&[name, version, phase]);
+        ModelMetrics {
+            success: table.success.with_label_values(&labels),
+            inferences: table.inferences.with_label_values(&labels),
+            executions: table.executions.with_label_values(&labels),
+            late: table.late.with_label_values(&labels),
+            failures: Unanswered::triton_labels().map(|why| table.failure.with_label_values(&[name, version, why])),
+            not_answered: Unanswered::labels().map(|why| table.not_answered.with_label_values(&[name, version, why])),
+            request: timed(&table.request_us, table.request.with_label_values(&labels)),
+            queue: timed(&table.queue_us, phase("queue")),
+            compute_input: timed(&table.compute_input_us, phase("compute_input")),
+            compute_infer: timed(&table.compute_infer_us, phase("compute_infer")),
+            compute_output: timed(&table.compute_output_us, phase("compute_output")),
+            batch_size: table.batch_size.with_label_values(&labels),
+        }
+    }
+
+    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go
+    /// back.
+    pub fn forget(&self, name: &str, version: &str) {
+        // An error means that there was no such gauge: then nothing is left to remove.
+        let _ = self.table.pending.remove_label_values(&[name, version]);
+        let _ = self.table.load_seconds.remove_label_values(&[name, version]);
+        for part in MODEL_PARTS {
+            let _ = self.table.model_memory.remove_label_values(&[name, version, part]);
+        }
+        self.lanes.forget(name, version);
+    }
+
+    /// Sets how many items of a version's requests wait for their batch now.
+    pub fn set_pending(&self, name: &str, version: &str, items: u64) {
+        self.table.pending.with_label_values(&[name, version]).set(i64::try_from(items).unwrap_or(i64::MAX));
+    }
+
+    /// Counts how often the process of a version was started again lately.
+    pub fn add_executor_restarts(&self, name: &str, version: &str, restarts: u64) {
+        self.table.executor_restarts.with_label_values(&[name, version]).inc_by(restarts);
+    }
+
+    /// Sets how long a version took to load, warm up and be profiled.
+    pub fn set_load_duration(&self, name: &str, version: &str, duration: Duration) {
+        self.table.load_seconds.with_label_values(&[name, version]).set(duration.as_secs_f64());
+    }
+
+    /// Sets the CPU memory of a version for each of `MODEL_PARTS`, bytes.
+    pub fn set_model_memory(&self, name: &str, version: &str, parts: [u64; 3]) {
+        for (part, bytes) in MODEL_PARTS.into_iter().zip(parts) {
+            self.table.model_memory.with_label_values(&[name, version, part]).set(bytes as f64);
+        }
+    }
+
+    /// Sets the CPU memory of all models and its limit, bytes; `None`: no limit.
+    pub fn set_models_memory(&self, held: u64, limit: Option<u64>) {
+        self.table.models_memory.set(held as f64);
+        self.table.models_memory_limit.set(limit.map_or(f64::INFINITY, |limit| limit as f64));
+    }
+
+    /// The metrics of a device, by its number from 0.
+    pub fn device(&self, device: usize) -> DeviceMetrics {
+        let label = device.to_string();
+        DeviceMetrics {
+            busy: self.table.device_busy.with_label_values(&[&label]),
+            running: self.table.device_running.with_label_values(&[&label]),
+        }
+    }
+
+    /// Counts bytes that were written of the decision log, all files together.
+    pub fn decision_log_bytes(&self) -> IntCounter {
+        self.table.decision_log_bytes.with_label_values::<&str>(&[])
+    }
+
+    /// Counts the ends of a file of the decision log before the server's own, 0 or 1 in a run;
+    /// `file`: its name without the extension.
+    pub fn decision_log_ended(&self, file: &str) -> IntCounter {
+        self.table.decision_log_ended.with_label_values(&[file])
+    }
+
+    /// The work of all models and devices since the start.
+    pub fn totals(&self) -> Totals {
+        let sum = |metric: &dyn Collector, counts: &dyn Fn(&str) -> bool| -> f64 {
+            let families = metric.collect();
+            let metrics = families.iter().flat_map(|family| family.get_metric());
+            metrics
+                .filter(|m| m.get_label().iter().all(|l| l.name() != "reason" || counts(l.value())))
+                .map(|m| m.get_counter().get_value())
+                .sum()
+        };
+        let all = |_: &str| true;
+        let late = sum(&self.table.late, &all);
+        Totals {
+            good: (sum(&self.table.success, &all) - late).max(0.0) as u64,
+            bad: (late + sum(&self.table.not_answered, &Unanswered::is_bad)) as u64,
+            busy: Duration::from_secs_f64(sum(&self.table.device_busy, &all)),
+        }
+    }
+
+    /// Sets the autoscale advisor's advice for a number of devices.
+    pub fn set_autoscale(&self, devices: u32, wanted: Option<u32>, advice: &Advice) {
+        self.table.devices.set(f64::from(devices));
+        self.table.autoscale_devices.set(wanted.map_or(f64::NAN, f64::from));
+        self.table.autoscale_change.set(advice.change as f64);
+        self.table.autoscale_bad_rate.set(advice.bad_rate.unwrap_or(f64::NAN));
+        self.table.autoscale_idle_fraction.set(advice.idle_fraction.unwrap_or(f64::NAN));
+    }
+
+    /// Sets the bytes that requests in flight hold and may hold, and how many requests were refused
+    /// for lack of memory.
+    pub fn set_budget(&self, budget: &ByteBudget) {
+        self.table.in_flight_bytes.set(budget.in_flight() as f64);
+        self.table.in_flight_bytes_limit.set(budget.limit() as f64);
+        let refused = &self.table.in_flight_bytes_refused;
+        refused.inc_by(budget.refused().saturating_sub(refused.get()));
+    }
+
+    /// Sets how often work ended early because its client had left.
+    pub fn set_abandoned(&self, abandoned: u64) {
+        self.table.work_abandoned.inc_by(abandoned.saturating_sub(self.table.work_abandoned.get()));
+    }
+
+    /// Everything in Prometheus' text format.
+    ///
+    /// # Errors
+    /// If a metric cannot be written as text: a defect.
+    pub fn render(&self) -> Result<String, prometheus::Error> {
+        for (counter, lines) in
+            [(&self.table.log_lines_lost, logging::lost()), (&self.table.log_lines_left_out, logging::left_out())]
+        {
+            counter.inc_by(lines.saturating_sub(counter.get()));
+        }
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+/// Times of something: each one in a histogram, and their sum. The sum is reported in microseconds
+/// and kept in nanoseconds, so that nothing is lost.
+struct Timed {
+    each: Histogram,
+    total: IntCounter,
+    total_ns: AtomicU64,
+}
+
+impl Timed {
+    fn add(&self, duration: Duration) {
+        let before = self.total_ns.fetch_add(duration.as_nanos(), Relaxed);
+        let after = before.wrapping_add(duration.as_nanos());
+        self.total.inc_by((after / 1_000).saturating_sub(before / 1_000));
+    }
+}
+
+/// The metrics of one model version, looked up once.
+pub struct ModelMetrics {
+    success: IntCounter,
+    inferences: IntCounter,
+    executions: IntCounter,
+    late: IntCounter,
+    failures: [IntCounter; Unanswered::COUNT],
+    not_answered: [IntCounter; Unanswered::COUNT],
+    request: Timed,
+    queue: Timed,
+    compute_input: Timed,
+    compute_infer: Timed,
+    compute_output: Timed,
+    batch_size: Histogram,
+}
+
+impl ModelMetrics {
+    /// Counts a launch of `rows` items with the time of each phase. `requests` has for each request
+    /// its time in the queue, its time from arrival to result, and whether it was late.
+    pub fn record_batch(
+        &self,
+        rows: u32,
+        phases: Phases,
+        requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)>,
+    ) {
+        let count = requests.len() as u64;
+        let (mut queued_in_all, mut took_in_all, mut late_in_all) = (Duration::ZERO, Duration::ZERO, 0);
+        for (queued, took, late) in requests {
+            self.queue.each.observe(queued.as_secs_f64());
+            self.request.each.observe(took.as_secs_f64());
+            queued_in_all += queued;
+            took_in_all += took;
+            late_in_all += u64::from(late);
+        }
+        self.success.inc_by(count);
+        self.inferences.inc_by(u64::from(rows));
+        self.executions.inc();
+        self.late.inc_by(late_in_all);
+        self.queue.add(queued_in_all);
+        self.request.add(took_in_all);
+        for (phase, took) in [
+            (&self.compute_input, phases.compute_input),
+            (&self.compute_infer, phases.compute_infer),
+            (&self.compute_output, phases.compute_output),
+        ] {
+            phase.add(took.saturating_mul(count));
+            phase.each.observe(took.as_secs_f64());
+        }
+        self.batch_size.observe(f64::from(rows));
+    }
+
+    /// The outcomes of the version's requests.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            answered: self.success.get(),
+            late: self.late.get(),
+            items: self.inferences.get(),
+            unanswered: self.not_answered.each_ref().map(IntCounter::get),
+        }
+    }
+
+    /// Counts a request that got no result.
+    pub fn record_not_answered(&self, why: Unanswered) {
+        self.failures[why as usize].inc();
+        self.not_answered[why as usize].inc();
+    }
+}
+
+/// The metrics of one device, looked up once.
+pub struct DeviceMetrics {
+    /// Seconds in which at least one launch ran; a partition's seconds count with its part of the
+    /// device.
+    pub busy: prometheus::Counter,
+    /// Launches that run on it now.
+    pub running: prometheus::IntGauge,
+}

@@ -1,0 +1,9 @@
+//! Reports on the server and its cluster: plain data that frontends show.
+
+pub mod autoscale;
+pub mod cluster_report;
+pub mod device_report;
+pub mod machine_load;
+pub mod policy_report;
+pub mod scheduler_status;
+pub mod timeline;

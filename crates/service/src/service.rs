@@ -1,0 +1,200 @@
+//! The service that a frontend needs of the server behind it.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+
+use bytes::Bytes;
+use downbeat_core::tensor::Signature;
+use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
+use downbeat_protocol::{InferRequest, InferResponse, Parameters};
+
+use crate::error::ServiceError;
+use crate::report::autoscale::AutoscaleStatus;
+use crate::report::cluster_report::ClusterReport;
+use crate::report::device_report::DevicesReport;
+use crate::report::policy_report::PolicyReport;
+use crate::report::scheduler_status::SchedulerStatus;
+use crate::report::timeline::Timeline;
+
+/// The server as its frontends see it. The production implementation serves models; tests of the
+/// frontends have their own.
+pub trait Service: Send + Sync + 'static {
+    /// The server's name in its metadata.
+    fn name(&self) -> &str {
+        crate::options::SERVER_NAME
+    }
+
+    /// Whether the server can go on at all; false if only a new process helps.
+    fn is_live(&self) -> bool {
+        true
+    }
+
+    /// Whether every model that was asked for is ready, and the server does not drain.
+    fn is_ready(&self) -> bool;
+
+    /// Whether the model (any version if `version` is empty) can answer now. False if there is no
+    /// such model.
+    fn is_model_ready(&self, name: &str, version: &str) -> bool;
+
+    /// Name, inputs and outputs of a model.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError>;
+
+    /// Checks that the server would take a request for the model now, before the frontend asks for
+    /// the body.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn check_model(&self, name: &str, version: &str) -> Result<(), ServiceError> {
+        self.model_metadata(name, version).map(|_| ())
+    }
+
+    /// Checks names, datatypes, shapes and number of items of a request's inputs, before data from
+    /// elsewhere is copied.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`, `InvalidArgument`.
+    fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        self.check_model(&request.model_name, &request.model_version)
+    }
+
+    /// The completed configuration of a model.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn model_config(&self, name: &str, version: &str) -> Result<ModelConfig, ServiceError>;
+
+    /// Which device policy a model has, and why.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError>;
+
+    /// Statistics of one model, or of all if `name` is empty.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, ServiceError>;
+
+    /// Every model in the repository, loaded or not; only the ready ones if `ready_only`.
+    fn repository_index(&self, ready_only: bool) -> Vec<ModelIndexEntry>;
+
+    /// Loads or reloads a model; the old version serves until the new one is warm. Answers when it
+    /// is done.
+    ///
+    /// # Errors
+    /// `NotFound`, `InvalidArgument` (the configuration or the file is wrong; versions in service
+    /// go on).
+    fn load(&self, name: &str, overrides: LoadOverrides) -> impl Future<Output = Result<(), ServiceError>> + Send;
+
+    /// Unloads a model after its queued requests are answered. Unloading a model that is not loaded
+    /// is no error.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    fn unload(&self, name: &str) -> impl Future<Output = Result<(), ServiceError>> + Send;
+
+    /// The partitions of devices, and the models on each; `None` if there are no devices.
+    fn devices(&self) -> Option<DevicesReport> {
+        None
+    }
+
+    /// Puts a model onto a partition of its devices, where it stays; `None`: back to its earlier
+    /// partition. The model goes on serving. The call returns once the move is done.
+    ///
+    /// # Errors
+    /// `NotFound`, `InvalidArgument`; `Unavailable` (it stays where it is).
+    fn set_partition(
+        &self,
+        name: &str,
+        _partition: Option<u32>,
+    ) -> impl Future<Output = Result<(), ServiceError>> + Send {
+        let moved = self
+            .check_model(name, "")
+            .and_then(|()| Err(ServiceError::Unimplemented("models of this server have no partitions".to_owned())));
+        std::future::ready(moved)
+    }
+
+    /// Runs an inference. Dropping the future cancels the request: it leaves its queue.
+    /// Shared memory is resolved before, classification applied after: here tensors are bytes.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    fn infer(&self, request: InferRequest) -> impl Future<Output = Result<InferResponse, ServiceError>> + Send;
+
+    /// How many devices the server should have; `None` if it gives no such advice.
+    fn autoscale(&self) -> Option<AutoscaleStatus> {
+        None
+    }
+
+    /// The state of the scheduler's queues, with reasons; `None` if there is no scheduler.
+    fn scheduler(&self) -> Option<SchedulerStatus> {
+        None
+    }
+
+    /// The server's view of its cluster; `None`: it is in no cluster.
+    fn cluster(&self) -> Option<ClusterReport> {
+        None
+    }
+
+    /// Has the scheduler divide the models of its cluster among sub-clusters again.
+    ///
+    /// # Errors
+    /// If this process is not the leading scheduler.
+    fn plan_cluster(&self) -> impl Future<Output = Result<(), ServiceError>> + Send {
+        let reason = "models are divided by the scheduler of a cluster that leads; ask that one";
+        std::future::ready(Err(ServiceError::NotFound(reason.to_owned())))
+    }
+
+    /// The launches on the lanes of devices in the time `last` until now, at most
+    /// `timeline::REMEMBERED`; `None` if there are no devices.
+    fn timeline(&self, _last: std::time::Duration) -> Option<Timeline> {
+        None
+    }
+
+    /// The labels of an output's classes (`label_filename` in the configuration), in class order;
+    /// empty if there are none.
+    fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String>;
+}
+
+/// Name, versions, inputs and outputs of a model.
+#[derive(Clone, Debug)]
+pub struct ModelMetadata {
+    /// Model name.
+    pub name: String,
+    /// Ready versions, ascending.
+    pub versions: Vec<String>,
+    /// `onnxruntime_onnx`, or the configuration's platform.
+    pub platform: String,
+    /// Inputs and outputs; the batch dimension is -1.
+    pub signature: Signature,
+}
+
+/// A line of the repository index. Its JSON leaves out empty fields, as Triton's does.
+#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Serialize)]
+pub struct ModelIndexEntry {
+    /// Model name.
+    pub name: String,
+    /// Version; empty if no version was ever tried.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    /// `READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE` or empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub state: String,
+    /// Why it is not ready.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+}
+
+/// The contents of a load request besides the model's name.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOverrides {
+    /// A model configuration (JSON) instead of the one in the repository.
+    pub config: Option<String>,
+    /// Files (`1/model.onnx`) in the place of the repository's.
+    pub files: BTreeMap<String, Bytes>,
+    /// Other parameters, for the warning that names them.
+    pub parameters: Parameters,
+}

@@ -33,6 +33,7 @@ use downbeat_service::report::policy_report::PolicyReport;
 /// took its place.
 pub struct LoadedVersion {
     record: VersionRecord,
+    /// Joins requests into batches.
     pub codec: Arc<BatchCodec>,
     /// The scheduler's queue for each shape of request; one if shapes do not vary.
     queues: RwLock<BTreeMap<ShapeKey, Arc<Queue>>>,
@@ -40,7 +41,9 @@ pub struct LoadedVersion {
     fits: KnownToFit,
     /// The restarts of its executor process that were counted.
     restarts_counted: AtomicU64,
+    /// The health of the version.
     pub health: Arc<ModelHealth>,
+    /// The devices that the version is on.
     pub hosts: HostedVersion,
     policy: PolicyReport,
     /// The steps from pictures or texts to its inputs, if it has some.

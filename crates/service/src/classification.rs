@@ -13,8 +13,11 @@ use crate::error::ServiceError;
 /// A number of an output; all of one output are of one kind.
 #[derive(Clone, Copy)]
 pub enum Number {
+    /// A signed integer.
     Signed(i64),
+    /// An unsigned integer.
     Unsigned(u64),
+    /// A floating-point number.
     Real(f64),
 }
 

@@ -52,6 +52,7 @@ impl Unanswered {
         (Unanswered::Lost, "lost", "BACKEND", false),
     ];
 
+    /// The number of reasons.
     pub const COUNT: usize = Unanswered::TABLE.len();
 
     /// The reason of a run without a result, by the error that the client gets. A server and a

@@ -79,6 +79,7 @@ impl Connections {
         }))
     }
 
+    /// The options of all connections.
     pub fn options(&self) -> &ConnectionOptions {
         &self.0.options
     }

@@ -192,6 +192,7 @@ pub struct Answering<B> {
 }
 
 impl<B> Answering<B> {
+    /// The body of an answer, which keeps its request open until the body ends.
     pub fn new(body: B, request: InRequest) -> Self {
         Answering { body, _request: request }
     }

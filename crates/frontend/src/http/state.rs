@@ -55,6 +55,7 @@ impl<S: Service> HttpState<S> {
         &self.shared.memory
     }
 
+    /// The options of the frontend.
     pub fn options(&self) -> &HttpOptions {
         &self.shared.options
     }

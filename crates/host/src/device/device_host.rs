@@ -48,8 +48,10 @@ pub struct DeviceHost {
     shares: Box<[Share]>,
     /// By partition: the threads of its lanes.
     crews: Box<[Arc<Crew>]>,
+    /// The clock of all decisions.
     pub clock: Clock,
     pub(super) watchdog: Arc<Watchdog>,
+    /// Counts the busy time of the device.
     pub occupancy: Arc<Occupancy>,
     pub(super) inner: Mutex<DeviceState>,
     alarm: Condvar,

@@ -20,13 +20,18 @@ use downbeat_service::metrics::LaneMetrics;
 pub struct HostedModel {
     /// The model's number on the devices.
     pub id: ModelId,
+    /// The model's name.
     pub name: String,
+    /// The version's number.
     pub version: String,
+    /// The loaded model.
     pub model: Arc<dyn Model>,
+    /// The number of the device.
     pub device: usize,
     /// The partition that the model came to. A divided device may move it:
     /// [`DeviceHost::partition`](super::DeviceHost::partition) has the present partition.
     pub partition: PartitionId,
+    /// The name of its device policy.
     pub policy_name: &'static str,
     /// How its batches are made of requests.
     pub tensors: BatchTensors,
@@ -37,6 +42,7 @@ pub struct HostedModel {
     pub knee: Option<u32>,
     /// The exits by which requests may leave before the last segment.
     pub exits: Arc<[Exit]>,
+    /// The metrics of its lanes.
     pub metrics: LaneMetrics,
     /// Counts the model's work on this device.
     pub work: WorkMeter,
@@ -46,6 +52,7 @@ pub struct HostedModel {
     pub listener: Option<Arc<dyn RequestEvents>>,
     /// The model's part in operator groups, if its operators run in groups with other models.
     pub group: Option<GroupMember>,
+    /// The health of the version.
     pub health: Arc<ModelHealth>,
     /// The engine's warm lanes for batches of the scheduler. Empty if a policy makes the batches:
     /// each of the policy's lanes has an engine's lane of its own.
@@ -65,6 +72,7 @@ pub type WarmUpLanes = Arc<dyn Fn(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> a
 pub type BatchControl = Box<dyn Fn(&HostedModel, u32, Span) + Send + Sync>;
 
 impl HostedModel {
+    /// The number of segments that the model is cut into.
     pub fn segments(&self) -> usize {
         self.model.segments()
     }

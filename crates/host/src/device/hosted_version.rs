@@ -68,6 +68,7 @@ impl HostedVersion {
         &self.devices
     }
 
+    /// The version on this device; `None`: the version is not there.
     pub fn on_device(&self, device: usize) -> Option<Arc<HostedModel>> {
         let (_, model) = self.devices.iter().find(|(host, _)| host.device == device)?;
         Some(model.clone())
@@ -94,6 +95,7 @@ impl HostedVersion {
         self.devices.iter().map(|(_, model)| model.clone()).collect()
     }
 
+    /// Sets the gauges of the version's lanes on all its devices.
     pub fn update_metrics(&self) {
         self.devices.iter().for_each(|(host, model)| host.update_metrics(model));
     }

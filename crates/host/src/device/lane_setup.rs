@@ -40,6 +40,7 @@ const BRIEF: Duration = Duration::from_micros(100);
 #[derive(Debug, thiserror::Error)]
 #[error("the device policy '{policy}' cannot have this model: {reason}")]
 pub struct PolicyError {
+    /// The device policy.
     pub policy: PolicyName,
     /// The obstacle, with a remedy.
     pub reason: String,
@@ -59,14 +60,20 @@ impl PolicyError {
 pub struct LaneSetup<'a> {
     /// The devices' name for the model.
     pub id: ModelId,
+    /// The model's name.
     pub name: &'a str,
+    /// The version's number.
     pub version: &'a str,
+    /// The loaded model.
     pub model: &'a Arc<dyn Model>,
+    /// Joins requests into batches.
     pub codec: Arc<BatchCodec>,
     /// The latencies of its batches. If its requests vary, they hold for the length that was
     /// measured.
     pub profile: LatencyProfile,
+    /// The latencies of the model's segments.
     pub segments: SegmentProfile,
+    /// The device policy with its settings.
     pub policy: &'a ChosenPolicy,
     /// Hears of the requests that the policy decides about.
     pub listener: Option<Arc<dyn RequestEvents>>,
@@ -83,6 +90,7 @@ pub struct LaneSetup<'a> {
     pub cores: Option<u32>,
     /// Compute units beyond which a launch of it is hardly faster, if known.
     pub knee: Option<u32>,
+    /// The metrics of all lanes.
     pub metrics: &'a LaneMetricsFamily,
     /// Looks at answers in service.
     pub looker: &'a AnswerLooker,

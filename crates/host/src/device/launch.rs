@@ -36,7 +36,9 @@ pub struct Grant {
     pub slot: DeviceId,
     /// The scheduler's number of the batch.
     pub batch: BatchId,
+    /// The queue of the batch.
     pub queue: Arc<Queue>,
+    /// When the scheduler dispatched the batch.
     pub dispatched: Time,
     /// How many requests were dispatched with the batch.
     pub requests: u32,

@@ -10,6 +10,7 @@ use crate::request::queue::Queue;
 
 /// A request in one of the scheduler's queues.
 pub struct QueuedCall {
+    /// The request.
     pub call: Call,
     /// The scheduler's queue for the request's shape.
     pub queue: Arc<Queue>,

@@ -9,9 +9,11 @@ use super::launch::Grant;
 /// A batch that ran well.
 #[derive(Clone, Copy)]
 pub struct Ran {
+    /// The partition of the slot.
     pub partition: PartitionId,
     /// Its items.
     pub rows: u32,
+    /// When the batch ended.
     pub end: Time,
 }
 

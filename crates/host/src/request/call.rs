@@ -15,8 +15,11 @@ use downbeat_service::unanswered::Unanswered;
 
 /// A request that waits for its answer.
 pub struct Call {
+    /// The request's tensors, checked.
     pub admitted: Admitted,
+    /// The version that the request is for.
     pub loaded: Arc<Version>,
+    /// When the request arrived.
     pub arrival: Time,
     /// When it must be finished; [`Time::MAX`] if it may take any time.
     pub deadline: Time,

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::request::batch_codec::Outputs;
 use downbeat_service::error::ServiceError;
 
+/// The outputs of a request, or the reason why it has none.
 pub type Answer = Result<Outputs, ServiceError>;
 
 thread_local! {
@@ -43,6 +44,7 @@ enum To {
 /// came.
 pub type Gathered = Mutex<Vec<(usize, Answer)>>;
 
+/// An answer on the way to its client.
 pub struct Delivery {
     to: To,
     answer: Answer,
@@ -61,6 +63,7 @@ impl Reply {
         Reply { to: To::Batch(answers, place), way: None }
     }
 
+    /// Whether the client has gone.
     pub fn is_closed(&self) -> bool {
         match &self.to {
             To::Client(to) => to.is_closed(),

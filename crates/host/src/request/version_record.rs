@@ -29,7 +29,9 @@ pub type Version = dyn Deref<Target = VersionRecord> + Send + Sync;
 
 /// The part of a model version that its requests touch on their way.
 pub struct VersionRecord {
+    /// The model's name.
     pub name: String,
+    /// The version's number.
     pub version: String,
     /// The most items that may wait in all queues together.
     pub queue_bound: u32,
@@ -39,6 +41,7 @@ pub struct VersionRecord {
     /// The scheduler's queues have their own.
     pub probes: Mutex<Probes>,
     metrics: ModelMetrics,
+    /// The loaded model.
     pub model: Arc<dyn Model>,
     activity: Arc<Activity>,
     waiting: AtomicU32,

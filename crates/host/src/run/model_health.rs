@@ -15,7 +15,9 @@ const NOT_READY_FOR: Duration = Duration::from_millis(60_000);
 /// [`NOT_READY_FOR`] after a run that was ended. If a run could not be ended, the version is out of
 /// service until that run is over, or it is loaded again.
 pub struct ModelHealth {
+    /// The model's name.
     pub name: String,
+    /// The version's number.
     pub version: String,
     /// Whether there is trouble: requests read this.
     troubled: AtomicBool,
@@ -34,6 +36,7 @@ struct Trouble {
 }
 
 impl ModelHealth {
+    /// The health of a version without runs.
     pub fn new(name: String, version: String) -> Self {
         ModelHealth {
             name,
@@ -60,6 +63,7 @@ impl ModelHealth {
         self.trouble.lock().left_behind
     }
 
+    /// Records a run that succeeded.
     pub fn succeeded(&self) {
         if self.troubled.load(Ordering::Acquire) {
             let mut trouble = self.trouble.lock();

@@ -17,6 +17,7 @@ use downbeat_service::clock::Clock;
 
 /// The devices that carry out the scheduler's decisions, with their slots.
 pub struct DevicePool {
+    /// The clock of all decisions.
     pub clock: Clock,
     /// The device hosts, in order.
     pub hosts: Vec<Arc<DeviceHost>>,
@@ -43,6 +44,7 @@ pub struct SlotDone {
 }
 
 impl DevicePool {
+    /// The slots of these devices.
     pub fn new(clock: Clock, hosts: Vec<Arc<DeviceHost>>, rehearser: Arc<Rehearser>) -> Self {
         let in_service = hosts.iter().map(|host| host.device).collect();
         DevicePool {

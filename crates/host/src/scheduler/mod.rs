@@ -216,18 +216,22 @@ impl Driver {
             && queue.placed.partitions.contains(&partition)
     }
 
+    /// The devices, by number.
     pub fn hosts(&self) -> &[Arc<DeviceHost>] {
         &self.cluster.handler().hosts
     }
 
+    /// The number of devices.
     pub fn devices(&self) -> usize {
         self.hosts().len()
     }
 
+    /// A number for a new model.
     pub fn next_model(&self) -> ModelId {
         ModelId(self.next_model.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// A number for a new request.
     pub fn next_request(&self) -> RequestId {
         RequestId(self.next_request.fetch_add(1, Ordering::Relaxed))
     }

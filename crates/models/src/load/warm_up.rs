@@ -20,7 +20,9 @@ use downbeat_service::clock::Clock;
 pub struct Sample {
     /// The sample's name in the configuration; `None`: the request is made up.
     pub name: Option<String>,
+    /// How many times the request is run.
     pub count: u32,
+    /// The request.
     pub request: Admitted,
 }
 
@@ -63,9 +65,13 @@ pub fn later(
 
 /// Warms up the lanes of a model, within its limits of device memory.
 pub struct WarmUp<'a> {
+    /// The model's name.
     pub name: &'a str,
+    /// The loaded model.
     pub model: &'a dyn Model,
+    /// Joins requests into batches.
     pub codec: &'a BatchCodec,
+    /// The GPU memory that the load may take.
     pub budget: &'a DeviceBudget<'a>,
     /// The sizes that the engine asked for, the largest first.
     pub wanted: Vec<usize>,

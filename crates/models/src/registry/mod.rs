@@ -53,6 +53,7 @@ pub struct Registry {
     options: Arc<ServerOptions>,
     repository: ModelRepositories,
     serving: Arc<Serving>,
+    /// Runs the scheduler and the devices.
     pub driver: Arc<Driver>,
     loader: Arc<Loader>,
     metrics: Arc<Metrics>,

@@ -54,6 +54,7 @@ pub struct Serving {
 }
 
 impl Serving {
+    /// Serves no model yet.
     pub fn new(
         options: Arc<ServerOptions>,
         driver: Arc<Driver>,
@@ -64,6 +65,7 @@ impl Serving {
         Serving { options, driver, budget, models, watchdog, draining }
     }
 
+    /// The model in service with this name.
     pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
         self.models.read().get(name).cloned()
     }
@@ -78,10 +80,12 @@ impl Serving {
         Some(InFlight(served))
     }
 
+    /// All models in service.
     pub fn all(&self) -> Vec<Arc<ServedModel>> {
         self.models.read().values().cloned().collect()
     }
 
+    /// Whether no model is in service.
     pub fn is_empty(&self) -> bool {
         self.models.read().is_empty()
     }
@@ -129,6 +133,7 @@ impl Serving {
         self.draining.load(Ordering::Acquire)
     }
 
+    /// Whether no request is in flight.
     pub fn is_idle(&self) -> bool {
         self.models.read().values().all(|served| served.in_flight.load(Ordering::Acquire) == 0)
     }

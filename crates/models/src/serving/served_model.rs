@@ -23,6 +23,7 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
+    /// A model with these ready versions, and without requests.
     pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<LoadedVersion>>) -> Self {
         ServedModel {
             definition,

@@ -8,6 +8,7 @@ use crate::metric_table;
 use crate::options::MOST_DEVICES;
 
 metric_table! {
+    /// The metrics of all versions' lanes.
     pub struct LaneMetricsFamily {
         launches: IntCounterVec["model", "version", "device"], "downbeat_launches_total", "Launches on lanes: runs of a range of segments";
         events: IntCounterVec["model", "version", "device", "event"], "downbeat_batch_events_total",
@@ -54,6 +55,7 @@ impl LaneMetricsFamily {
         ["same", "different"].map(|result| self.row_checks.with_label_values(&[model, version, result]))
     }
 
+    /// The metrics of a version's lanes on a device.
     pub fn lanes(&self, model: &str, version: &str, device: usize) -> LaneMetrics {
         let device = device.to_string();
         let labels = [model, version, &device];
@@ -92,6 +94,7 @@ impl LaneMetricsFamily {
     }
 }
 
+/// The metrics of a version's lanes on one device.
 pub struct LaneMetrics {
     launches: IntCounter,
     /// New, stretch, split, exit, switch, prepare_failed.
@@ -124,10 +127,12 @@ impl LaneMetrics {
         self.busy_seconds.inc_by(busy.as_secs_f64());
     }
 
+    /// Records the time that a decision of the device took.
     pub fn record_decision(&self, took: Duration) {
         self.scheduling_seconds.inc_by(took.as_secs_f64());
     }
 
+    /// Counts a note of a device policy.
     pub fn record_note(&self, note: &Note) {
         let event = match note {
             Note::New { .. } => 0,
@@ -157,6 +162,7 @@ impl LaneMetrics {
         self.events[4].inc();
     }
 
+    /// Sets the gauges of the lanes and of the input ring.
     pub fn set(&self, lanes: usize, busy: u32, PoolStats { slots, occupied, most_occupied, .. }: PoolStats) {
         let ring = [slots, occupied, most_occupied].map(i64::from);
         let values = [lanes as i64, busy.into()].into_iter().chain(ring);

@@ -88,6 +88,7 @@ impl Statistics {
         self.fail.add(after);
     }
 
+    /// The statistics in the protocol's form.
     pub fn to_proto(&self, name: &str, version: &str) -> pb::ModelStatistics {
         pb::ModelStatistics {
             name: name.to_owned(),

@@ -81,9 +81,11 @@ impl Counts {
 /// The figures about a model's speed.
 #[derive(Clone, Debug)]
 pub struct Means {
+    /// The latencies of the model's batches.
     pub profile: LatencyProfile,
     /// How long a request may take; `None`: any time.
     pub slo: Option<Duration>,
+    /// The most items of a batch.
     pub max_batch: u32,
     /// Batches that run at once, each on a device or with an executor of its own.
     pub at_once: u32,
@@ -119,8 +121,11 @@ impl Means {
 
 /// A model version, as the counters have it now.
 pub struct Sample {
+    /// The model's name.
     pub model: String,
+    /// The version's number.
     pub version: String,
+    /// The counts since the server started.
     pub counts: Counts,
     /// `None`: it runs elsewhere.
     pub means: Option<Means>,

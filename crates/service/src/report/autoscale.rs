@@ -14,12 +14,15 @@ pub const EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 /// The answer of `GET /v2/autoscale`.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct AutoscaleStatus {
+    /// The present number of devices.
     pub devices: u32,
     /// The advised number of devices in all; `None` while nothing is known.
     pub wanted: Option<u32>,
     /// Devices to add, or to give back if negative; 0: stay.
     pub change: i64,
+    /// The name of the reason.
     pub reason: &'static str,
+    /// The reason in words.
     pub explanation: String,
     /// Share of the requests in the last `grow_window_s` that were rejected, dropped or late.
     pub bad_rate: Option<f64>,
@@ -75,6 +78,7 @@ impl AutoscaleWatch {
         *self.state.lock() = state;
     }
 
+    /// The present advice.
     pub fn status(&self) -> AutoscaleStatus {
         let state = self.state.lock();
         let Advice { change, reason, bad_rate, idle_fraction } = state.advisor.advice();

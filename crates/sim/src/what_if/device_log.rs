@@ -369,7 +369,7 @@ impl Requests {
                 queues.filter_map(|queue| shards.iter().find_map(|shard| shard.models.get(queue))).collect();
             if self.lengths.contains(id) || options.len() > 1 {
                 notes.push(format!("The requests of {name} vary in shape, so {name} is left out."));
-            } else if spec.policy() == PolicyName::OVERLAP {
+            } else if spec.policy().forms_groups() {
                 notes.push(format!("The groups of the policy overlap are not replayed, so {name} is left out."));
             } else if models.iter().any(|(_, other)| other.name == name) {
                 notes.push(format!("{name} has several versions in the log; only the first one is advised on."));

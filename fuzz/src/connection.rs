@@ -8,20 +8,15 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use downbeat_frontend::connections::Connections;
-use downbeat_frontend::connections::Stage;
-use downbeat_frontend::connections::bind;
-use downbeat_frontend::grpc;
-use downbeat_frontend::grpc::GrpcOptions;
-use downbeat_frontend::http::HttpOptions;
-use downbeat_frontend::http::HttpState;
-use downbeat_frontend::http::serve;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_frontend::connections::{Connections, Stage, bind};
+use downbeat_frontend::grpc::{self, GrpcOptions};
+use downbeat_frontend::http::{HttpOptions, HttpState, serve};
+use downbeat_service::service::{LoadOverrides, Service};
 
 use crate::memory_service::MemoryService;
 

@@ -11,8 +11,7 @@ use downbeat_models::registry::Registry;
 use downbeat_report::say;
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepositories};
 use downbeat_server::escaped;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ServerOptions;
+use downbeat_service::options::{ModelControl, ServerOptions};
 use downbeat_service::service::LoadOverrides;
 
 use crate::resolve::{Process, resolve};

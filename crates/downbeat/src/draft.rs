@@ -2,8 +2,7 @@
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::AutoscaleOptions;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ServerOptions;
+use downbeat_service::options::{ModelControl, ServerOptions};
 
 /// The options as sources set them one after another. A later source wins.
 #[derive(Clone, Debug)]

@@ -7,26 +7,12 @@ use std::sync::LazyLock;
 
 use downbeat_core::Duration;
 use downbeat_core::device::overlap::GroupOrder;
-use downbeat_server::check_level;
-use downbeat_server::etcd_server;
-use downbeat_service::options::BatchesBy;
-use downbeat_service::options::BatchingChoice;
-use downbeat_service::options::CudaMissing;
-use downbeat_service::options::DispatchPolicy;
-use downbeat_service::options::DropPolicy;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::Isolation;
-use downbeat_service::options::LogFormat;
-use downbeat_service::options::MAX_SHARDS;
-use downbeat_service::options::MOST_DEVICES;
-use downbeat_service::options::MOST_LOAD_THREADS;
-use downbeat_service::options::MOST_THREADS;
-use downbeat_service::options::ModelEngine;
-use downbeat_service::options::ModelOptions;
-use downbeat_service::options::OrderPolicy;
-use downbeat_service::options::PolicyName;
-use downbeat_service::options::SharesBy;
+use downbeat_server::{check_level, etcd_server};
 use downbeat_service::options::cluster_options::UcxUse;
+use downbeat_service::options::{
+    BatchesBy, BatchingChoice, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS,
+    MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelEngine, ModelOptions, OrderPolicy, PolicyName, SharesBy,
+};
 
 use crate::draft::{ControlMode, Draft};
 use crate::forms::{

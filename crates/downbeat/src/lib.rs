@@ -43,14 +43,13 @@ use anyhow::Context;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use downbeat_report::note;
-use downbeat_service::options::LogFormat;
-use downbeat_service::options::ServerOptions;
+use downbeat_service::options::{LogFormat, ServerOptions};
+use resolve::Process;
 
 pub use engine_command::{engine_choice, engine_for};
 pub use log_command::write_log;
 pub use options_file::read_text;
 pub use profile_shares::device_units;
-use resolve::Process;
 pub use resolve::{open_repository, options_of_text};
 
 /// Serve deep-learning models under latency SLOs.

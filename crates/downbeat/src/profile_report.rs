@@ -4,8 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Context;
 use downbeat_core::tensor::{Signature, TensorSpec};
-use downbeat_models::measure::profiler;
-use downbeat_models::measure::profiler::Measurement;
+use downbeat_models::measure::profiler::{self, Measurement};
 use downbeat_report::{Axis, Line, Page, Scale, Table, lines};
 use serde::Serialize;
 

@@ -5,23 +5,15 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use downbeat_core::cluster::Autoscale;
 use downbeat_repository::{ModelRepository, nearest};
-use downbeat_service::options::DeviceOptions;
-use downbeat_service::options::DispatchPolicy;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::ExecutorProgram;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::PolicyName;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::options::SharesBy;
-use downbeat_service::options::cluster_options::HAS_UCX;
-use downbeat_service::options::cluster_options::NO_UCX;
-use downbeat_service::options::cluster_options::UcxUse;
+use downbeat_service::options::cluster_options::{HAS_UCX, NO_UCX, UcxUse};
+use downbeat_service::options::{
+    DeviceOptions, DispatchPolicy, EngineChoice, ExecutorProgram, ModelControl, PolicyName, ServerOptions, SharesBy,
+};
 
 use crate::draft::Draft;
 use crate::keys::KEYS;
-use crate::options_file;
-use crate::plan_report;
 use crate::serve_flags::ServeFlags;
+use crate::{options_file, plan_report};
 
 /// Name of the options file.
 const FILE_NAME: &str = "downbeat.toml";

@@ -6,9 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use downbeat_bench::client::Client;
 use downbeat_report::{Box as Batch, Page, Timeline as Plot, say};
-use downbeat_service::report::timeline::PastLaunch;
-use downbeat_service::report::timeline::PastLaunches;
-use downbeat_service::report::timeline::Timeline;
+use downbeat_service::report::timeline::{PastLaunch, PastLaunches, Timeline};
 
 use crate::units::in_millis;
 

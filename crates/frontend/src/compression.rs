@@ -4,15 +4,13 @@ use std::io::{BufRead, BufReader, Read};
 
 use bytes::Bytes;
 use downbeat_protocol::pace;
-use flate2::Compression;
-use flate2::bufread::GzDecoder;
-use flate2::bufread::{GzEncoder, ZlibEncoder};
-use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
-
 use downbeat_service::budget::Reservation;
 use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
 use downbeat_service::work::offload;
+use flate2::Compression;
+use flate2::bufread::{GzDecoder, GzEncoder, ZlibEncoder};
+use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 
 /// A content coding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -183,8 +181,9 @@ fn read_to_limit(
 mod tests {
     use std::io::Write;
 
-    use super::*;
     use downbeat_service::budget::ByteBudget;
+
+    use super::*;
 
     fn inflate(coding: Coding, body: &[u8], limit: usize) -> Result<Bytes, InflateError> {
         coding.inflate_now(body, limit, &mut ByteBudget::unbounded().reservation())

@@ -7,14 +7,14 @@ use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::infer::{check_data, element_count};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
-
-use crate::shared_memory::SharedMemory;
 use downbeat_service::budget::Reservation;
 use downbeat_service::classification::classify;
 use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
 use downbeat_service::service::Service;
 use downbeat_service::work::offload;
+
+use crate::shared_memory::SharedMemory;
 
 /// The extensions that every server has, as the server metadata names them.
 const EXTENSIONS: [&str; 8] = [

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
+use downbeat_service::service::Service;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 
 use crate::connections::{ConnectionOptions, Connections, Stage};
 use crate::http::{HttpState, Routed, live, ready, serve_answers, with_slashes};
-use downbeat_service::service::Service;
 
 /// Most connections of the port. Probes and load balancers have a few. Clients that send half a
 /// head take others, for a second each.

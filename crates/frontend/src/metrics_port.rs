@@ -7,13 +7,13 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use downbeat_service::service::Service;
+use downbeat_service::work::offload;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::connections::{Connections, Stage};
 use crate::http::{HttpState, Routed, Sender, health_routes, serve_answers, with_slashes};
-use downbeat_service::service::Service;
-use downbeat_service::work::offload;
 
 /// Makes the answer at `/metrics`.
 pub type MetricsText = Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>;

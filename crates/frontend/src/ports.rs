@@ -6,25 +6,20 @@ use std::task::{self, Poll};
 use std::time::Duration;
 
 use anyhow::Context;
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::service::Service;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::connections;
-use crate::connections::ConnectionOptions;
-use crate::connections::Connections;
-use crate::connections::FrontendThreads;
-use crate::connections::Stage;
-use crate::grpc::GrpcOptions;
-use crate::http::{HttpOptions, HttpState};
-use crate::metrics_port;
-use crate::metrics_port::MetricsText;
+use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage};
+use crate::grpc::{self, GrpcOptions};
+use crate::health_port;
+use crate::http::{self, HttpOptions, HttpState};
+use crate::metrics_port::{self, MetricsText};
 use crate::shared_memory::SharedMemory;
-use crate::{grpc, health_port, http};
-use downbeat_service::budget::ByteBudget;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::service::Service;
 
 /// Most connections of the metrics port.
 const METRICS_CONNECTIONS: usize = 8;

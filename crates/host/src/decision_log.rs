@@ -13,10 +13,9 @@ use std::thread::JoinHandle;
 use anyhow::Context;
 use downbeat_core::journal::MachineKind;
 use downbeat_driver::LogSink;
+use downbeat_service::metrics::Metrics;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
-
-use downbeat_service::metrics::Metrics;
 
 /// Bytes that may wait for the disk: some seconds of a scheduler at its limit. The log of a machine
 /// that has more ends.

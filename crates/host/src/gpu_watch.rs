@@ -10,7 +10,6 @@ use downbeat_core::Duration;
 use downbeat_engine_ort::GpuInfo;
 use downbeat_engine_ort::cuda::condemn;
 use downbeat_engine_ort::cuda::nvml::{Nvml, NvmlEvent, NvmlEvents, NvmlGpu};
-
 use downbeat_service::metrics::gpu_metrics::GpuMetrics;
 
 /// How often GPUs are checked if no metrics are wanted.

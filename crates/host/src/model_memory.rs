@@ -7,11 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use downbeat_service::memory;
 use downbeat_service::metrics::Metrics;
 use downbeat_service::options::ServerOptions;
+use parking_lot::Mutex;
 
 /// A use of a version's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,11 +9,7 @@ use downbeat_core::device::PartitionId;
 use downbeat_core::{DeviceKind, DeviceProfiles, LatencyProfile};
 use downbeat_engine_ort::GpuInfo;
 use downbeat_repository::{ModelDefinition, ModelFormat};
-
-use downbeat_service::options::MOST_DEVICES;
-use downbeat_service::options::PlacementPlan;
-use downbeat_service::options::PlannedSubCluster;
-use downbeat_service::options::ServerOptions;
+use downbeat_service::options::{MOST_DEVICES, PlacementPlan, PlannedSubCluster, ServerOptions};
 
 /// The devices of each model: by the options (`[placement]`, `--plan`), or else by its
 /// `instance_group`. All other models are on all devices.

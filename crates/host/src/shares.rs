@@ -10,15 +10,13 @@ use downbeat_core::device::spatial::{
 use downbeat_core::device::{PartitionId, Span};
 use downbeat_core::{Duration, ModelId, Time};
 use downbeat_engine::Part;
+use downbeat_service::metric_table;
+use downbeat_service::options::{BatchesBy, DeviceOptions};
+use downbeat_service::report::device_report::ShareReport;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::device::DeviceHost;
-use crate::device::HostedModel;
-use downbeat_service::metric_table;
-use downbeat_service::options::BatchesBy;
-use downbeat_service::options::DeviceOptions;
-use downbeat_service::report::device_report::ShareReport;
+use crate::device::{DeviceHost, HostedModel};
 
 /// The most batches that wait for the shares to hear of them. The oldest are forgotten.
 const MOST_UNHEARD: usize = 1024;

@@ -6,7 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::{Duration, Time};
+use downbeat_host::device::HostedVersion;
+use downbeat_host::model_memory::HeldMemory;
+use downbeat_host::request::batch_codec::{Admitted, BatchCodec, ShapeKey};
+use downbeat_host::request::queue::Queue;
+use downbeat_host::request::version_record::VersionRecord;
+use downbeat_host::run::model_health::ModelHealth;
+use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_protocol::InferRequest;
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::ModelMetrics;
+use downbeat_service::metrics::trouble::{Means, Sample};
+use downbeat_service::report::policy_report::PolicyReport;
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 use tempfile::TempDir;
@@ -14,20 +25,6 @@ use tempfile::TempDir;
 use crate::load::policy_choice::Chosen;
 use crate::policy_guard::PolicyGuard;
 use crate::preprocess::Preprocess;
-use downbeat_host::device::HostedVersion;
-use downbeat_host::model_memory::HeldMemory;
-use downbeat_host::request::batch_codec::Admitted;
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::request::batch_codec::ShapeKey;
-use downbeat_host::request::queue::Queue;
-use downbeat_host::request::version_record::VersionRecord;
-use downbeat_host::run::model_health::ModelHealth;
-use downbeat_host::run::row_judgement::RowJudgement;
-use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::ModelMetrics;
-use downbeat_service::metrics::trouble::Means;
-use downbeat_service::metrics::trouble::Sample;
-use downbeat_service::report::policy_report::PolicyReport;
 
 /// A model version in service. Lives until its last request is answered, also after a newer version
 /// took its place.

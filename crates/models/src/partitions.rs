@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, bail, ensure};
 use downbeat_engine::{Engine, Part};
-use parking_lot::Mutex;
-
-use downbeat_service::options::ServerOptions;
-use downbeat_service::options::SharesBy;
 use downbeat_service::options::partition_options::MOST_PARTITIONS;
+use downbeat_service::options::{ServerOptions, SharesBy};
+use parking_lot::Mutex;
 
 /// The partitions, which all devices have alike, and the models on each. A model stays on its
 /// partition as long as the server lives, unless it is moved.
@@ -153,9 +151,9 @@ impl Partitions {
 #[cfg(test)]
 mod tests {
     use downbeat_engine::Emulated;
+    use downbeat_service::options::ModelOptions;
 
     use super::*;
-    use downbeat_service::options::ModelOptions;
 
     fn options(partitions: &[&str], models: &[(&str, u32)]) -> ServerOptions {
         let mut options = ServerOptions::new("models".into());

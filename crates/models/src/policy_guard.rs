@@ -5,12 +5,9 @@ use std::sync::Arc;
 
 use downbeat_core::device::{AutoGuard, GuardEnd, GuardOptions, GuardReport, GuardState, PartitionId};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
-use parking_lot::Mutex;
-
-use downbeat_host::device::DeviceHost;
-use downbeat_host::device::Occupancy;
-use downbeat_host::device::RequestEvents;
+use downbeat_host::device::{DeviceHost, Occupancy, RequestEvents};
 use downbeat_service::clock::Clock;
+use parking_lot::Mutex;
 
 /// The guard of a model version, on all its devices.
 pub struct PolicyGuard {
@@ -111,9 +108,9 @@ impl RequestEvents for PolicyGuard {
 #[cfg(test)]
 mod tests {
     use downbeat_engine::{Part, Share};
+    use downbeat_service::metrics::Metrics;
 
     use super::*;
-    use downbeat_service::metrics::Metrics;
 
     #[test]
     fn what_others_have_of_a_device_is_what_they_have_where_the_model_is() {

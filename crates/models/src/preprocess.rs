@@ -1,17 +1,16 @@
 //! A model's steps from pictures or texts to its inputs, in service.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 use downbeat_core::{Duration, Time};
+use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_preprocess::{Pipeline, PreprocessError, Recipe, Work};
 use downbeat_protocol::inference::{ModelConfig, ModelParameter};
 use downbeat_protocol::{InferRequest, InferTensor};
-
-use crate::serving::Limits;
-use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_service::budget::Reservation;
 use downbeat_service::client::Client;
 use downbeat_service::clock::Clock;
@@ -20,8 +19,9 @@ use downbeat_service::options::ServerOptions;
 use downbeat_service::unanswered::Unanswered;
 use downbeat_service::work::offload;
 use downbeat_service::work::work_line::path_by_model;
-use downbeat_service::work::work_pool::Place;
-use downbeat_service::work::work_pool::WorkPool;
+use downbeat_service::work::work_pool::{Place, WorkPool};
+
+use crate::serving::Limits;
 
 /// The parameters of a model's configuration about its input besides tensors: the input's name, of
 /// datatype BYTES and shape [n] or [n, 1].

@@ -11,12 +11,8 @@ use downbeat_core::tensor::DataType;
 use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_service::clock::Clock;
-use downbeat_service::options::DeviceGroup;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::PolicyName;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::options::{DeviceGroup, EngineChoice, PolicyName, ServerOptions};
+use downbeat_service::service::{LoadOverrides, Service};
 
 const ROUNDS: usize = 5;
 const CLIENTS: usize = 16;

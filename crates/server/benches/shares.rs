@@ -20,13 +20,8 @@ use downbeat_engine::Topology;
 use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_service::clock::Clock;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ModelOptions;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::options::SharesBy;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions, SharesBy};
+use downbeat_service::service::{LoadOverrides, Service};
 
 const SWITCHES: u32 = 200;
 const ROUNDS: usize = 5;

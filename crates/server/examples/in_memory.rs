@@ -7,12 +7,8 @@ mod memory_service;
 
 use std::sync::Arc;
 
-use downbeat_frontend::connections::Connections;
-use downbeat_frontend::connections::Stage;
-use downbeat_frontend::connections::bind;
-use downbeat_frontend::http::HttpOptions;
-use downbeat_frontend::http::HttpState;
-use downbeat_frontend::http::serve;
+use downbeat_frontend::connections::{Connections, Stage, bind};
+use downbeat_frontend::http::{HttpOptions, HttpState, serve};
 use tokio::sync::watch;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

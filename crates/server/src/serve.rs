@@ -4,36 +4,26 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use downbeat_engine::scratch;
-use downbeat_repository::Fingerprint;
-use futures_util::StreamExt;
-use indicatif::{ProgressBar, ProgressStyle};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
-
 use downbeat_cluster::BackendProcess;
+use downbeat_engine::scratch;
 use downbeat_frontend::connections::Stage;
-use downbeat_frontend::ports::Answering;
-use downbeat_frontend::ports::Ports;
-use downbeat_frontend::ports::Signals;
-use downbeat_frontend::ports::leave;
-use downbeat_host::run::activity::Awake;
-use downbeat_host::run::activity::tick;
+use downbeat_frontend::ports::{Answering, Ports, Signals, leave};
+use downbeat_host::run::activity::{Awake, tick};
 use downbeat_models::load::load_context::LoadProgress;
 use downbeat_models::measure::profiler::NOISE;
 use downbeat_models::measure::remeasuring::Remeasuring;
 use downbeat_models::registry::Registry;
-use downbeat_service::logging;
-use downbeat_service::memory;
-use downbeat_service::metrics::trouble;
-use downbeat_service::metrics::trouble::TroubleWatch;
-use downbeat_service::options::MOST_LOAD_THREADS;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ServerOptions;
+use downbeat_repository::Fingerprint;
+use downbeat_service::metrics::trouble::{self, TroubleWatch};
+use downbeat_service::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};
 use downbeat_service::report::machine_load::LoadWatch;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::service::{LoadOverrides, Service};
 use downbeat_service::start::start;
+use downbeat_service::{logging, memory};
+use futures_util::StreamExt;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 /// How long loads may take to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);

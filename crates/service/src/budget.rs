@@ -1,7 +1,8 @@
 //! The budget of bytes in flight: the memory of the server that requests and their answers hold.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use downbeat_core::Duration;

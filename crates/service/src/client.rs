@@ -1,7 +1,8 @@
 //! The sender of a request.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The sender of a request: an address, and a connection from that address. All loopback addresses
 /// count as the same address. The default is a caller in this process.

@@ -10,9 +10,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::get;
-use downbeat_frontend::http::HttpOptions;
-use downbeat_frontend::http::HttpState;
-use downbeat_frontend::http::checked_router;
+use downbeat_frontend::http::{HttpOptions, HttpState, checked_router};
 use downbeat_frontend::shared_memory::SharedMemory;
 use downbeat_server::open_models;
 use downbeat_service::options::ServerOptions;

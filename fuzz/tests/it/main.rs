@@ -9,7 +9,8 @@ mod mutation;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
 use downbeat_engine::ExecutorProgram;
 use downbeat_fuzz::{TARGETS, Target};

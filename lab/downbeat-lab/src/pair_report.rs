@@ -4,8 +4,7 @@ use std::fmt;
 
 use downbeat::share_report::{DeviceUnits, MeasuredOn};
 use downbeat::units::in_millis;
-use downbeat_models::measure::pair_profiler::Latencies;
-use downbeat_models::measure::pair_profiler::PairMeasurement;
+use downbeat_models::measure::pair_profiler::{Latencies, PairMeasurement};
 use downbeat_report::{Page, Table, bars};
 use serde::{Deserialize, Serialize};
 

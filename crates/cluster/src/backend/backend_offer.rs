@@ -6,18 +6,18 @@ use std::io::Read;
 use std::sync::{Arc, Weak};
 
 use downbeat_core::{Duration, LatencyProfile, Time};
-use downbeat_preprocess::Recipe;
-use downbeat_repository::ModelDefinition;
-use downbeat_roles::{Loadable, Offer, OfferedModel, Slot};
-use prost::Message;
-
-use super::definition::{Definition, SentRecipe};
 use downbeat_host::request::batch_codec::PROFILED_LENGTH;
 use downbeat_models::loaded_version::LoadedVersion;
 use downbeat_models::registry::Registry;
+use downbeat_preprocess::Recipe;
+use downbeat_repository::ModelDefinition;
+use downbeat_roles::{Loadable, Offer, OfferedModel, Slot};
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal::FullBatch;
 use downbeat_service::report::machine_load::processor;
+use prost::Message;
+
+use super::definition::{Definition, SentRecipe};
 
 /// The least change of a latency that is worth a new offer, as a share of the latency.
 const WORTH_TELLING: f64 = 0.03;

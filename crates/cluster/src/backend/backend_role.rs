@@ -4,30 +4,26 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
+use downbeat_host::device::{QueuedCall, run_own};
+use downbeat_host::request::call::Call;
+use downbeat_host::request::queue::Queue;
+use downbeat_host::request::reply::{Answer, Gathered, Reply};
+use downbeat_host::scheduler::SlotDone;
+use downbeat_models::loaded_version::LoadedVersion;
+use downbeat_models::registry::Registry;
+use downbeat_models::serving::InFlight;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_roles::{
     BackendNode, BackendOptions, BackendOutput, BatchKey, Doing, Frame, Hello, Member, NodeId, Offer, Outcome,
     QueueKey, RequestKey, Role,
 };
+use downbeat_service::error::ServiceError;
 use tokio::sync::mpsc;
 
-use crate::node::machine::Machine;
-use crate::node::machine::Step;
+use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
-use downbeat_host::device::QueuedCall;
-use downbeat_host::device::run_own;
-use downbeat_host::request::call::Call;
-use downbeat_host::request::queue::Queue;
-use downbeat_host::request::reply::Answer;
-use downbeat_host::request::reply::Gathered;
-use downbeat_host::request::reply::Reply;
-use downbeat_host::scheduler::SlotDone;
-use downbeat_models::loaded_version::LoadedVersion;
-use downbeat_models::registry::Registry;
-use downbeat_models::serving::InFlight;
-use downbeat_service::error::ServiceError;
 
 /// An event from a backend's threads to its node.
 pub enum BackendEvent {

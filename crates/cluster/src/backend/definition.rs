@@ -5,18 +5,16 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use downbeat_core::Duration;
+use downbeat_host::request::batch_codec::{BatchCodec, CodecParts};
 use downbeat_preprocess::{MAX_FILE_BYTES, Recipe};
 use downbeat_protocol::inference::ModelConfig;
 use downbeat_repository::Batching;
+use downbeat_service::refusal::FullBatch;
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 use prost::Message;
 use serde::{Deserialize, Serialize};
-
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::request::batch_codec::CodecParts;
-use downbeat_service::refusal::FullBatch;
 
 /// The most bytes of a packed `tokenizer.json` that is sent. Each change of one model sends all
 /// models to schedulers and frontends again.

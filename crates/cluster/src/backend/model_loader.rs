@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use downbeat_models::registry::Registry;
 use downbeat_roles::Doing;
+use downbeat_service::service::LoadOverrides;
 use tokio::sync::mpsc;
 
 use super::backend_role::BackendEvent;
-use downbeat_models::registry::Registry;
-use downbeat_service::service::LoadOverrides;
 
 /// Carries out orders side by side, until their sender is gone. `done` is called after each load
 /// and unload, before the node hears the result.

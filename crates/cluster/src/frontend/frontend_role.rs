@@ -6,22 +6,20 @@ use std::sync::Arc;
 
 use downbeat_core::Time;
 use downbeat_core::cluster::{DropReason, Reject};
+use downbeat_host::device::CounterHasher;
+use downbeat_host::request::reply::{Answer, Reply};
 use downbeat_roles::{
     Frame, FrontendNode, FrontendOptions, FrontendOutput, Hello, NewRequest, NodeId, Outcome, Refusal, RequestEnd, Role,
 };
-
-use super::remote_models::{RemoteModels, RemoteVersion};
-use crate::node::machine::Machine;
-use crate::node::machine::Step;
-use crate::node::status::StatusBoard;
-use crate::wire::tensors::Tensors;
-use downbeat_host::device::CounterHasher;
-use downbeat_host::request::reply::Answer;
-use downbeat_host::request::reply::Reply;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::Metrics;
 use downbeat_service::refusal;
 use downbeat_service::unanswered::Unanswered;
+
+use super::remote_models::{RemoteModels, RemoteVersion};
+use crate::node::machine::{Machine, Step};
+use crate::node::status::StatusBoard;
+use crate::wire::tensors::Tensors;
 
 /// A request that waits for its answer.
 pub struct RemoteCall {

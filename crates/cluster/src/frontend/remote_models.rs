@@ -5,24 +5,19 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use downbeat_core::Duration;
+use downbeat_models::preprocess::{Preprocess, Preprocessing, asks_for_steps};
+use downbeat_models::serving::{unknown_model, version_of};
 use downbeat_protocol::InferRequest;
 use downbeat_roles::ServedModel;
+use downbeat_service::clock::Clock;
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::statistics::{Phases, Statistics};
+use downbeat_service::metrics::trouble::Sample;
+use downbeat_service::metrics::{Metrics, ModelMetrics};
+use downbeat_service::unanswered::Unanswered;
 use parking_lot::{Mutex, RwLock};
 
 use crate::backend::definition::Definition;
-use downbeat_models::preprocess::Preprocess;
-use downbeat_models::preprocess::Preprocessing;
-use downbeat_models::preprocess::asks_for_steps;
-use downbeat_models::serving::unknown_model;
-use downbeat_models::serving::version_of;
-use downbeat_service::clock::Clock;
-use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::Metrics;
-use downbeat_service::metrics::ModelMetrics;
-use downbeat_service::metrics::statistics::Phases;
-use downbeat_service::metrics::statistics::Statistics;
-use downbeat_service::metrics::trouble::Sample;
-use downbeat_service::unanswered::Unanswered;
 
 /// A version of a model that runs on backends.
 pub struct RemoteVersion {

@@ -5,26 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::{Duration, Time};
-use downbeat_protocol::inference as pb;
-use downbeat_protocol::{InferRequest, InferResponse};
-use downbeat_roles::{NewRequest, QueueKey};
-use tokio::sync::mpsc;
-
-use super::frontend_role::{FrontendEvent, RemoteCall};
-use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
-use crate::node::status::StatusBoard;
-use crate::wire::arena::Arena;
-use crate::wire::tensors::Tensors;
 use downbeat_host::request::reply::Reply;
 use downbeat_models::preprocess::Preprocess;
-use downbeat_models::serving::Limits;
-use downbeat_models::serving::Looked;
-use downbeat_models::serving::Wishes;
-use downbeat_models::serving::hold_inputs;
-use downbeat_models::serving::response;
-use downbeat_models::serving::version_of;
-use downbeat_service::budget::ByteBudget;
-use downbeat_service::budget::Reservation;
+use downbeat_models::serving::{Limits, Looked, Wishes, hold_inputs, response, version_of};
+use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
+use downbeat_roles::{NewRequest, QueueKey};
+use downbeat_service::budget::{ByteBudget, Reservation};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::Metrics;
@@ -32,12 +18,16 @@ use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal;
 use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::report::policy_report::PolicyReport;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::ModelIndexEntry;
-use downbeat_service::service::ModelMetadata;
-use downbeat_service::service::Service;
+use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use downbeat_service::unanswered::Unanswered;
 use downbeat_service::work::turn_end;
+use tokio::sync::mpsc;
+
+use super::frontend_role::{FrontendEvent, RemoteCall};
+use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
+use crate::node::status::StatusBoard;
+use crate::wire::arena::Arena;
+use crate::wire::tensors::Tensors;
 
 /// The most requests in flight at a frontend.
 const MOST_IN_FLIGHT: u64 = 1 << 18;

@@ -4,7 +4,6 @@
 use std::cell::Cell;
 
 use downbeat_core::{Duration, Time};
-
 use downbeat_service::clock::Clock;
 
 /// A look that took longer means that another thread got the core. The two would have to share the

@@ -27,26 +27,19 @@ use tokio::task::{LocalSet, spawn_local};
 
 mod dialling;
 
-pub use dialling::{Schedulers, fixed};
+use downbeat_service::clock::Clock;
 
 use crate::node::busy_poll::BusyPoll;
-use crate::node::machine::Machine;
-use crate::node::machine::Step;
+use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
 use crate::node::timer::Timer;
-use crate::wire;
-use crate::wire::Outbox;
-use crate::wire::WireError;
-use crate::wire::arena::Arena;
-use crate::wire::arena::PeerArena;
-use crate::wire::peer_memory;
-use crate::wire::peer_memory::PeerMemory;
-use crate::wire::peer_memory::Transport;
+use crate::wire::arena::{Arena, PeerArena};
+use crate::wire::peer_memory::{self, PeerMemory, Transport};
 use crate::wire::tensors::Tensors;
-use crate::wire::ucx;
-use crate::wire::ucx::Ucx;
-use crate::wire::ucx::UcxMeeting;
-use downbeat_service::clock::Clock;
+use crate::wire::ucx::{self, Ucx, UcxMeeting};
+use crate::wire::{self, Outbox, WireError};
+
+pub use dialling::{Schedulers, fixed};
 
 /// Bytes in one read.
 const READ_BYTES: usize = 64 << 10;

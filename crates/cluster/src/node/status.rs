@@ -6,15 +6,13 @@ use std::sync::Arc;
 use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
 use downbeat_roles::{Epoch, Hello, Links, ModelBudget, NodeId, Role, SubCluster};
+use downbeat_service::metric_table;
+use downbeat_service::report::cluster_report::{
+    BudgetStatus, ClusterReport, MemberStatus, PeerStatus, SubClusterReport,
+};
 use parking_lot::Mutex;
 
 use crate::wire::peer_memory::Transport;
-use downbeat_service::metric_table;
-use downbeat_service::report::cluster_report::BudgetStatus;
-use downbeat_service::report::cluster_report::ClusterReport;
-use downbeat_service::report::cluster_report::MemberStatus;
-use downbeat_service::report::cluster_report::PeerStatus;
-use downbeat_service::report::cluster_report::SubClusterReport;
 
 metric_table! {
     /// The metrics of a process about its cluster.

@@ -2,11 +2,10 @@
 //! silence decide about a leader.
 
 use downbeat_core::Time;
+use downbeat_service::clock::Clock;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
-
-use downbeat_service::clock::Clock;
 
 /// A timer that goes off at a time of the server's clock.
 pub struct Timer {

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use downbeat_core::cluster::AutoscaleSample;
 use downbeat_roles::Epoch;
-use parking_lot::Mutex;
-
 use downbeat_service::clock::Clock;
 use downbeat_service::metrics::Metrics;
 use downbeat_service::report::autoscale::AutoscaleWatch;
+use parking_lot::Mutex;
 
 /// Passes the leading scheduler's counters to an advisor, if this process leads.
 pub struct ClusterLoad {

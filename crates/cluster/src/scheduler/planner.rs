@@ -2,10 +2,10 @@
 
 use downbeat_core::Duration;
 use downbeat_roles::PlanWanted;
+use downbeat_service::clock::Clock;
 use tokio::sync::mpsc;
 
 use super::scheduler_role::SchedulerEvent;
-use downbeat_service::clock::Clock;
 
 /// The most time for a plan.
 const WITHIN: Duration = Duration::from_millis(2_000);

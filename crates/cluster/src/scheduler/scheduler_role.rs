@@ -7,8 +7,7 @@ use downbeat_roles::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::cluster_load::ClusterLoad;
-use crate::node::machine::Machine;
-use crate::node::machine::Step;
+use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
 use crate::wire::tensors::Tensors;
 

@@ -3,22 +3,17 @@
 
 use std::sync::Arc;
 
-use downbeat_protocol::inference as pb;
-use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
+use downbeat_service::error::ServiceError;
+use downbeat_service::report::autoscale::{AutoscaleStatus, AutoscaleWatch};
+use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use tokio::sync::oneshot;
 
 use super::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::node::Events;
 use crate::node::status::StatusBoard;
-use downbeat_service::error::ServiceError;
-use downbeat_service::report::autoscale::AutoscaleStatus;
-use downbeat_service::report::autoscale::AutoscaleWatch;
-use downbeat_service::report::cluster_report::ClusterReport;
-use downbeat_service::report::policy_report::PolicyReport;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::ModelIndexEntry;
-use downbeat_service::service::ModelMetadata;
-use downbeat_service::service::Service;
 
 /// Reports the state of the cluster.
 pub struct SchedulerService {

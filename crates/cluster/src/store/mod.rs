@@ -18,17 +18,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use downbeat_roles::{NodeId, SubClusterPlan};
+use downbeat_service::options::cluster_options::ClusterOptions;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::node::status::StatusBoard;
 use crate::scheduler::scheduler_role::StoreWork;
 use crate::store::etcd::Etcd;
-use crate::store::membership::LOOKS_EVERY;
-use crate::store::membership::MOST_SCHEDULERS;
-use crate::store::membership::Members;
-use crate::store::membership::Seat;
-use downbeat_service::options::cluster_options::ClusterOptions;
+use crate::store::membership::{LOOKS_EVERY, MOST_SCHEDULERS, Members, Seat};
 
 /// How often other schedulers may be faster in one request for an epoch.
 const TRIES: usize = 8;

@@ -19,8 +19,9 @@ use downbeat_engine::region::{OwnRegion, PeerRegion};
 use downbeat_roles::NodeId;
 use parking_lot::Mutex;
 use rustix::fd::BorrowedFd;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
 use tokio::net::{UnixListener, UnixStream};
 
 /// The most bytes of a tensor that stays in its frame. In memory such a tensor would take a whole

@@ -15,9 +15,7 @@ use downbeat_roles::{Frame, Hello, Message, Outcome, PROTOCOL};
 use postcard::ser_flavors::Flavor;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::wire::arena::Arena;
-use crate::wire::arena::IN_FRAME;
-use crate::wire::arena::Place;
+use crate::wire::arena::{Arena, IN_FRAME, Place};
 use crate::wire::peer_memory::PeerMemory;
 use crate::wire::tensors::Tensors;
 use crate::wire::ucx::UcxError;

@@ -5,9 +5,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::WireError;
 use super::arena::{PeerArena, Place};
-use super::ucx;
-use super::ucx::Offer;
-use super::ucx::UcxPeer;
+use super::ucx::{self, Offer, UcxPeer};
 
 /// The most bytes of a peer's offer of memory.
 const LARGEST_OFFER: usize = 16 << 10;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use downbeat_host::request::batch_codec::OutputPart;
 use serde::{Deserialize, Serialize};
 
 use super::arena::Arena;
-use downbeat_host::request::batch_codec::OutputPart;
 
 /// The tensors of a request in the order of its model's inputs, or of an answer in the order of its
 /// outputs. A clone shares the bytes.

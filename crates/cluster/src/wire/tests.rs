@@ -1,11 +1,11 @@
 use downbeat_core::Duration;
 use downbeat_core::ids::BatchId;
+use downbeat_host::request::batch_codec::OutputPart;
 use downbeat_roles::{BatchKey, Epoch, NodeId, Role};
 
 use super::*;
 use crate::wire::arena::tests::both;
 use crate::wire::peer_memory::PeerMemory;
-use downbeat_host::request::batch_codec::OutputPart;
 
 fn tensors_of(sizes: &[usize]) -> Tensors {
     let part = |(place, size): (usize, &usize)| OutputPart {

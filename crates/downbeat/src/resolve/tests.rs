@@ -3,21 +3,15 @@
 mod wrong_files;
 
 use downbeat_core::Duration;
-use downbeat_service::options::AutoscaleOptions;
-use downbeat_service::options::CudaMissing;
-use downbeat_service::options::CudaOptions;
-use downbeat_service::options::DropPolicy;
-use downbeat_service::options::LogFormat;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ModelOptions;
-use downbeat_service::options::PolicyName;
-use downbeat_service::options::RunLimits;
+use downbeat_service::options::{
+    AutoscaleOptions, CudaMissing, CudaOptions, DropPolicy, LogFormat, ModelControl, ModelOptions, PolicyName,
+    RunLimits,
+};
 use serde_json::json;
 
+use super::*;
 use crate::key::Key;
 use crate::keys::{KEYS, MODEL_KEYS};
-
-use super::*;
 
 fn flags(arguments: &[&str]) -> ServeFlags {
     use clap::{Args, FromArgMatches};

@@ -155,7 +155,9 @@ fn manual_pages_and_completions_know_the_flags() {
         assert!(script.contains("max-queue-wait"), "{shell}: {script}");
     }
     let script = stdout(&run(&["completions", "bash"]));
-    for choices in ["deferred eager latest timeout", "auto cuda tensorrt", "exclusive windowed", "text json", "exit cpu"] {
+    for choices in
+        ["deferred eager latest timeout", "auto cuda tensorrt", "exclusive windowed", "text json", "exit cpu"]
+    {
         assert!(script.contains(choices), "{choices}: {script}");
     }
     refuses(&["completions", "dash"], 2, "invalid value 'dash'");

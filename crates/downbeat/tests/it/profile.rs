@@ -4,8 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use downbeat_host::groups::stored_predictor::StoredPredictor;
-use downbeat_models::measure::profile_store::ProfileStore;
-use downbeat_models::measure::profile_store::StoredShares;
+use downbeat_models::measure::profile_store::{ProfileStore, StoredShares};
 
 use crate::command_line::{downbeat, library_path, run, stderr, stdout};
 

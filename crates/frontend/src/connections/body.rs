@@ -6,12 +6,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use downbeat_service::options::connection_options::ConnectionOptions;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
 use super::watched::Watched;
-use downbeat_service::options::connection_options::ConnectionOptions;
 
 /// Bytes before each gRPC message: a flag and the length.
 const PREFIX: usize = 5;

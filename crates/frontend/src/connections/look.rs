@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
+use downbeat_service::options::connection_options::ConnectionOptions;
 use tokio::time::Instant;
 
 use super::protocol::Protocol;
 use super::watched::{Request, Seen};
-use downbeat_service::options::connection_options::ConnectionOptions;
 
 /// The limit for a connection to end that was asked to and has nothing under way.
 const FINISH_LIMIT: Duration = Duration::from_secs(5);

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
+use downbeat_service::memory;
+use downbeat_service::options::connection_options::ConnectionOptions;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -14,8 +17,6 @@ use super::look::{Look, Verdict};
 use super::protocol::Protocol;
 use super::threads::FrontendThreads;
 use super::watched::{Request, Watched};
-use downbeat_service::memory;
-use downbeat_service::options::connection_options::ConnectionOptions;
 
 /// How long a used connection must have been idle to make room for another: before that, its next
 /// request may be on its way.

@@ -1,6 +1,7 @@
 //! The state that a port shares with its connections.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::sync::Notify;
 

@@ -3,15 +3,15 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::oneshot;
-use tokio::task::JoinSet;
 
 use downbeat_host::request::reply;
 use downbeat_service::work::turn_end;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 /// Answers that are delivered before connections get their turn.
 const MOST_AT_ONCE: usize = 256;

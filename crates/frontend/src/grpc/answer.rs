@@ -8,6 +8,9 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use downbeat_protocol::inference::{ModelInferResponse, ModelStreamInferResponse};
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::client::Client;
+use downbeat_service::work::offload;
 use futures_core::Stream;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use http_body::{Body, Frame};
@@ -15,12 +18,8 @@ use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 use tonic::Status;
 
-use super::message;
-use super::message::PREFIX;
+use super::message::{self, PREFIX};
 use crate::compression::Coding;
-use downbeat_service::budget::ByteBudget;
-use downbeat_service::client::Client;
-use downbeat_service::work::offload;
 
 /// Tensors below this size are copied, so that a small answer is one piece.
 const COPIED_BELOW: usize = 16 << 10;

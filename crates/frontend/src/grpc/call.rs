@@ -5,25 +5,20 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use downbeat_protocol::grpc::response_to_message;
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::client::Client;
+use downbeat_service::service::Service;
 use http::HeaderMap;
 use http_body::Body;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::answer;
-use super::answer::AnswerBody;
-use super::message;
-use super::message::Doorkeeper;
-use super::message::MessageReader;
-use super::message::Received;
-use super::message::read_request;
+use super::answer::{self, AnswerBody};
+use super::message::{self, Doorkeeper, MessageReader, Received, read_request};
 use super::{GrpcOptions, timeout};
 use crate::compression::Coding;
 use crate::extension;
 use crate::shared_memory::SharedMemory;
-use downbeat_service::budget::ByteBudget;
-use downbeat_service::client::Client;
-use downbeat_service::service::Service;
 
 /// The codings of a call.
 #[derive(Clone, Copy)]

@@ -5,6 +5,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use downbeat_service::client::Client;
+use downbeat_service::service::Service;
 use http::Request;
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -18,18 +20,9 @@ use tonic::Status;
 
 use super::GrpcOptions;
 use super::frontend::Frontend;
-use crate::connections;
-use crate::connections::Answering;
-use crate::connections::BodyError;
-use crate::connections::Connections;
-use crate::connections::Driven;
-use crate::connections::Framing;
-use crate::connections::Protocol;
-use crate::connections::Stages;
-use crate::connections::WatchedBody;
-use crate::connections::WatchedStream;
-use downbeat_service::client::Client;
-use downbeat_service::service::Service;
+use crate::connections::{
+    self, Answering, BodyError, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream,
+};
 
 /// Bytes a client may send ahead in one call; large tensors would otherwise wait for a round trip
 /// every 64 KiB.

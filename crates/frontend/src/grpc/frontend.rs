@@ -5,6 +5,9 @@ use std::sync::Arc;
 use axum::Router;
 use downbeat_protocol::FILE_DESCRIPTOR_SET;
 use downbeat_protocol::inference::grpc_inference_service_server::{GrpcInferenceServiceServer, SERVICE_NAME};
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::client::Client;
+use downbeat_service::service::Service;
 use http::{Request, Response, Uri};
 use http_body_util::combinators::MapErr;
 use tokio::sync::watch;
@@ -19,16 +22,9 @@ use super::GrpcOptions;
 use super::call::Inference;
 use super::health::HealthService;
 use super::inference::InferenceService;
-use super::message;
-use super::message::MessageReader;
-use super::message::WholeMessages;
-use crate::connections;
-use crate::connections::BodyError;
-use crate::connections::WatchedBody;
+use super::message::{self, MessageReader, WholeMessages};
+use crate::connections::{self, BodyError, WatchedBody};
 use crate::shared_memory::SharedMemory;
-use downbeat_service::budget::ByteBudget;
-use downbeat_service::client::Client;
-use downbeat_service::service::Service;
 
 /// The calls that tonic does not see.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";

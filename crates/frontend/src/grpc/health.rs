@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use downbeat_service::service::Service;
 use futures_core::Stream;
 use futures_util::stream::unfold;
 use tokio::sync::watch;
@@ -11,8 +12,6 @@ use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
-
-use downbeat_service::service::Service;
 
 /// How soon a watching client learns of a change.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);

@@ -4,9 +4,11 @@
 use std::sync::Arc;
 
 use downbeat_core::tensor::TensorSpec;
-use downbeat_protocol::Parameter;
-use downbeat_protocol::inference as pb;
 use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceService;
+use downbeat_protocol::{Parameter, inference as pb};
+use downbeat_service::client::Client;
+use downbeat_service::service::{LoadOverrides, Service};
+use downbeat_service::work::offload;
 use futures_util::stream::Empty;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
@@ -14,10 +16,6 @@ use tonic::{Request, Response, Status, Streaming};
 use super::settings;
 use crate::extension::extensions;
 use crate::shared_memory::{CudaRegionStatus, SharedMemory};
-use downbeat_service::client::Client;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
-use downbeat_service::work::offload;
 
 type Answer<T> = Result<Response<T>, Status>;
 

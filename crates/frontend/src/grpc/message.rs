@@ -12,6 +12,10 @@ use bytes::{Bytes, BytesMut};
 use downbeat_protocol::InferRequest;
 use downbeat_protocol::grpc::{Peek, decoded_bytes, model_name, request_from_message};
 use downbeat_protocol::inference::ModelInferRequest;
+use downbeat_service::budget::{ByteBudget, Reservation};
+use downbeat_service::client::Client;
+use downbeat_service::error::ServiceError;
+use downbeat_service::work::offload;
 use futures_core::future::BoxFuture;
 use http::{HeaderMap, HeaderName};
 use http_body::{Body, Frame};
@@ -20,11 +24,6 @@ use prost::Message as _;
 use tonic::Status;
 
 use crate::compression::{Coding, InflateError};
-use downbeat_service::budget::ByteBudget;
-use downbeat_service::budget::Reservation;
-use downbeat_service::client::Client;
-use downbeat_service::error::ServiceError;
-use downbeat_service::work::offload;
 
 /// Bytes before each message: whether it is compressed, and its length.
 pub(super) const PREFIX: usize = 5;

@@ -14,14 +14,13 @@ mod timeout;
 
 use std::sync::Arc;
 
-use tokio::net::TcpListener;
-
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::service::Service;
 use frontend::Frontend;
+use tokio::net::TcpListener;
 
 use crate::connections::{Connections, Stage, Stages, reached};
 use crate::shared_memory::SharedMemory;
-use downbeat_service::budget::ByteBudget;
-use downbeat_service::service::Service;
 
 /// The options of the gRPC frontend.
 #[derive(Clone, Debug)]

@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 
 use downbeat_protocol::inference as pb;
-use tonic::Status;
-use tracing::Level;
-
 use pb::log_settings_request::setting_value::ParameterChoice as Asked;
 use pb::log_settings_response::setting_value::ParameterChoice as Told;
+use tonic::Status;
+use tracing::Level;
 
 /// Request traces are not collected: every phase has a histogram instead.
 const TRACE: [(&str, &str); 6] = [

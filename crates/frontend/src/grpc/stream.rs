@@ -8,6 +8,9 @@ use bytes::Bytes;
 use downbeat_protocol::grpc::response_to_message;
 use downbeat_protocol::inference::InferParameter;
 use downbeat_protocol::inference::infer_parameter::ParameterChoice;
+use downbeat_service::client::Client;
+use downbeat_service::error::ServiceError;
+use downbeat_service::service::Service;
 use futures_core::Stream;
 use futures_core::future::BoxFuture;
 use futures_util::stream::{FuturesOrdered, StreamExt};
@@ -18,9 +21,6 @@ use super::answer::{AnswerBody, Pieces, error_pieces, pieces, response};
 use super::call::{Answer, Codings, Inference};
 use super::message::{MessageReader, RawMessage, Received, read_request};
 use crate::extension;
-use downbeat_service::client::Client;
-use downbeat_service::error::ServiceError;
-use downbeat_service::service::Service;
 
 /// Marks the last answer of a request in a stream.
 const FINAL: &str = "triton_final_response";

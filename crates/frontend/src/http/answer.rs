@@ -7,9 +7,8 @@ use axum::response::IntoResponse;
 use bytes::Bytes;
 use downbeat_protocol::CodecError;
 use downbeat_protocol::http::ErrorBody;
-use serde::Serialize;
-
 use downbeat_service::error::ServiceError;
+use serde::Serialize;
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 

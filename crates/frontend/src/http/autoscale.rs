@@ -2,10 +2,10 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use downbeat_service::service::Service;
 
 use super::answer::{HandlerResult, HttpError, ok};
 use super::state::HttpState;
-use downbeat_service::service::Service;
 
 pub(super) async fn advice<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
     match state.service().autoscale() {

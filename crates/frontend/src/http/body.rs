@@ -7,6 +7,10 @@ use std::task::{Context, Poll, ready};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
+use downbeat_service::budget::Reservation;
+use downbeat_service::client::Client;
+use downbeat_service::error::ServiceError;
+use downbeat_service::service::Service;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 
@@ -15,10 +19,6 @@ use super::encoding;
 use super::state::HttpState;
 use crate::compression::Coding;
 use crate::connections::{BodyError, WatchedBody};
-use downbeat_service::budget::Reservation;
-use downbeat_service::client::Client;
-use downbeat_service::error::ServiceError;
-use downbeat_service::service::Service;
 
 /// A refused body larger than this times the bound is not read to its end to answer on a connection
 /// that lives on.

@@ -3,12 +3,12 @@
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, VARY};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use bytes::Bytes;
-
-use super::answer::{Answer, HttpError, too_large};
-use crate::compression::{Coding, InflateError};
 use downbeat_service::budget::Reservation;
 use downbeat_service::client::Client;
 use downbeat_service::work::offload;
+
+use super::answer::{Answer, HttpError, too_large};
+use crate::compression::{Coding, InflateError};
 
 /// Answers below this size are sent as they are: compressing costs more than the bytes it saves.
 const SMALLEST_COMPRESSED: usize = 1024;

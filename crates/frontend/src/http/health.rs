@@ -5,13 +5,13 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use downbeat_service::error::ServiceError;
+use downbeat_service::service::Service;
 use serde_json::json;
 
 use super::answer::{HandlerResult, HttpError, json};
 use super::path::ModelPath;
 use super::state::HttpState;
-use downbeat_service::error::ServiceError;
-use downbeat_service::service::Service;
 
 pub async fn live<S: Service>(State(state): State<HttpState<S>>) -> Response {
     let live = state.service().is_live();

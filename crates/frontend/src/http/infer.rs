@@ -7,24 +7,24 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
+use downbeat_models::preprocess;
 use downbeat_protocol::http::{
     EncodedBody, INFERENCE_HEADER_CONTENT_LENGTH, OutputForms, parse_request, write_response,
 };
 use downbeat_protocol::{InferRequest, InferTensor};
-
-use super::answer::{Answer, HandlerResult, HttpError, JSON};
-use super::body::WholeBody;
-use super::path::ModelPath;
-use super::sender::Sender;
-use super::state::HttpState;
-use super::{body, encoding};
-use crate::compression::Coding;
-use crate::extension;
-use downbeat_models::preprocess;
 use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
 use downbeat_service::service::Service;
 use downbeat_service::work::offload;
+
+use super::answer::{Answer, HandlerResult, HttpError, JSON};
+use super::body::{self, WholeBody};
+use super::encoding;
+use super::path::ModelPath;
+use super::sender::Sender;
+use super::state::HttpState;
+use crate::compression::Coding;
+use crate::extension;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
 /// Numbers in JSON are two characters or more, and eight bytes or less as a tensor. `NaN,` is four,

@@ -7,14 +7,14 @@ use downbeat_core::tensor::TensorSpec;
 use downbeat_protocol::http::{
     ModelMetadataBody, ServerMetadataBody, TensorMetadataBody, config_to_json, statistics_to_json,
 };
+use downbeat_service::service::Service;
+use downbeat_service::work::offload;
 
 use super::answer::{HandlerResult, json_text, ok};
 use super::path::ModelPath;
 use super::sender::Sender;
 use super::state::HttpState;
 use crate::extension::extensions;
-use downbeat_service::service::Service;
-use downbeat_service::work::offload;
 
 pub(super) async fn server<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
     ok(&ServerMetadataBody {

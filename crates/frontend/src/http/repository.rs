@@ -7,15 +7,14 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use downbeat_protocol::Parameter;
 use downbeat_protocol::http::{IndexRequest, LoadRequest};
+use downbeat_service::service::{LoadOverrides, Service};
+use downbeat_service::work::offload;
 
 use super::answer::{HandlerResult, HttpError, ok, parse_json, read_json};
 use super::body::WholeBody;
 use super::path::ModelPath;
 use super::sender::Sender;
 use super::state::HttpState;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
-use downbeat_service::work::offload;
 
 /// Beside the event loop: folders are listed, and there may be thousands of models.
 pub(super) async fn index<S: Service>(

@@ -7,6 +7,7 @@ use axum::extract::Request;
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn};
 use axum::routing::{get, post, put};
+use downbeat_service::service::Service;
 use tokio::net::TcpListener;
 
 use super::answer::HttpError;
@@ -16,7 +17,6 @@ use super::state::HttpState;
 use super::{
     autoscale, cluster, health, infer, metadata, openapi, repository, scheduler, settings, shared_memory, timeline,
 };
-use downbeat_service::service::Service;
 
 /// [`router`] with the checks of `Host` and `Origin` that [`serve`](super::serve) makes for the port of
 /// `listener`: no page of another site can load or unload models. A server that embeds Downbeat

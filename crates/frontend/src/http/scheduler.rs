@@ -2,12 +2,12 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use downbeat_service::service::Service;
+use downbeat_service::work::offload;
 
 use super::answer::{HandlerResult, HttpError, ok};
 use super::sender::Sender;
 use super::state::HttpState;
-use downbeat_service::service::Service;
-use downbeat_service::work::offload;
 
 pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>, Sender(client): Sender) -> HandlerResult {
     let work = move || match state.service().scheduler() {

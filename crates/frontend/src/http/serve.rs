@@ -10,6 +10,8 @@ use axum::Router;
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderValue, Request, Response};
 use bytes::Bytes;
+use downbeat_service::client::Client;
+use downbeat_service::service::Service;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -24,17 +26,7 @@ use super::path::ModelPath;
 use super::router::router;
 use super::state::HttpState;
 use super::{encoding, infer};
-use crate::connections;
-use crate::connections::Answering;
-use crate::connections::Connections;
-use crate::connections::Driven;
-use crate::connections::Framing;
-use crate::connections::Protocol;
-use crate::connections::Stages;
-use crate::connections::WatchedBody;
-use crate::connections::WatchedStream;
-use downbeat_service::client::Client;
-use downbeat_service::service::Service;
+use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
 
 /// Answers HTTP requests on `listener`, with connections among `connections`, until `stages` end
 /// it. From [`Stage::Leaving`](connections::Stage::Leaving) on, each answer is the last of its

@@ -3,6 +3,7 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use downbeat_service::service::Service;
 use serde_json::{Map, Value, json};
 use tracing::level_filters::LevelFilter;
 
@@ -10,7 +11,6 @@ use super::answer::{HandlerResult, HttpError, ok, read_json};
 use super::body::WholeBody;
 use super::path::ModelPath;
 use super::state::HttpState;
-use downbeat_service::service::Service;
 
 type Settings = Map<String, Value>;
 

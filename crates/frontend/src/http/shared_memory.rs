@@ -4,6 +4,9 @@ use axum::extract::State;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use downbeat_protocol::http::{RegisterCudaRegionRequest, RegisterRegionRequest};
+use downbeat_service::error::ServiceError;
+use downbeat_service::service::Service;
+use downbeat_service::work::offload;
 use serde_json::Map;
 
 use super::answer::{HandlerResult, ok, parse_json};
@@ -11,9 +14,6 @@ use super::body::WholeBody;
 use super::path::RegionPath;
 use super::sender::Sender;
 use super::state::HttpState;
-use downbeat_service::error::ServiceError;
-use downbeat_service::service::Service;
-use downbeat_service::work::offload;
 
 fn done() -> HandlerResult {
     ok(&Map::new())

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::shared_memory::SharedMemory;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::service::Service;
+
+use crate::shared_memory::SharedMemory;
 
 /// The options of the HTTP frontend.
 #[derive(Clone, Debug)]

@@ -2,13 +2,13 @@
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
+use downbeat_service::report::timeline::REMEMBERED;
+use downbeat_service::service::Service;
+use downbeat_service::work::offload;
 
 use super::answer::{HandlerResult, HttpError, ok};
 use super::sender::Sender;
 use super::state::HttpState;
-use downbeat_service::report::timeline::REMEMBERED;
-use downbeat_service::service::Service;
-use downbeat_service::work::offload;
 
 /// The length of the timeline, unless a client asks for another.
 const DEFAULT_SECONDS: f64 = 5.0;

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use downbeat_engine_ort::cuda::CudaError;
 use downbeat_engine_ort::cuda::ipc::{IpcGpu, IpcHandle, IpcMemory};
-use parking_lot::RwLock;
-
 use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
-pub use system_region::RegionStatus;
+use parking_lot::RwLock;
 use system_region::SystemRegion;
+
+pub use system_region::RegionStatus;
 
 /// Most regions at once: each holds a file descriptor, and a client must not take all of them from
 /// the listeners.

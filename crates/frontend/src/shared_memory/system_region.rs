@@ -3,11 +3,10 @@
 use std::ffi::CString;
 
 use bytes::Bytes;
+use downbeat_service::error::ServiceError;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::shm::OFlags;
-
-use downbeat_service::error::ServiceError;
 
 /// Longest name of a shared memory object (`NAME_MAX` of Linux), bytes.
 const MAX_KEY_BYTES: usize = 255;

@@ -5,18 +5,16 @@
 //! padded request.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 
 use downbeat_engine::{Lane, Model, Place, State};
 use parking_lot::Mutex;
 use prometheus::IntCounter;
 
 use super::padding::Padding;
-use crate::request::batch_codec::BatchCodec;
-use crate::request::batch_codec::Outputs;
+use crate::request::batch_codec::{BatchCodec, Outputs};
 use crate::run::difference::difference;
 
 /// The watch repeats one in this many padded requests unless the settings give another number.

@@ -3,15 +3,15 @@
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::{DeviceDrop, DeviceReject, GuardEnd};
 use downbeat_core::{Duration, Time};
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::statistics::Phases;
+use downbeat_service::unanswered::Unanswered;
 
 use super::hosted_model::HostedModel;
 use super::request_table::Entry;
 use crate::request::batch_codec::Outputs;
 use crate::request::call::Call;
 use crate::run::engine_run::RunFailure;
-use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::statistics::Phases;
-use downbeat_service::unanswered::Unanswered;
 
 /// Answers a request that was given up.
 pub fn drop_entry(mut entry: Entry, reason: DeviceDrop, now: Time) {

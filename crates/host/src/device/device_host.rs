@@ -11,6 +11,10 @@ use downbeat_core::journal::device::DeviceInput;
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_driver::{LOG_BUFFER, LogSink, hand_over};
 use downbeat_engine::{Lane, Part, Share};
+use downbeat_service::clock::Clock;
+use downbeat_service::metrics::DeviceMetrics;
+use downbeat_service::report::device_report::GroupsReport;
+use downbeat_service::report::timeline::PastLaunches;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
@@ -29,10 +33,6 @@ use super::{answering, lane, preparation};
 use crate::request::call::Call;
 use crate::request::reply;
 use crate::run::watchdog::Watchdog;
-use downbeat_service::clock::Clock;
-use downbeat_service::metrics::DeviceMetrics;
-use downbeat_service::report::device_report::GroupsReport;
-use downbeat_service::report::timeline::PastLaunches;
 
 /// A device at work: everything that runs on it, for all models, both from the scheduler and from
 /// device policies.

@@ -10,6 +10,7 @@ use downbeat_core::device::{
 use downbeat_core::journal::Journal;
 use downbeat_core::journal::device::{DeviceInput, DeviceRefusal};
 use downbeat_core::{DeviceId, ModelId, RequestId, Time};
+use downbeat_service::report::device_report::{GroupedModel, GroupsReport};
 use smallvec::SmallVec;
 
 use super::answering::Alone;
@@ -18,8 +19,6 @@ use super::hosted_model::HostedModel;
 use super::launch::{Grant, Head, Outcome, Work};
 use super::request_table::{Entry, RequestTable};
 use crate::request::batch_codec::Admitted;
-use downbeat_service::report::device_report::GroupedModel;
-use downbeat_service::report::device_report::GroupsReport;
 
 /// The state of a device that its lock guards: its scheduler, and the tables of its models,
 /// requests and lanes.

@@ -4,9 +4,7 @@ use std::collections::VecDeque;
 
 use downbeat_core::device::{Launch, PartitionId};
 use downbeat_core::{ModelId, Time};
-
-use downbeat_service::report::timeline::PastLaunch;
-use downbeat_service::report::timeline::REMEMBERED;
+use downbeat_service::report::timeline::{PastLaunch, REMEMBERED};
 
 /// The most launches that are remembered; the oldest are forgotten first.
 const MOST: usize = 16_384;

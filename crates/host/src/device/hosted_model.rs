@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use downbeat_core::device::{LaneSpec, Launch, PartitionId, Span};
 use downbeat_core::{LatencyProfile, ModelId};
 use downbeat_engine::{Lane, Model};
+use downbeat_service::metrics::LaneMetrics;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::exits::Exit;
@@ -14,7 +15,6 @@ use super::tensors::BatchTensors;
 use super::work_meter::WorkMeter;
 use crate::groups::group_predictor::GroupMember;
 use crate::run::model_health::ModelHealth;
-use downbeat_service::metrics::LaneMetrics;
 
 /// A model version on one device.
 pub struct HostedModel {

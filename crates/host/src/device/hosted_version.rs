@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use downbeat_core::{Duration, Time};
+use downbeat_service::error::ServiceError;
+use downbeat_service::report::timeline::PastLaunches;
 
 use super::device_host::DeviceHost;
 use super::hosted_model::HostedModel;
 use super::padding::Padding;
-use crate::request::batch_codec::Admitted;
-use crate::request::batch_codec::BatchCodec;
+use crate::request::batch_codec::{Admitted, BatchCodec};
 use crate::run::activity::Activity;
-use downbeat_service::error::ServiceError;
-use downbeat_service::report::timeline::PastLaunches;
 
 /// The devices that a model version is on. Dropping it lets them forget the version.
 pub struct HostedVersion {

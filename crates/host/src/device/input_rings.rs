@@ -9,8 +9,7 @@ use downbeat_engine::ring_memory::{self, RingMemory};
 use downbeat_engine::{Model, State, Tensor};
 
 use super::padding::Padding;
-use crate::request::batch_codec::Admitted;
-use crate::request::batch_codec::BatchCodec;
+use crate::request::batch_codec::{Admitted, BatchCodec};
 
 /// The input rings of a device: the memory that requests are written to on arrival. Each input
 /// tensor has a ring, and all rings have the same slots.

@@ -9,6 +9,8 @@ use std::sync::{Arc, Weak};
 use downbeat_core::device::{Launch, PartitionId, SegmentRange};
 use downbeat_core::{Duration, RequestId, Time};
 use downbeat_engine::{Lane, Pinned, State, ask_for_short_slices, at_normal_priority};
+use downbeat_service::clock::Clock;
+use downbeat_service::metrics::statistics::Phases;
 use parking_lot::Mutex;
 
 use super::crew::{Crew, Seat};
@@ -17,14 +19,8 @@ use super::lane_host::{LaneHost, OwnLaunch, Taken, Wanted};
 use super::launch::{Body, Head, Outcome, Source, Work};
 use super::tensors::Member;
 use crate::request::batch_codec::Outputs;
-use crate::run::engine_run;
-use crate::run::engine_run::RunFailure;
-use crate::run::engine_run::Running;
-use crate::run::engine_run::Watch;
-use crate::run::watchdog::Owner;
-use crate::run::watchdog::Post;
-use downbeat_service::clock::Clock;
-use downbeat_service::metrics::statistics::Phases;
+use crate::run::engine_run::{self, RunFailure, Running, Watch};
+use crate::run::watchdog::{Owner, Post};
 
 /// A thread that runs launches. The crew gets another thread if a run on this one does not end.
 struct Worker {

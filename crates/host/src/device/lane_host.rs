@@ -8,11 +8,11 @@
 use std::sync::Arc;
 
 use downbeat_core::{RequestId, Time};
+use downbeat_service::clock::Clock;
 
 use super::crew::{Crew, Seat};
 use super::launch::{Head, Outcome, Work};
 use crate::run::watchdog::Watchdog;
-use downbeat_service::clock::Clock;
 
 /// The host of a device, as its lanes know it.
 pub trait LaneHost: Send + Sync {

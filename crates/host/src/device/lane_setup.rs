@@ -11,6 +11,8 @@ use downbeat_core::device::{
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Lane, Model, Place, Share, State};
+use downbeat_service::clock::Clock;
+use downbeat_service::metrics::LaneMetricsFamily;
 use parking_lot::Mutex;
 
 use super::answer_watch::{AnswerLooker, AnswerWatch, PADDED_EVERY, Suspicion, Watched};
@@ -27,8 +29,6 @@ use crate::groups::group_predictor::GroupMember;
 use crate::model_memory::{HeldMemory, MemoryPart};
 use crate::request::batch_codec::BatchCodec;
 use crate::run::model_health::ModelHealth;
-use downbeat_service::clock::Clock;
-use downbeat_service::metrics::LaneMetricsFamily;
 
 /// About how long requests of ever greater lengths are tried padded, at load.
 const PADDING_BUDGET: Duration = Duration::from_millis(5_000);

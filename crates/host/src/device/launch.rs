@@ -5,13 +5,13 @@ use std::sync::Arc;
 use downbeat_core::device::{Launch, PartitionId, RingRun};
 use downbeat_core::{BatchId, DeviceId, RequestId, Time};
 use downbeat_engine::State;
+use downbeat_service::metrics::statistics::Phases;
 
 use super::hosted_model::HostedModel;
 use super::tensors::Member;
 use crate::request::batch_codec::Outputs;
 use crate::request::queue::Queue;
 use crate::run::engine_run::RunFailure;
-use downbeat_service::metrics::statistics::Phases;
 
 pub struct Work {
     pub head: Head,

@@ -3,9 +3,8 @@
 use downbeat_core::device::{DeviceUse, PartitionId};
 use downbeat_core::{Duration, ModelId, Time};
 use downbeat_engine::{CoreSet, Part};
-use parking_lot::Mutex;
-
 use downbeat_service::metrics::DeviceMetrics;
+use parking_lot::Mutex;
 
 /// Counts the time in which at least one launch runs on a device. On a divided device, each busy
 /// partition counts with its part of the compute units.
@@ -115,9 +114,9 @@ impl Occupancy {
 #[cfg(test)]
 mod tests {
     use downbeat_engine::Share;
+    use downbeat_service::metrics::Metrics;
 
     use super::*;
-    use downbeat_service::metrics::Metrics;
 
     #[test]
     fn what_partitions_have_in_common_is_busy_once() {

@@ -4,10 +4,7 @@ use downbeat_core::tensor::DataType;
 use downbeat_engine::{Buffer, State, Tensor};
 use smallvec::SmallVec;
 
-use crate::request::batch_codec::Admitted;
-use crate::request::batch_codec::BatchCodec;
-use crate::request::batch_codec::OutputPart;
-use crate::request::batch_codec::Outputs;
+use crate::request::batch_codec::{Admitted, BatchCodec, OutputPart, Outputs};
 
 /// The longest request that a model takes without a setting.
 pub const LARGEST_LENGTH: u32 = 4096;

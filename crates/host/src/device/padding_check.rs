@@ -7,9 +7,7 @@
 use downbeat_engine::{Fill, State};
 
 use super::padding::{LARGEST_LENGTH, Padding};
-use crate::request::batch_codec::Admitted;
-use crate::request::batch_codec::BatchCodec;
-use crate::request::batch_codec::Outputs;
+use crate::request::batch_codec::{Admitted, BatchCodec, Outputs};
 use crate::run::difference::difference;
 
 /// The first lengths that are tried: a model that cannot run these cannot be tried at all.

@@ -6,14 +6,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 use downbeat_core::device::{InputSource, Launch, RingRun};
 use downbeat_core::{RequestId, Time};
 use downbeat_engine::{State, StateError};
+use downbeat_service::metrics::statistics::Phases;
 
 use super::launch::{Body, Source};
 use super::request_events::Watched;
 use super::tensors::Member;
-use crate::request::batch_codec::Admitted;
-use crate::request::batch_codec::Outputs;
+use crate::request::batch_codec::{Admitted, Outputs};
 use crate::request::call::Call;
-use downbeat_service::metrics::statistics::Phases;
 
 /// Hashes a request id, which is a counter. Spreading the ids is enough.
 #[derive(Default)]

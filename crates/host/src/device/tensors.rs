@@ -10,9 +10,7 @@ use downbeat_engine::{Fill, Lane, State};
 use super::answer_watch::AnswerWatch;
 use super::input_rings::InputRings;
 use super::padding::Padding;
-use crate::request::batch_codec::Admitted;
-use crate::request::batch_codec::BatchCodec;
-use crate::request::batch_codec::Outputs;
+use crate::request::batch_codec::{Admitted, BatchCodec, Outputs};
 
 /// A copy of this many bytes takes some 100 ns.
 const QUICK_BYTES: usize = 4 << 10;

@@ -8,6 +8,10 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_engine::{Model, Part, Place};
 use downbeat_repository::TensorBinding;
+use downbeat_service::clock::Clock;
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::Metrics;
+use downbeat_service::options::RunLimits;
 use tokio::sync::oneshot;
 
 use super::device_host::DeviceHost;
@@ -16,19 +20,12 @@ use super::hosted_version::HostedVersion;
 use super::lane_host::OwnLaunch;
 use super::lane_setup::brief_rows;
 use super::tensors::BatchTensors;
-use crate::request::batch_codec::Admitted;
-use crate::request::batch_codec::BatchCodec;
-use crate::request::batch_codec::Outputs;
+use crate::request::batch_codec::{Admitted, BatchCodec, Outputs};
 use crate::request::call::Call;
 use crate::request::reply::Reply;
-use crate::request::version_record::Version;
-use crate::request::version_record::VersionRecord;
+use crate::request::version_record::{Version, VersionRecord};
 use crate::run::model_health::ModelHealth;
 use crate::run::watchdog::Watchdog;
-use downbeat_service::clock::Clock;
-use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::Metrics;
-use downbeat_service::options::RunLimits;
 
 /// The receiver of a client's answer.
 pub type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;

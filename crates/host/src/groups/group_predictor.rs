@@ -5,12 +5,11 @@ use std::sync::Arc;
 use downbeat_core::device::overlap::{GroupOrder, GroupPart};
 use downbeat_core::device::{GroupSettings, GroupStats};
 use downbeat_core::{Duration, ModelId};
-
-use crate::groups::retraining::Learning;
-use crate::groups::stored_predictor::PredictedModel;
-use crate::groups::stored_predictor::StoredPredictor;
 use downbeat_service::options::DeviceOptions;
 use downbeat_service::report::device_report::GroupsReport;
+
+use crate::groups::retraining::Learning;
+use crate::groups::stored_predictor::{PredictedModel, StoredPredictor};
 
 /// The server's predictor of operator groups, or why there is none.
 #[derive(Debug)]

@@ -330,11 +330,11 @@ impl StoredPredictor {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     use downbeat_core::RequestId;
     use downbeat_core::device::SegmentRange;
     use downbeat_core::device::overlap::{Layer, Predictor};
+
+    use super::*;
 
     fn model(name: &str, cuts: &[&str]) -> PredictedModel {
         let cuts: Vec<String> = cuts.iter().map(|cut| (*cut).to_owned()).collect();

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_service::error::ServiceError;
+use downbeat_service::refusal::{self, FullBatch};
+use downbeat_service::unanswered::Unanswered;
 
 use crate::request::batch_codec::Admitted;
 use crate::request::reply::Reply;
 use crate::request::version_record::Version;
-use downbeat_service::error::ServiceError;
-use downbeat_service::refusal;
-use downbeat_service::refusal::FullBatch;
-use downbeat_service::unanswered::Unanswered;
 
 /// A request that waits for its answer.
 pub struct Call {

@@ -8,12 +8,12 @@ use downbeat_core::device::PartitionId;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_repository::ModelDefinition;
+use downbeat_service::options::ServerOptions;
 use parking_lot::Mutex;
 
 use crate::device::HostedModel;
 use crate::placement::Placed;
 use crate::refiner::ProfileRefiner;
-use downbeat_service::options::ServerOptions;
 
 /// The scheduler's queue for the requests of one shape.
 pub struct Queue {

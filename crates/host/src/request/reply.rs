@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use downbeat_service::error::ServiceError;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::request::batch_codec::Outputs;
-use downbeat_service::error::ServiceError;
 
 /// The outputs of a request, or the reason why it has none.
 pub type Answer = Result<Outputs, ServiceError>;

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use downbeat_core::{RequestId, Time};
 use downbeat_driver::QueueHandle;
+use downbeat_service::unanswered::Unanswered;
 
-use crate::device::DeviceHost;
-use crate::device::HostedModel;
+use crate::device::{DeviceHost, HostedModel};
 use crate::request::version_record::Version;
 use crate::scheduler::Driver;
-use downbeat_service::unanswered::Unanswered;
 
 /// The part that decides about a request.
 pub enum Decider {

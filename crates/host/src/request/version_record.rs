@@ -12,17 +12,16 @@ use downbeat_core::Duration;
 use downbeat_core::probes::Probes;
 use downbeat_driver::QueueHandle;
 use downbeat_engine::Model;
+use downbeat_service::clock::Clock;
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::ModelMetrics;
+use downbeat_service::metrics::statistics::{Phases, Statistics};
+use downbeat_service::metrics::trouble::Counts;
+use downbeat_service::unanswered::Unanswered;
 use parking_lot::Mutex;
 
 use crate::run::activity::Activity;
 use crate::run::engine_run::RunFailure;
-use downbeat_service::clock::Clock;
-use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::ModelMetrics;
-use downbeat_service::metrics::statistics::Phases;
-use downbeat_service::metrics::statistics::Statistics;
-use downbeat_service::metrics::trouble::Counts;
-use downbeat_service::unanswered::Unanswered;
 
 /// A version in service, as its requests hold it: it leaves its devices after its last request.
 pub type Version = dyn Deref<Target = VersionRecord> + Send + Sync;

@@ -1,7 +1,8 @@
 //! Whether models run or load. While none does, periodic work rests, so that no thread of an idle
 //! server runs.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};

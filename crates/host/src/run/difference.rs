@@ -1,8 +1,8 @@
 //! Whether two answers to the same request are alike.
 
-use crate::request::batch_codec::BatchCodec;
-use crate::request::batch_codec::Outputs;
 use downbeat_service::classification::numbers;
+
+use crate::request::batch_codec::{BatchCodec, Outputs};
 
 /// How far two numbers may lie apart, absolute or relative to their size. Kernels add up in another
 /// order for another batch size.

@@ -7,10 +7,8 @@ use std::sync::Arc;
 use downbeat_core::Duration;
 use downbeat_engine::{Lane, Pending, RunError, State};
 
-use crate::request::batch_codec::BatchCodec;
-use crate::request::batch_codec::Outputs;
-use crate::run::model_health::ModelHealth;
-use crate::run::model_health::RunCount;
+use crate::request::batch_codec::{BatchCodec, Outputs};
+use crate::run::model_health::{ModelHealth, RunCount};
 use crate::run::watchdog::Post;
 
 /// Why a run gave nothing.

@@ -15,12 +15,12 @@ use std::sync::{Arc, Weak};
 
 use downbeat_core::{Duration, Time};
 use downbeat_engine::{Engine, Stop};
+use downbeat_service::clock::Clock;
+use downbeat_service::options::RunLimits;
 use parking_lot::Mutex;
 
 use crate::run::activity::Activity;
 use crate::run::model_health::ModelHealth;
-use downbeat_service::clock::Clock;
-use downbeat_service::options::RunLimits;
 
 /// How often it looks, while there is something to watch.
 const TICK: std::time::Duration = std::time::Duration::from_millis(200);

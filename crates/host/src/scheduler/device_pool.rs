@@ -5,15 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use downbeat_core::{BatchId, DeviceId, Duration, Time};
 use downbeat_driver::Cluster;
+use downbeat_service::clock::Clock;
 use parking_lot::{Mutex, RwLock};
 
 use super::rehearser::Rehearser;
-use crate::device::DeviceHost;
-use crate::device::Grant;
-use crate::device::OwnLaunch;
-use crate::device::Ran;
-use crate::device::SlotEvents;
-use downbeat_service::clock::Clock;
+use crate::device::{DeviceHost, Grant, OwnLaunch, Ran, SlotEvents};
 
 /// The devices that carry out the scheduler's decisions, with their slots.
 pub struct DevicePool {

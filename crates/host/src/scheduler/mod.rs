@@ -22,27 +22,25 @@ use downbeat_core::device::PartitionId;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Moment, QueueHandle, Setup};
 use downbeat_engine::Part;
+use downbeat_service::clock::Clock;
+use downbeat_service::metrics::Metrics;
+use downbeat_service::options::ServerOptions;
+use downbeat_service::report::scheduler_status::SchedulerStatus;
 use parking_lot::Mutex;
+use rehearser::Rehearser;
 use smallvec::SmallVec;
+use waiting_table::{Event, WaitingTable};
 
 use crate::decision_log::DecisionLog;
-use crate::device::DeviceHost;
-use crate::device::HostedModel;
-use crate::device::OwnLaunch;
-use crate::device::QueuedCall;
+use crate::device::{DeviceHost, HostedModel, OwnLaunch, QueuedCall};
 use crate::groups::group_predictor::GroupPredictor;
 use crate::groups::retraining::GroupRetrainer;
 use crate::placement::Placed;
 use crate::request::queue::Queue;
 use crate::run::watchdog::Watchdog;
+
 pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
-use downbeat_service::clock::Clock;
-use downbeat_service::metrics::Metrics;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::report::scheduler_status::SchedulerStatus;
-use rehearser::Rehearser;
 pub use rehearser::WAKE_MARGIN;
-use waiting_table::{Event, WaitingTable};
 
 /// How long [`Driver`]'s drop waits for threads, which an endless run may hold up.
 const PATIENCE: Duration = Duration::from_millis(1_000);

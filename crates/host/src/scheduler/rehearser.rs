@@ -11,19 +11,16 @@ use downbeat_core::cluster::{
 use downbeat_core::journal::cluster::TrialRecord;
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId, Time};
 use downbeat_driver::{Cluster, Handler, QueueHandle};
+use downbeat_service::metrics::RehearsalMetrics;
+use downbeat_service::report::scheduler_status::{
+    CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus,
+};
 use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
 use crate::groups::retraining::GroupRetrainer;
 use crate::run::activity::Activity;
-use downbeat_service::metrics::RehearsalMetrics;
-use downbeat_service::report::scheduler_status::CpuStatus;
-use downbeat_service::report::scheduler_status::OrderStatus;
-use downbeat_service::report::scheduler_status::QueueStatus;
-use downbeat_service::report::scheduler_status::SchedulerStatus;
-use downbeat_service::report::scheduler_status::Source;
-use downbeat_service::report::scheduler_status::TrialStatus;
 
 /// How long before its latest start a deferred batch starts. On a machine with other work, this
 /// leaves time for late alarms, for runs longer than their profile, and for the answer's way. The

@@ -9,9 +9,7 @@ use downbeat_core::{Duration, ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment, QueueHandle};
 
 use super::device_pool::DevicePool;
-use crate::device::CounterHasher;
-use crate::device::OwnLaunch;
-use crate::device::QueuedCall;
+use crate::device::{CounterHasher, OwnLaunch, QueuedCall};
 
 /// An event of a shard.
 #[expect(clippy::large_enum_variant, reason = "nearly all are requests, and a box would cost each an allocation")]

@@ -7,12 +7,10 @@ use downbeat_core::LatencyProfile;
 use downbeat_core::device::{PolicyModel, PolicyName, SegmentProfile, Span, WrittenSettings};
 use downbeat_core::tensor::Signature;
 use downbeat_engine::{Lane, LoadError, Model, Place, RunError, Share, State as Tensors};
+use downbeat_service::options::RunLimits;
 
 use super::*;
-use crate::device::test_support;
-use crate::device::test_support::Served;
-use crate::device::test_support::item;
-use downbeat_service::options::RunLimits;
+use crate::device::test_support::{self, Served, item};
 
 /// A model that gives back its inputs. Lanes cannot be made in the broken partition, and do not run
 /// while a test holds the gate.

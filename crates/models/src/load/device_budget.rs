@@ -221,13 +221,13 @@ fn spread(sizes: &[usize]) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use downbeat_core::tensor::Signature;
     use downbeat_engine::{EngineInfo, Lane, LoadError, LoadOptions, Place};
+
+    use super::*;
 
     const MIB: u64 = 1 << 20;
 

@@ -6,15 +6,11 @@ use anyhow::{anyhow, bail, ensure};
 use downbeat_core::Duration;
 use downbeat_engine::{Engine, TrialLimits};
 use downbeat_engine_ort::{GpuInfo, Preference, Search};
-
-use crate::load::other_engines::Made;
-use crate::load::other_engines::OtherEngines;
-use crate::load::other_engines::Processes;
-use crate::partitions::Partitions;
 use downbeat_service::memory;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::Isolation;
-use downbeat_service::options::ServerOptions;
+use downbeat_service::options::{EngineChoice, Isolation, ServerOptions};
+
+use crate::load::other_engines::{Made, OtherEngines, Processes};
+use crate::partitions::Partitions;
 
 pub struct Engines {
     /// The engine of ONNX models whose options name none.
@@ -213,9 +209,9 @@ pub fn most_threads(options: &ServerOptions) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use downbeat_service::options::{ModelEngine, ModelOptions};
+
     use super::*;
-    use downbeat_service::options::ModelEngine;
-    use downbeat_service::options::ModelOptions;
 
     #[test]
     fn executors_are_as_many_as_the_models_ask_for_and_two_side_by_side() {

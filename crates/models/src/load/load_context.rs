@@ -7,8 +7,18 @@ use std::sync::Arc;
 
 use downbeat_core::Duration;
 use downbeat_engine::MemoryBudget;
+use downbeat_host::device::AnswerLooker;
+use downbeat_host::groups::group_predictor::GroupPredictor;
+use downbeat_host::model_memory::ModelMemory;
+use downbeat_host::placement::Placement;
+use downbeat_host::request::batch_codec::BatchCodec;
+use downbeat_host::scheduler::Driver;
 use downbeat_preprocess::Recipe;
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict};
+use downbeat_service::clock::Clock;
+use downbeat_service::memory;
+use downbeat_service::metrics::Metrics;
+use downbeat_service::options::{Isolation, ServerOptions};
 use parking_lot::Mutex;
 
 use crate::load::engines::Engines;
@@ -18,17 +28,6 @@ use crate::measure::measuring_time::MeasuringTime;
 use crate::measure::profile_store::ProfileStore;
 use crate::partitions::Partitions;
 use crate::preprocess::{Preprocess, Preprocessing};
-use downbeat_host::device::AnswerLooker;
-use downbeat_host::groups::group_predictor::GroupPredictor;
-use downbeat_host::model_memory::ModelMemory;
-use downbeat_host::placement::Placement;
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::scheduler::Driver;
-use downbeat_service::clock::Clock;
-use downbeat_service::memory;
-use downbeat_service::metrics::Metrics;
-use downbeat_service::options::Isolation;
-use downbeat_service::options::ServerOptions;
 
 /// Hears how a load goes on.
 pub trait LoadProgress: Send + Sync {

@@ -140,10 +140,10 @@ impl Drop for LoadTurn<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Barrier, mpsc};
+
+    use super::*;
 
     #[test]
     fn what_is_timed_is_timed_alone() {

@@ -7,23 +7,19 @@ use std::sync::{Arc, Weak};
 
 use anyhow::Context;
 use downbeat_core::device::{ChosenPolicy, WrittenSettings};
+use downbeat_host::device::PolicyError;
+use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_repository::policy::PolicyName;
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict, VerdictSource};
+use downbeat_service::report::policy_report::{AskedFor, PolicyReport};
 use parking_lot::Mutex;
 
 use crate::load::engines::executors;
-use crate::load::load_context::LoadContext;
-use crate::load::load_context::VersionFile;
-use crate::load::loading::LoadOutcome;
-use crate::load::loading::Loading;
-use crate::load::policy_choice::Chosen;
-use crate::load::policy_choice::Why;
+use crate::load::load_context::{LoadContext, VersionFile};
+use crate::load::loading::{LoadOutcome, Loading};
+use crate::load::policy_choice::{Chosen, Why};
 use crate::loaded_version::LoadedVersion;
 use crate::partitions::Partitions;
-use downbeat_host::device::PolicyError;
-use downbeat_host::run::row_judgement::RowJudgement;
-use downbeat_service::report::policy_report::AskedFor;
-use downbeat_service::report::policy_report::PolicyReport;
 
 /// Loads model versions. Slow: never on a thread that serves requests.
 pub struct Loader {

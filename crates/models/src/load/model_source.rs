@@ -13,9 +13,7 @@ use downbeat_repository::{ModelDefinition, ModelFormat};
 use tempfile::TempDir;
 
 use crate::load::load_turns::LoadTurn;
-use crate::measure::profile_store::ProfileStore;
-use crate::measure::profile_store::StoredOperators;
-use crate::measure::profile_store::StoredShares;
+use crate::measure::profile_store::{ProfileStore, StoredOperators, StoredShares};
 use crate::measure::profiler::Threads;
 
 /// A model file and the engine that reads it.

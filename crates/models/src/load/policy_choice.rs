@@ -2,12 +2,10 @@
 
 use downbeat_core::device::{AutoChoice, AutoInputs, Overlap, PolicyName, SegmentProfile};
 use downbeat_core::{Duration, LatencyProfile};
-use downbeat_repository::ModelDefinition;
-
 use downbeat_host::request::batch_codec::BatchCodec;
+use downbeat_repository::ModelDefinition;
 use downbeat_service::options::ServerOptions;
-use downbeat_service::report::policy_report::AutoMeasured;
-use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::report::policy_report::{AutoMeasured, PolicyReport};
 
 /// A model that is loaded as `exclusive` runs it.
 pub struct AutoSubject<'a> {

@@ -8,15 +8,12 @@
 
 use downbeat_core::tensor::DataType;
 use downbeat_engine::{Fill, State};
+use downbeat_host::request::batch_codec::{Admitted, BatchCodec, Outputs, PROFILED_LENGTH};
+use downbeat_host::run::difference::difference;
 use downbeat_repository::{RowDependence, RowVerdict, VerdictSource};
 use half::{bf16, f16};
 
 use crate::load::warm_up::LENGTHS;
-use downbeat_host::request::batch_codec::Admitted;
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::request::batch_codec::Outputs;
-use downbeat_host::request::batch_codec::PROFILED_LENGTH;
-use downbeat_host::run::difference::difference;
 
 /// A model must pass the first number of draws. The check goes on to the second number while there
 /// is time.

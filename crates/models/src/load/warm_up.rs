@@ -6,15 +6,12 @@ use std::sync::Arc;
 use downbeat_core::Duration;
 use downbeat_core::device::LaneSpec;
 use downbeat_engine::{Engine, Fill, Lane, Model, RunError, STOPPED, State, Stop};
+use downbeat_host::device::WarmUpLanes;
+use downbeat_host::request::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL, PROFILED_LENGTH};
 use downbeat_repository::{ModelDefinition, Warmup};
+use downbeat_service::clock::Clock;
 
 use crate::load::device_budget::DeviceBudget;
-use downbeat_host::device::WarmUpLanes;
-use downbeat_host::request::batch_codec::Admitted;
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::request::batch_codec::LARGEST_TRIAL;
-use downbeat_host::request::batch_codec::PROFILED_LENGTH;
-use downbeat_service::clock::Clock;
 
 /// A request that a lane is warmed up with.
 pub struct Sample {

@@ -4,11 +4,11 @@ use std::sync::mpsc;
 
 use downbeat_core::device::{Overlap, OverlapPoint};
 use downbeat_core::{Duration, median};
+use downbeat_service::clock::Clock;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::pair_profiler;
 use crate::measure::sampler::Subject;
-use downbeat_service::clock::Clock;
 
 /// About how long two lanes are tried together.
 const BUDGET: Duration = Duration::from_millis(200);

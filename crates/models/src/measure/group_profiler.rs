@@ -8,10 +8,9 @@ use std::sync::Barrier;
 use downbeat_core::device::overlap::GroupPart;
 use downbeat_core::{Duration, Time, median};
 use downbeat_engine::{Buffer, Lane, Place, RunError, State, Tensor};
-
-use crate::measure::sampler::Subject;
-use crate::measure::sampler::at_once;
 use downbeat_host::request::batch_codec::Admitted;
+
+use crate::measure::sampler::{Subject, at_once};
 
 /// Runs to warm up: in the first of a shape engines allocate and plan.
 const WARM_UP: usize = 1;

@@ -3,8 +3,7 @@
 use downbeat_core::{Duration, median};
 use downbeat_engine::{Lane, RunError};
 
-use crate::measure::sampler::Subject;
-use crate::measure::sampler::at_once;
+use crate::measure::sampler::{Subject, at_once};
 
 /// Twice as many lanes are worth having if they do at least this many times as much.
 const WORTH: f64 = 1.25;

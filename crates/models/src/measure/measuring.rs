@@ -7,33 +7,22 @@ use std::sync::Arc;
 use downbeat_core::device::{PartitionId, SegmentProfile};
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_engine::{Lane, Model, Place, Share};
-
-use crate::load::engines::MOST_EXECUTORS;
-use crate::load::load_context::LoadContext;
-use crate::load::load_context::LoadProgress;
-use crate::load::model_source::ModelSource;
-use crate::load::policy_choice::AutoSubject;
-use crate::load::policy_choice::Known;
-use crate::load::policy_choice::Profiled;
-use crate::measure::auto_profiler;
-use crate::measure::auto_profiler::StoredAuto;
-use crate::measure::lane_profiler;
-use crate::measure::lane_profiler::lanes_worth_having;
-use crate::measure::measuring_time::MeasuringTime;
-use crate::measure::measuring_time::Within;
-use crate::measure::profile_store::StoredProfile;
-use crate::measure::profiler;
-use crate::measure::profiler::Measurement;
-use crate::measure::profiler::Threads;
-use crate::measure::profiler::is_quiet;
-use crate::measure::sampler::Subject;
-use crate::measure::sampler::Watch;
-use crate::measure::segment_profiler::SegmentSubject;
 use downbeat_host::placement::Placed;
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::request::batch_codec::PROFILED_LENGTH;
+use downbeat_host::request::batch_codec::{BatchCodec, PROFILED_LENGTH};
 use downbeat_service::report::machine_load::LoadWatch;
 use downbeat_service::report::policy_report::PolicyReport;
+
+use crate::load::engines::MOST_EXECUTORS;
+use crate::load::load_context::{LoadContext, LoadProgress};
+use crate::load::model_source::ModelSource;
+use crate::load::policy_choice::{AutoSubject, Known, Profiled};
+use crate::measure::auto_profiler::{self, StoredAuto};
+use crate::measure::lane_profiler::{self, lanes_worth_having};
+use crate::measure::measuring_time::{MeasuringTime, Within};
+use crate::measure::profile_store::StoredProfile;
+use crate::measure::profiler::{self, Measurement, Threads, is_quiet};
+use crate::measure::sampler::{Subject, Watch};
+use crate::measure::segment_profiler::SegmentSubject;
 
 /// A model whose largest batch takes less than this on one thread is left on one: waking others
 /// costs more.

@@ -9,10 +9,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::Duration;
+use downbeat_service::clock::Clock;
 
 use crate::load::load_turns::LoadTurn;
 use crate::measure::sampler::Watch;
-use downbeat_service::clock::Clock;
 
 /// The measuring time of one load of a version.
 #[derive(Debug)]

@@ -4,13 +4,10 @@
 use downbeat_core::device::LaneMix;
 use downbeat_core::{Duration, median};
 use downbeat_engine::{Lane, Place, RunError};
+use downbeat_host::request::batch_codec::Admitted;
 use serde::Serialize;
 
-use crate::measure::sampler;
-use crate::measure::sampler::Subject;
-use crate::measure::sampler::Watch;
-use crate::measure::sampler::at_once;
-use downbeat_host::request::batch_codec::Admitted;
+use crate::measure::sampler::{self, Subject, Watch, at_once};
 
 /// Rounds that leave out the slower half of the mixes of a load.
 const HALVINGS: usize = 4;

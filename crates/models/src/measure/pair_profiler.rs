@@ -4,15 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::{Duration, quantiles};
 use downbeat_engine::{Lane, Place, RunError, Share};
+use downbeat_host::request::batch_codec::Admitted;
 use serde::{Deserialize, Serialize};
 
-use crate::measure::sampler;
-use crate::measure::sampler::Subject;
-use crate::measure::sampler::TimedRun;
-use crate::measure::sampler::Turn;
-use crate::measure::sampler::Watch;
-use crate::measure::sampler::at_once;
-use downbeat_host::request::batch_codec::Admitted;
+use crate::measure::sampler::{self, Subject, TimedRun, Turn, Watch, at_once};
 
 /// The fewest runs of each that are timed for one pair of batch sizes, however little time there
 /// is, and the most.

@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use downbeat_engine::{EngineInfo, OperatorProfile};
+use downbeat_service::report::machine_load::processor;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::measure::profiler::Measurement;
-use crate::measure::profiler::Threads;
+use crate::measure::profiler::{Measurement, Threads};
 use crate::measure::share_profiler::ShareMeasurement;
-use downbeat_service::report::machine_load::processor;
 
 /// Measurements of a model file on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

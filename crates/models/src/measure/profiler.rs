@@ -5,12 +5,8 @@ use downbeat_core::{Duration, LatencyProfile, ProfilePoint, quantiles};
 use downbeat_engine::{Lane, RunError};
 use serde::{Deserialize, Serialize};
 
-use crate::measure::sampler;
-use crate::measure::sampler::Subject;
-use crate::measure::sampler::Watch;
-use crate::measure::sized_cases;
-use crate::measure::sized_cases::CaseSize;
-use crate::measure::sized_cases::SizedCases;
+use crate::measure::sampler::{self, Subject, Watch};
+use crate::measure::sized_cases::{self, CaseSize, SizedCases};
 
 /// Most runs that are timed for one batch size; one run suffices if time is short.
 const RUNS: [usize; 2] = [0, 200];
@@ -181,8 +177,6 @@ pub fn are_trusted(measurements: &[Measurement]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     use std::sync::{Arc, Mutex};
 
     use downbeat_core::device::SegmentRange;
@@ -190,20 +184,18 @@ mod tests {
     use downbeat_core::tensor::{DataType, Signature, TensorSpec};
     use downbeat_core::{ModelId, RequestId};
     use downbeat_engine::{Fill, LoadError, Model, Place, State};
+    use downbeat_host::request::batch_codec::BatchCodec;
     use downbeat_repository::TensorBinding;
+    use downbeat_service::clock::Clock;
 
+    use super::*;
     use crate::load::device_budget::DeviceBudget;
     use crate::load::warm_up::WarmUp;
     use crate::measure::group_profiler::GroupLanes;
-    use crate::measure::lane_profiler;
-    use crate::measure::measuring_time::MeasuringTime;
-    use crate::measure::measuring_time::Within;
-    use crate::measure::mix_profiler;
-    use crate::measure::pair_profiler;
+    use crate::measure::measuring_time::{MeasuringTime, Within};
     use crate::measure::profile_store::ProfileStore;
     use crate::measure::segment_profiler::SegmentSubject;
-    use downbeat_host::request::batch_codec::BatchCodec;
-    use downbeat_service::clock::Clock;
+    use crate::measure::{lane_profiler, mix_profiler, pair_profiler};
 
     /// A model that records its runs.
     #[derive(Clone, Default)]

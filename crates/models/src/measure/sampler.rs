@@ -4,12 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::{Duration, Time};
 use downbeat_engine::{Lane, Model, Place, RunError};
-use parking_lot::RwLock;
-
-use downbeat_host::request::batch_codec::Admitted;
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::request::batch_codec::LARGEST_TRIAL;
+use downbeat_host::request::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL};
 use downbeat_service::clock::Clock;
+use parking_lot::RwLock;
 
 /// The first runs of a size, which engines do more in than run. In the first one they allocate and
 /// plan; on a GPU the second one may be tried as a graph.
@@ -310,9 +307,9 @@ impl Subject<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     use std::sync::atomic::AtomicUsize;
+
+    use super::*;
 
     /// Ends the measuring after this many looks.
     struct Ends(AtomicUsize);

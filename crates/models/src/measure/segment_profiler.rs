@@ -4,16 +4,13 @@
 use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, ProfilePoint, median};
 use downbeat_engine::Lane;
+use downbeat_host::device::Padding;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::profile_store::ProfileStore;
 use crate::measure::profiler::few_sizes;
-use crate::measure::sampler::Subject;
-use crate::measure::sampler::TimedRun;
-use crate::measure::sampler::Watch;
-use crate::measure::sized_cases::CaseSize;
-use crate::measure::sized_cases::SizedCases;
-use downbeat_host::device::Padding;
+use crate::measure::sampler::{Subject, TimedRun, Watch};
+use crate::measure::sized_cases::{CaseSize, SizedCases};
 
 /// The padded lengths that a model is measured with, as far as it takes them.
 const LENGTHS: [u32; 6] = [8, 32, 64, 128, 256, 512];

@@ -5,11 +5,8 @@ use downbeat_core::{Duration, median, quantiles};
 use downbeat_engine::{Place, RunError, Share};
 use serde::{Deserialize, Serialize};
 
-use crate::measure::sampler::Subject;
-use crate::measure::sampler::TimedRun;
-use crate::measure::sampler::Watch;
-use crate::measure::sized_cases::CaseSize;
-use crate::measure::sized_cases::SizedCases;
+use crate::measure::sampler::{Subject, TimedRun, Watch};
+use crate::measure::sized_cases::{CaseSize, SizedCases};
 
 /// The fewest runs that are timed for one batch size on one share, however little time there is,
 /// and the most.

@@ -2,11 +2,9 @@
 //! other cases allow.
 
 use downbeat_core::{Duration, median};
-
-use crate::measure::sampler;
-use crate::measure::sampler::Turn;
-use crate::measure::sampler::Watch;
 use downbeat_service::clock::Clock;
+
+use crate::measure::sampler::{self, Turn, Watch};
 
 /// A case lies far above its neighbours if it took more than this many times the time that they
 /// allow.

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 
+use downbeat_host::run::watchdog::{Owner, Watchdog};
+use downbeat_service::error::ServiceError;
 use parking_lot::Mutex;
 
 use super::overlay::Overlay;
 use crate::serving::{ServedModel, Serving};
-use downbeat_host::run::watchdog::Owner;
-use downbeat_host::run::watchdog::Watchdog;
-use downbeat_service::error::ServiceError;
 
 /// A model that is ready to be taken into service.
 pub struct LoadedModel {

@@ -14,34 +14,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use downbeat_core::Duration;
 use downbeat_core::cluster::AutoscaleSample;
 use downbeat_engine_ort::GpuInfo;
-use downbeat_repository::{Fingerprint, ModelDefinition, ModelRepositories, ModelRepository, RepositoryError};
-use parking_lot::Mutex;
-
-use crate::load::load_context::LoadProgress;
-use crate::load::load_context::VersionFile;
-use crate::load::loader::Loader;
-use crate::loaded_version::LoadedVersion;
-use crate::measure::measuring_time::MeasuringTime;
-use crate::serving::{ServedModel, Serving, unknown_model};
 use downbeat_host::gpu_watch::GpuWatch;
 use downbeat_host::model_memory::ModelMemory;
 use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_host::run::watchdog::Watchdog;
 use downbeat_host::scheduler::Driver;
 use downbeat_host::shares::DeviceShares;
+use downbeat_repository::{Fingerprint, ModelDefinition, ModelRepositories, ModelRepository, RepositoryError};
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::Metrics;
-use downbeat_service::metrics::Totals;
 use downbeat_service::metrics::trouble::Sample;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ServerOptions;
+use downbeat_service::metrics::{Metrics, Totals};
+use downbeat_service::options::{ModelControl, ServerOptions};
 use downbeat_service::report::autoscale::AutoscaleWatch;
 use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::service::LoadOverrides;
 use load_thread::{LoadFailure, LoadedModel, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use overlay::{Overlay, write_overlay};
+use parking_lot::Mutex;
+
+use crate::load::load_context::{LoadProgress, VersionFile};
+use crate::load::loader::Loader;
+use crate::loaded_version::LoadedVersion;
+use crate::measure::measuring_time::MeasuringTime;
+use crate::serving::{ServedModel, Serving, unknown_model};
 
 /// Models with files up to this size, bytes, do not wait for the loads of larger ones.
 const SMALL: u64 = 16 << 20;

@@ -3,18 +3,15 @@
 use std::sync::Arc;
 
 use downbeat_core::device::{BadMove, PartitionId};
+use downbeat_host::device::{DeviceHost, HostedModel};
+use downbeat_service::error::ServiceError;
+use downbeat_service::report::device_report::{
+    DeviceReport, DevicesReport, ExecutorReport, PartitionReport, PlacedModel,
+};
 use tokio::sync::oneshot;
 
 use super::Registry;
 use crate::serving::ServedModel;
-use downbeat_host::device::DeviceHost;
-use downbeat_host::device::HostedModel;
-use downbeat_service::error::ServiceError;
-use downbeat_service::report::device_report::DeviceReport;
-use downbeat_service::report::device_report::DevicesReport;
-use downbeat_service::report::device_report::ExecutorReport;
-use downbeat_service::report::device_report::PartitionReport;
-use downbeat_service::report::device_report::PlacedModel;
 
 /// How long a request to move a model waits for that.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);

@@ -4,7 +4,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use downbeat_engine_ort::GpuInfo;
+use downbeat_host::decision_log::DecisionLog;
+use downbeat_host::device::DeviceHost;
+use downbeat_host::gpu_watch::GpuWatch;
+use downbeat_host::model_memory::ModelMemory;
+use downbeat_host::placement::{self, Placement};
+use downbeat_host::run::watchdog::Watchdog;
+use downbeat_host::scheduler::Driver;
+use downbeat_host::shares::{DeviceShares, ShareMetrics};
 use downbeat_repository::{ModelDefinition, ModelRepositories};
+use downbeat_service::budget::ByteBudget;
+use downbeat_service::clock::Clock;
+use downbeat_service::memory;
+use downbeat_service::metrics::Metrics;
+use downbeat_service::options::model_names::{NamedBy, UnknownModel};
+use downbeat_service::options::{
+    CudaMissing, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions, SharesBy,
+};
+use downbeat_service::report::autoscale::AutoscaleWatch;
 use parking_lot::Mutex;
 
 use super::Registry;
@@ -14,30 +31,6 @@ use crate::load::load_context::LoadContext;
 use crate::load::loader::Loader;
 use crate::partitions::Partitions;
 use crate::serving::Serving;
-use downbeat_host::decision_log::DecisionLog;
-use downbeat_host::device::DeviceHost;
-use downbeat_host::gpu_watch::GpuWatch;
-use downbeat_host::model_memory::ModelMemory;
-use downbeat_host::placement;
-use downbeat_host::placement::Placement;
-use downbeat_host::run::watchdog::Watchdog;
-use downbeat_host::scheduler::Driver;
-use downbeat_host::shares::DeviceShares;
-use downbeat_host::shares::ShareMetrics;
-use downbeat_service::budget::ByteBudget;
-use downbeat_service::clock::Clock;
-use downbeat_service::memory;
-use downbeat_service::metrics::Metrics;
-use downbeat_service::options::CudaMissing;
-use downbeat_service::options::MAX_SHARDS;
-use downbeat_service::options::MOST_LOAD_THREADS;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::RunLimits;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::options::SharesBy;
-use downbeat_service::options::model_names::NamedBy;
-use downbeat_service::options::model_names::UnknownModel;
-use downbeat_service::report::autoscale::AutoscaleWatch;
 
 impl Registry {
     /// The registry of the repositories that the options name, with its engines and devices;

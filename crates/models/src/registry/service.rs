@@ -4,12 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use downbeat_core::{Duration, Time};
-use downbeat_protocol::inference as pb;
-use downbeat_protocol::{InferRequest, InferResponse, pace};
-
-use super::Registry;
-use super::model_entry::VersionState;
-use crate::serving::{ServedModel, statistics, unknown_model};
+use downbeat_protocol::{InferRequest, InferResponse, inference as pb, pace};
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ModelControl;
 use downbeat_service::report::autoscale::AutoscaleStatus;
@@ -17,12 +12,12 @@ use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::report::device_report::DevicesReport;
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::report::scheduler_status::SchedulerStatus;
-use downbeat_service::report::timeline::REMEMBERED;
-use downbeat_service::report::timeline::Timeline;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::ModelIndexEntry;
-use downbeat_service::service::ModelMetadata;
-use downbeat_service::service::Service;
+use downbeat_service::report::timeline::{REMEMBERED, Timeline};
+use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
+
+use super::Registry;
+use super::model_entry::VersionState;
+use crate::serving::{ServedModel, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {

@@ -9,9 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use downbeat_core::{RequestId, Time};
-
-use downbeat_host::device::QueuedCall;
-use downbeat_host::device::run_own;
+use downbeat_host::device::{QueuedCall, run_own};
 use downbeat_host::scheduler::Driver;
 use downbeat_service::work::turn_end;
 

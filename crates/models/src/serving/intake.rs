@@ -7,18 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use downbeat_core::cluster::TimeoutAction;
 use downbeat_core::tensor::DataType;
 use downbeat_core::{Duration, Time};
+use downbeat_host::request::batch_codec::{Admitted, BatchCodec, OutputPart, Outputs};
+use downbeat_host::request::reply::Answer;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_repository::{Batching, TensorBinding};
-use tokio::sync::oneshot;
-
-use downbeat_host::request::batch_codec::Admitted;
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::request::batch_codec::OutputPart;
-use downbeat_host::request::batch_codec::Outputs;
-use downbeat_host::request::reply::Answer;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
 use downbeat_service::work::offload;
+use tokio::sync::oneshot;
 
 /// When to try again after a model's share of the budget of bytes was used up.
 pub const RETRY_AFTER: Duration = Duration::from_millis(1_000);

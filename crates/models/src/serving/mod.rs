@@ -11,28 +11,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
 use downbeat_core::{Duration, LatencyProfile, Time};
-use downbeat_protocol::inference as pb;
-use downbeat_protocol::{InferRequest, InferResponse};
-use downbeat_repository::ModelDefinition;
-use parking_lot::RwLock;
-
-use crate::loaded_version::LoadedVersion;
-use downbeat_host::device::QueuedCall;
-use downbeat_host::device::run_own;
-use downbeat_host::request::batch_codec::Admitted;
-use downbeat_host::request::batch_codec::ShapeKey;
+use downbeat_host::device::{QueuedCall, run_own};
+use downbeat_host::request::batch_codec::{Admitted, ShapeKey};
 use downbeat_host::request::call::Call;
 use downbeat_host::request::queue::Queue;
 use downbeat_host::request::reply::Reply;
-use downbeat_host::request::ticket::Decider;
-use downbeat_host::request::ticket::Ticket;
+use downbeat_host::request::ticket::{Decider, Ticket};
 use downbeat_host::run::watchdog::Watchdog;
 use downbeat_host::scheduler::Driver;
+use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
+use downbeat_repository::ModelDefinition;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::unanswered::Unanswered;
 use intake::InputBytes;
+use parking_lot::RwLock;
+
+use crate::loaded_version::LoadedVersion;
+
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use served_model::{InFlight, ServedModel, version_of};
 

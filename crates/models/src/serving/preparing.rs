@@ -3,20 +3,19 @@
 use std::sync::Arc;
 
 use downbeat_core::{Duration, Time};
+use downbeat_host::request::batch_codec::ShapeKey;
 use downbeat_protocol::InferRequest;
+use downbeat_service::budget::Reservation;
+use downbeat_service::clock::Clock;
+use downbeat_service::error::ServiceError;
+use downbeat_service::refusal::{busy_until, queue_full};
+use downbeat_service::unanswered::Unanswered;
 
 use super::intake::RETRY_AFTER;
 use super::{Limits, Serving, hold_inputs};
 use crate::loaded_version::LoadedVersion;
 use crate::preprocess::Preprocess;
 use crate::serving::ServedModel;
-use downbeat_host::request::batch_codec::ShapeKey;
-use downbeat_service::budget::Reservation;
-use downbeat_service::clock::Clock;
-use downbeat_service::error::ServiceError;
-use downbeat_service::refusal::busy_until;
-use downbeat_service::refusal::queue_full;
-use downbeat_service::unanswered::Unanswered;
 
 /// A place in a model's queue, held by a request that is not ready to join it. Dropping it gives it
 /// up, and counts the request unless it was answered.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_repository::ModelDefinition;
+use downbeat_service::error::ServiceError;
 use tokio::sync::Notify;
 
 use crate::loaded_version::LoadedVersion;
-use downbeat_service::error::ServiceError;
 
 /// A model as it is served now: its configuration and its ready versions.
 pub struct ServedModel {

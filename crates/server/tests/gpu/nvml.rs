@@ -7,11 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cuda_stand_in::Measured;
-use downbeat_frontend::connections::ConnectionOptions;
-use downbeat_frontend::connections::Connections;
-use downbeat_frontend::connections::bind;
-use downbeat_frontend::http::HttpOptions;
-use downbeat_frontend::http::HttpState;
+use downbeat_frontend::connections::{ConnectionOptions, Connections, bind};
+use downbeat_frontend::http::{HttpOptions, HttpState};
 use downbeat_frontend::metrics_port;
 use downbeat_models::registry::Registry;
 use downbeat_service::error::ServiceError;

@@ -3,13 +3,9 @@
 
 use downbeat_core::device::GuardState;
 use downbeat_models::registry::Registry;
-use downbeat_service::options::DeviceGroup;
-use downbeat_service::options::PolicyName;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::report::policy_report::AskedFor;
-use downbeat_service::report::policy_report::PolicyReport;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::options::{DeviceGroup, PolicyName, ServerOptions};
+use downbeat_service::report::policy_report::{AskedFor, PolicyReport};
+use downbeat_service::service::{LoadOverrides, Service};
 
 use crate::serving::{Models, metric, request, send};
 

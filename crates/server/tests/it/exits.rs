@@ -7,10 +7,8 @@ use downbeat_core::tensor::DataType;
 use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::error::ServiceError;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::options::{EngineChoice, ServerOptions};
+use downbeat_service::service::{LoadOverrides, Service};
 use serde_json::{Value, json};
 
 use crate::lanes::{group, input, numbers};

@@ -1,20 +1,16 @@
 //! Device policies in the server at their limits: full queues, deadlines, cancelled clients,
 //! batches that fail, models that come and go.
 
+use std::sync::Arc;
+
 use downbeat_core::device::DeviceOutput;
 use downbeat_core::journal::device::{DeviceInput, DeviceRecords};
 use downbeat_core::journal::{Form, MachineKind, Record, read, replay, show};
 use downbeat_models::registry::Registry;
 use downbeat_service::error::ServiceError;
-use downbeat_service::options::AutoscaleOptions;
-use downbeat_service::options::DeviceGroup;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::PolicyName;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::options::{AutoscaleOptions, DeviceGroup, ModelControl, PolicyName, ServerOptions};
+use downbeat_service::service::{LoadOverrides, Service};
 use serde_json::json;
-use std::sync::Arc;
 
 use crate::lanes::{drained, encoder_request, group, no_lane_ran_two_launches_at_once};
 use crate::serving::{Models, metric, ms, request, send, until, with_timeout};

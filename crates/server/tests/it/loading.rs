@@ -5,18 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::tensor::DataType;
-use downbeat_models::measure::profile_store::ProfileStore;
-use downbeat_models::measure::profile_store::StoredOperators;
-use downbeat_models::measure::profile_store::StoredProfile;
+use downbeat_models::measure::profile_store::{ProfileStore, StoredOperators, StoredProfile};
 use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferTensor, Parameter};
 use downbeat_service::error::ServiceError;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ModelOptions;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions};
+use downbeat_service::service::{LoadOverrides, Service};
 use serde_json::json;
 
 use crate::model::{

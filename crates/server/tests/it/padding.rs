@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use downbeat_core::tensor::DataType;
 use downbeat_models::registry::Registry;
-use downbeat_service::options::DeviceGroup;
-use downbeat_service::options::EngineChoice;
+use downbeat_service::options::{DeviceGroup, EngineChoice};
 use downbeat_service::service::Service;
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -7,11 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_engine::{CoreSet, Topology};
 use downbeat_models::registry::Registry;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ModelOptions;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::options::SharesBy;
+use downbeat_service::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions, SharesBy};
 use downbeat_service::service::Service;
 use serde_json::json;
 

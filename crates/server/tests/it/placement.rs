@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_models::registry::Registry;
-use downbeat_service::options::PlacementPlan;
-use downbeat_service::options::PlannedSubCluster;
-use downbeat_service::options::ServerOptions;
+use downbeat_service::options::{PlacementPlan, PlannedSubCluster, ServerOptions};
 use downbeat_service::service::Service;
 
 use crate::serving::{Models, metric, request, until};

@@ -6,11 +6,8 @@ use downbeat_core::tensor::DataType;
 use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_service::error::ServiceError;
-use downbeat_service::options::ModelOptions;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::options::Step;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::options::{ModelOptions, ServerOptions, Step};
+use downbeat_service::service::{LoadOverrides, Service};
 use serde_json::json;
 
 use crate::serving::{self, Models, metric, ms, send, until, with_timeout};

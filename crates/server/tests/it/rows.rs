@@ -4,10 +4,7 @@
 use downbeat_core::tensor::DataType;
 use downbeat_models::registry::Registry;
 use downbeat_protocol::InferRequest;
-use downbeat_service::options::BatchingChoice;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::ModelOptions;
-use downbeat_service::options::ServerOptions;
+use downbeat_service::options::{BatchingChoice, EngineChoice, ModelOptions, ServerOptions};
 use downbeat_service::service::Service;
 use tempfile::TempDir;
 

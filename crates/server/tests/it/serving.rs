@@ -14,13 +14,8 @@ use downbeat_core::tensor::DataType;
 use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_service::error::ServiceError;
-use downbeat_service::options::AutoscaleOptions;
-use downbeat_service::options::DispatchPolicy;
-use downbeat_service::options::DropPolicy;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::options::{AutoscaleOptions, DispatchPolicy, DropPolicy, ModelControl, ServerOptions};
+use downbeat_service::service::{LoadOverrides, Service};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -1,11 +1,8 @@
 //! The registered regions, and the tensors in a region.
 
 use downbeat_core::tensor::DataType;
-use downbeat_frontend::extension::apply_outputs;
-use downbeat_frontend::extension::resolve_inputs;
-use downbeat_frontend::shared_memory::MAX_REGIONS;
-use downbeat_frontend::shared_memory::RegionStatus;
-use downbeat_frontend::shared_memory::SharedMemory;
+use downbeat_frontend::extension::{apply_outputs, resolve_inputs};
+use downbeat_frontend::shared_memory::{MAX_REGIONS, RegionStatus, SharedMemory};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
 use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;

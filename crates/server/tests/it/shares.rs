@@ -5,11 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_models::registry::Registry;
-use downbeat_service::options::BatchesBy;
-use downbeat_service::options::ModelControl;
-use downbeat_service::options::ModelOptions;
-use downbeat_service::options::ServerOptions;
-use downbeat_service::options::SharesBy;
+use downbeat_service::options::{BatchesBy, ModelControl, ModelOptions, ServerOptions, SharesBy};
 use downbeat_service::report::device_report::PlacedModel;
 use downbeat_service::service::Service;
 use serde_json::json;

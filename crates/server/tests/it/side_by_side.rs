@@ -9,10 +9,8 @@ use std::time::Duration;
 
 use downbeat_models::load::load_context::LoadProgress;
 use downbeat_models::registry::Registry;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::ModelControl;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::Service;
+use downbeat_service::options::{EngineChoice, ModelControl};
+use downbeat_service::service::{LoadOverrides, Service};
 use tokio::task::JoinSet;
 
 use crate::loading::{add, options};

@@ -2,8 +2,7 @@
 //! declare.
 
 use downbeat_core::tensor::DataType;
-use downbeat_models::measure::profile_store::ProfileStore;
-use downbeat_models::measure::profile_store::StoredProfile;
+use downbeat_models::measure::profile_store::{ProfileStore, StoredProfile};
 use downbeat_models::registry::Registry;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
 use downbeat_service::options::EngineChoice;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug, Write};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use downbeat_core::{Duration, Time};
 use parking_lot::Mutex;

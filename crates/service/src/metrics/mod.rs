@@ -17,12 +17,12 @@ use prometheus::core::Collector;
 use prometheus::{Encoder, Histogram, IntCounter, Registry, TextEncoder};
 
 use crate::budget::ByteBudget;
-use crate::logging;
-use crate::metric_table;
 use crate::metrics::gpu_metrics::GpuMetrics;
 use crate::metrics::statistics::Phases;
 use crate::metrics::trouble::Counts;
 use crate::unanswered::Unanswered;
+use crate::{logging, metric_table};
+
 pub use lanes::{LaneMetrics, LaneMetricsFamily};
 
 /// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.

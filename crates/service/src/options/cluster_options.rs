@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 
 use downbeat_core::Duration;
-
 use downbeat_repository::named;
 
 use crate::options::with_defaults;

@@ -14,17 +14,18 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use downbeat_core::Duration;
+use downbeat_core::device::overlap::GroupOrder;
+use downbeat_repository::{Batching, named};
+
+use crate::options::cluster_options::ClusterOptions;
+
 pub use downbeat_core::cluster::AutoscaleOptions;
 pub use downbeat_core::cluster::OrderPolicy;
 pub use downbeat_core::device::WrittenSettings;
-use downbeat_core::device::overlap::GroupOrder;
 pub use downbeat_driver::MAX_SHARDS;
 pub use downbeat_engine::ExecutorProgram;
 pub use downbeat_engine_ort::{CudaOptions, Missing as CudaMissing};
 pub use downbeat_preprocess::Step;
-use downbeat_repository::{Batching, named};
-
-use crate::options::cluster_options::ClusterOptions;
 pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy, PolicyName};
 
 /// The server's name, unless the options give another.

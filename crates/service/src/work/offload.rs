@@ -9,8 +9,7 @@ use futures_util::future::Either;
 use crate::client::Client;
 use crate::error::ServiceError;
 use crate::work::work_line::path_by_size;
-use crate::work::work_pool::Place;
-use crate::work::work_pool::WorkPool;
+use crate::work::work_pool::{Place, WorkPool};
 
 /// Bytes that are parsed or written in about a millisecond: from here on that is done beside the
 /// event loop. Handing over costs some tens of microseconds, which small requests do not pay.

@@ -16,7 +16,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 
@@ -28,9 +29,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use crate::error::ServiceError;
-use crate::work::work_line::Path;
-use crate::work::work_line::Waiting;
-use crate::work::work_line::WorkLine;
+use crate::work::work_line::{Path, Waiting, WorkLine};
 
 /// Bytes of a slice: about a millisecond of reading JSON.
 const SLICE: u64 = 128 << 10;
@@ -405,8 +404,7 @@ mod tests {
 
     use super::*;
     use crate::client::Client;
-    use crate::work::work_line::path_by_model;
-    use crate::work::work_line::path_by_size;
+    use crate::work::work_line::{path_by_model, path_by_size};
 
     const MS: Duration = Duration::from_millis(1);
 

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, PastArrival};
 use downbeat_core::device::{
-    Launch, ModelSpec, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, ReplayedModel, SegmentProfile,
-    WrittenSettings,
+    Launch, ModelSpec, Overlap, OverlapPoint, PartitionId, PolicyModel, ReplayedModel, SegmentProfile, WrittenSettings,
 };
 use downbeat_core::journal::{LogError, MachineKind};
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time, median};

@@ -4,8 +4,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::slots::{Found, Tried};
-use crate::slots::{SlotLayout, SlotProblem};
 use anyhow::ensure;
 use downbeat_core::Duration;
 use downbeat_plan::words::number;
@@ -15,6 +13,7 @@ use downbeat_sim::Policy;
 use serde::Serialize;
 
 use super::share_profile::ShareProfile;
+use crate::slots::{Found, SlotLayout, SlotProblem, Tried};
 
 /// A division must hold this many times the load of whole devices. A smaller gain may be chance.
 const WORTH: f64 = 1.03;

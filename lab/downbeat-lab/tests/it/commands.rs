@@ -10,8 +10,7 @@ use downbeat_core::device::overlap::GroupPart;
 use downbeat_core::{ModelId, RequestId};
 use downbeat_host::groups::stored_predictor::PredictedModel;
 use downbeat_lab::pair_report::PairReport;
-use downbeat_models::measure::pair_profiler::Latencies;
-use downbeat_models::measure::pair_profiler::PairMeasurement;
+use downbeat_models::measure::pair_profiler::{Latencies, PairMeasurement};
 use downbeat_models::measure::share_profiler::ShareMeasurement;
 
 pub fn run(arguments: &[&str]) -> Output {

@@ -5,11 +5,11 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use downbeat_roles::NodeId;
+use downbeat_service::options::cluster_options::NO_UCX;
 use serde::{Deserialize, Serialize};
 
 use super::WireError;
 use super::arena::{Arena, Place};
-use downbeat_service::options::cluster_options::NO_UCX;
 
 /// Has no value in this build.
 pub struct Ucx(Infallible);

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use downbeat_engine_ort::ucx;
-pub use downbeat_engine_ort::ucx::{Offer, UcxError, UcxMeeting, UcxPeer};
 use downbeat_roles::NodeId;
 use futures_util::future::try_join_all;
 use tokio::sync::oneshot;
 
 use super::WireError;
 use super::arena::{Arena, MOST, Place};
+
+pub use downbeat_engine_ort::ucx::{Offer, UcxError, UcxMeeting, UcxPeer};
 
 /// Limit of the first read by UCX, which tests the way, together with all steps before it.
 const TRIED_WITHIN: Duration = Duration::from_millis(1000);

@@ -10,12 +10,10 @@ use downbeat_core::LatencyProfile;
 use downbeat_core::device::{ModelSpec, PartitionId, SegmentProfile, StagedOptions};
 use downbeat_core::tensor::Signature;
 use downbeat_engine::{LoadError, Model, Place, RunError, State};
-
-use super::super::test_support;
-use super::super::test_support::Served;
-use super::super::test_support::item;
-use super::*;
 use downbeat_service::options::RunLimits;
+
+use super::super::test_support::{self, Served, item};
+use super::*;
 
 /// A time limit for events that are certain to come.
 const LONG: StdDuration = StdDuration::from_secs(60);

@@ -15,18 +15,14 @@ use downbeat_core::device::{
 use downbeat_core::probes::Doubt;
 use downbeat_core::tensor::Signature;
 use downbeat_engine::{LoadError, Model, Pending, Place, RunError};
+use downbeat_service::options::RunLimits;
+use downbeat_service::report::timeline::PastLaunch;
 use parking_lot::Condvar;
 use serde::{Deserialize, Serialize};
 
 use super::super::own_launch::run_own;
-use super::super::test_support;
-use super::super::test_support::Answer;
-use super::super::test_support::Served;
-use super::super::test_support::failure;
-use super::super::test_support::item;
+use super::super::test_support::{self, Answer, Served, failure, item};
 use super::*;
-use downbeat_service::options::RunLimits;
-use downbeat_service::report::timeline::PastLaunch;
 
 /// A time limit for events that are certain to come.
 const LONG: StdDuration = StdDuration::from_secs(60);

@@ -13,18 +13,14 @@ use downbeat_core::device::{
 use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, LatencyProfile, RequestId, Time};
 use downbeat_engine::{Lane, LoadError, Model, Part, RunError, Share, State};
+use downbeat_service::options::RunLimits;
 use parking_lot::Condvar;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
-use super::super::test_support;
-use super::super::test_support::Answer;
-use super::super::test_support::Served;
-use super::super::test_support::failure;
-use super::super::test_support::item;
+use super::super::test_support::{self, Answer, Served, failure, item};
 use super::*;
-use downbeat_service::options::RunLimits;
 
 /// A time limit for events that are certain to come.
 const LONG: std::time::Duration = std::time::Duration::from_secs(60);

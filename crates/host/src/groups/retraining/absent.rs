@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use downbeat_core::Duration;
 use downbeat_core::device::overlap::GroupPart;
+use downbeat_service::report::device_report::RetrainingReport;
 
 use crate::groups::group_predictor::GroupPredictor;
 use crate::groups::stored_predictor::StoredPredictor;
-use downbeat_service::report::device_report::RetrainingReport;
 
 /// Has no value in this build.
 #[derive(Debug)]

@@ -162,14 +162,12 @@ fn is_above_noise(values: impl Iterator<Item = f64>, least: f64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     use downbeat_core::device::overlap::{GroupPart, Layer, LearnedPredictor};
     use downbeat_core::{Duration, ModelId};
-
-    use crate::groups::stored_predictor::PredictedModel;
-    use crate::groups::stored_predictor::Training;
     use downbeat_service::options::DeviceOptions;
+
+    use super::*;
+    use crate::groups::stored_predictor::{PredictedModel, Training};
 
     /// A perceptron of one layer: 2 ms, more for each item of either model, and twice as long side
     /// by side.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use downbeat_core::Duration;
 use downbeat_core::device::overlap::GroupPart;
+use downbeat_service::report::device_report::RetrainingReport;
 use parking_lot::Mutex;
 
 use crate::groups::stored_predictor::StoredPredictor;
-use downbeat_service::report::device_report::RetrainingReport;
 
 /// Most groups that wait for the retrainer. A full queue loses its oldest group.
 const WAITING: usize = 4_096;

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_repository::TensorBinding;
+use downbeat_service::error::ServiceError;
 use smallvec::SmallVec;
 
 use super::{Admitted, BatchCodec};
-use downbeat_service::error::ServiceError;
 
 impl BatchCodec {
     /// Checks names, datatypes, shapes and batch dimension of a request's inputs without their

@@ -5,9 +5,9 @@
 //! rows are cut from the answer.
 
 use bytes::Bytes;
+use downbeat_service::error::ServiceError;
 
 use super::{Admitted, BatchCodec, OutputPart, Outputs, PROFILED_LENGTH};
-use downbeat_service::error::ServiceError;
 
 /// The most bytes of an item that is made up for a request. A request without items sends no bytes,
 /// so its item must be small.

@@ -3,15 +3,15 @@
 //! stack, a step of zero divides by zero.
 
 use downbeat_engine::{Cut, LoadError, Model, RunError, Share, TrialLimits};
+use downbeat_host::request::batch_codec::BatchCodec;
+use downbeat_host::run::row_judgement::by_graph;
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict};
+use downbeat_service::options::BatchingChoice;
 use serde::{Deserialize, Serialize};
 
 use super::Loading;
 use crate::load::model_source::is_emulated;
 use crate::load::warm_up;
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::run::row_judgement::by_graph;
-use downbeat_service::options::BatchingChoice;
 
 /// The news that a file can be run. The key is its content, the engine and the engine's version.
 #[derive(Debug, Serialize, Deserialize)]

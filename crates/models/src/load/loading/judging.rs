@@ -3,19 +3,16 @@
 
 use downbeat_core::Duration;
 use downbeat_engine::{Model, Place, RunError, Share, State};
+use downbeat_host::request::batch_codec::BatchCodec;
+use downbeat_host::run::row_judgement::{RowJudgement, by_graph};
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict, VerdictSource};
+use downbeat_service::options::BatchingChoice;
 
 use super::Loading;
 use crate::load::model_source::is_emulated;
 use crate::load::policy_choice::Why;
-use crate::load::row_check::NO_TIME;
-use crate::load::row_check::RowCheck;
-use crate::load::warm_up;
-use crate::load::warm_up::Trial;
-use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_host::run::row_judgement::RowJudgement;
-use downbeat_host::run::row_judgement::by_graph;
-use downbeat_service::options::BatchingChoice;
+use crate::load::row_check::{NO_TIME, RowCheck};
+use crate::load::warm_up::{self, Trial};
 
 /// The check goes on with further draws for this long. A smaller budget of measuring does not
 /// shorten the check.

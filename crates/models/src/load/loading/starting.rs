@@ -5,25 +5,18 @@ use std::sync::Arc;
 use downbeat_core::ModelId;
 use downbeat_core::device::{AutoInputs, GuardOptions, SegmentProfile};
 use downbeat_engine::{Lane, Model};
+use downbeat_host::device as host;
+use downbeat_host::device::{DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, RequestEvents};
+use downbeat_host::groups::group_predictor::GroupMember;
+use downbeat_host::run::row_judgement::RowJudgement;
 
 use super::{Loading, Runnable};
 use crate::load::engines::MOST_EXECUTORS;
-use crate::load::policy_choice::Chosen;
-use crate::load::policy_choice::Profiled;
-use crate::load::warm_up;
-use crate::load::warm_up::Sample;
+use crate::load::policy_choice::{Chosen, Profiled};
+use crate::load::warm_up::{self, Sample};
 use crate::measure::profile_store::ProfileStore;
 use crate::measure::profiler::Threads;
 use crate::policy_guard::PolicyGuard;
-use downbeat_host::device as host;
-use downbeat_host::device::DeviceHost;
-use downbeat_host::device::HostedVersion;
-use downbeat_host::device::LaneSetup;
-use downbeat_host::device::LanesWanted;
-use downbeat_host::device::Padding;
-use downbeat_host::device::RequestEvents;
-use downbeat_host::groups::group_predictor::GroupMember;
-use downbeat_host::run::row_judgement::RowJudgement;
 
 impl Loading<'_> {
     /// The version's part in operator groups, if its policy runs groups.

@@ -4,13 +4,12 @@
 use anyhow::ensure;
 use downbeat_core::device::PaddedTo;
 use downbeat_engine::{Lane, Model, Place, Share};
+use downbeat_host::device::PolicyError;
+use downbeat_host::request::batch_codec::BatchCodec;
 
 use super::Loading;
 use crate::load::model_source::is_emulated;
-use crate::load::warm_up;
-use crate::load::warm_up::Trial;
-use downbeat_host::device::PolicyError;
-use downbeat_host::request::batch_codec::BatchCodec;
+use crate::load::warm_up::{self, Trial};
 
 /// A model's failed trial, for messages.
 const TRIED: &str = "the model answers none of the trial requests (random numbers, ones, zeros)";

@@ -3,13 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use downbeat_frontend::connections::ConnectionOptions;
-use downbeat_frontend::connections::Connections;
-use downbeat_frontend::connections::FrontendThreads;
-use downbeat_frontend::connections::Stage;
-use downbeat_frontend::connections::bind;
-use downbeat_frontend::grpc;
-use downbeat_frontend::grpc::GrpcOptions;
+use downbeat_frontend::connections::{ConnectionOptions, Connections, FrontendThreads, Stage, bind};
+use downbeat_frontend::grpc::{self, GrpcOptions};
 use downbeat_frontend::shared_memory::SharedMemory;
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use downbeat_frontend::connections::ConnectionOptions;
-use downbeat_frontend::connections::Stage;
+use downbeat_frontend::connections::{ConnectionOptions, Stage};
 use downbeat_frontend::grpc::GrpcOptions;
 use downbeat_protocol::inference::infer_parameter::ParameterChoice;
 use http_body::Frame;

@@ -1,8 +1,8 @@
 //! Work on large bodies, in turns.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::mpsc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use downbeat_service::client::Client;

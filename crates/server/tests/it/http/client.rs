@@ -3,14 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use downbeat_frontend::connections::ConnectionOptions;
-use downbeat_frontend::connections::Connections;
-use downbeat_frontend::connections::FrontendThreads;
-use downbeat_frontend::connections::Stage;
-use downbeat_frontend::connections::bind;
-use downbeat_frontend::http::HttpOptions;
-use downbeat_frontend::http::HttpState;
-use downbeat_frontend::http::serve;
+use downbeat_frontend::connections::{ConnectionOptions, Connections, FrontendThreads, Stage, bind};
+use downbeat_frontend::http::{HttpOptions, HttpState, serve};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -3,8 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use downbeat_frontend::connections::ConnectionOptions;
-use downbeat_frontend::connections::Stage;
+use downbeat_frontend::connections::{ConnectionOptions, Stage};
 use downbeat_frontend::http::HttpOptions;
 use serde_json::json;
 

@@ -8,12 +8,8 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::{InferStatistics, ModelConfig, ModelStatistics, StatisticDuration};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_service::error::ServiceError;
-use downbeat_service::report::policy_report::AskedFor;
-use downbeat_service::report::policy_report::PolicyReport;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::ModelIndexEntry;
-use downbeat_service::service::ModelMetadata;
-use downbeat_service::service::Service;
+use downbeat_service::report::policy_report::{AskedFor, PolicyReport};
+use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 

@@ -8,9 +8,9 @@
 //! | `slow` | as `scores`, once [`MemoryService::release`] is called |
 //! | `full`, `late` | answer every inference with `QueueFull`, `DeadlineExceeded` |
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use bytes::Bytes;
 use downbeat_core::Duration;
@@ -18,12 +18,9 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::{self, ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
 use downbeat_service::error::ServiceError;
-use downbeat_service::report::policy_report::AskedFor;
-use downbeat_service::report::policy_report::PolicyReport;
-use downbeat_service::service::LoadOverrides;
-use downbeat_service::service::ModelIndexEntry;
-use downbeat_service::service::ModelMetadata;
-use downbeat_service::service::Service;
+use downbeat_service::report::policy_report::{AskedFor, PolicyReport};
+use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 pub struct MemoryService {

@@ -6,9 +6,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use anyhow::{Result, bail, ensure};
-use downbeat_cluster::Outbox;
-use downbeat_cluster::Tensors;
-use downbeat_cluster::read_frame;
+use downbeat_cluster::{Outbox, Tensors, read_frame};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_host::request::batch_codec::OutputPart;

@@ -8,19 +8,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Result;
-use downbeat_frontend::connections::ConnectionOptions;
-use downbeat_frontend::connections::Connections;
-use downbeat_frontend::connections::FrontendThreads;
-use downbeat_frontend::connections::Stage;
-use downbeat_frontend::connections::bind;
-use downbeat_frontend::grpc;
-use downbeat_frontend::grpc::GrpcOptions;
-use downbeat_frontend::http;
-use downbeat_frontend::http::HttpOptions;
-use downbeat_frontend::http::HttpState;
+use downbeat_frontend::connections::{ConnectionOptions, Connections, FrontendThreads, Stage, bind};
+use downbeat_frontend::grpc::{self, GrpcOptions};
+use downbeat_frontend::http::{self, HttpOptions, HttpState};
 use downbeat_models::registry::Registry;
-use downbeat_service::options::EngineChoice;
-use downbeat_service::options::ServerOptions;
+use downbeat_service::options::{EngineChoice, ServerOptions};
 use downbeat_service::service::LoadOverrides;
 use tokio::sync::watch;
 

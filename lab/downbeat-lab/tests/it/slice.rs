@@ -33,7 +33,7 @@ fn the_cut_is_shown_as_a_table_a_page_and_json() {
     assert_eq!(output.status.code(), Some(0), "{table}{}", stderr(&output));
     assert!(table.starts_with("encoder: 3 segments, rten "), "{table}");
     let last = table.lines().last().unwrap_or_default();
-    assert!(last.starts_with("all segments ") && last.ends_with(" times"), "{table}");
+    assert!(last.starts_with("all segments ") && last.ends_with(" times as long"), "{table}");
     assert!(table.contains("with a static plan"), "{table}");
     let live: Vec<&str> = table.lines().filter(|line| line.trim_start().starts_with("live: ")).collect();
     assert_eq!(live.len(), 3, "{table}");
@@ -77,7 +77,7 @@ fn two_models_are_measured_alone_and_at_the_same_time() {
             assert!(latencies["runs"].as_u64().unwrap() >= 2 && latencies["median_ns"].as_u64().unwrap() > 0, "{pair}");
         }
     }
-    assert!(std::fs::read_to_string(page).unwrap().contains("Together against in turn"));
+    assert!(std::fs::read_to_string(page).unwrap().contains("Both models together, compared with one after the other"));
 }
 
 /// Times on the stand-in mean nothing.
@@ -100,7 +100,7 @@ fn a_pair_can_have_partitions_of_a_gpu() {
 
 #[test]
 fn pairs_that_cannot_be_measured_are_named() {
-    let no_parts = "the engine rten cannot part its device (cpu): shares of compute units are for NVIDIA GPUs";
+    let no_parts = "the engine rten cannot divide its device (cpu); only NVIDIA GPUs (--engine cuda)";
     refuses(&pairs(&["digits", "mlp", "--split", "8"]), 1, no_parts);
     refuses(&pairs(&["digits", "nobody"]), 1, "no model 'nobody' in");
     refuses(&pairs(&["digits", "mlp", "--other-batch", "9999"]), 2, "'9999' is not a batch size");

@@ -259,7 +259,7 @@ def test_autoscalers_read_recorded_rules_of_known_metrics():
     metric, = hpa["spec"]["metrics"]
     assert trigger["metadata"]["query"] in {rule["expr"] for rule in rules} and trigger["metricType"] == "AverageValue" and trigger["metadata"]["threshold"] == "1"
     assert metric["external"]["metric"]["name"].replace("_", ":", 1) in recorded and metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
-    source = "".join(path.read_text() for path in (ROOT / "crates/server/src").glob("*.rs"))
+    source = "".join(path.read_text() for path in (ROOT / "crates").glob("*/src/**/*.rs"))
     for name in used - recorded:
         assert f'"{name}"' in source, name
 

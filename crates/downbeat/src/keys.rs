@@ -376,7 +376,7 @@ fn operation() -> Vec<Key<Draft>> {
         triton("log-error", switch(), |d, error| level(d, !error && d.options.log.level == "error", "off")),
         triton("log-verbose", number(0..=u32::MAX.into()), |d, verbose: u32| level(d, verbose > 0, "debug")),
         key("log.level", parsed("LEVEL", check_level, String::clone), |d| &mut d.options.log.level)
-            .flag("log-level", "error, warn, info, debug, trace, or a filter such as info,downbeat_server=debug"),
+            .flag("log-level", "error, warn, info, debug, trace, or a filter such as info,downbeat_models=debug"),
     ]
 }
 

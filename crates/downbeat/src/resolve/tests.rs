@@ -632,7 +632,7 @@ fn a_word_that_is_no_log_level_is_refused() {
     assert!(said.contains("1:13: 'wran' is no log level") && said.ends_with("did you mean 'warn'?"), "{said}");
     let said = error("log.level = 'warn,downbeat_server'");
     assert!(said.contains("'downbeat_server' is no log level"), "{said}");
-    assert_eq!(merged("", &["m", "--log-level", "info,downbeat_server=debug"]).log.level, "info,downbeat_server=debug");
+    assert_eq!(merged("", &["m", "--log-level", "info,downbeat_models=debug"]).log.level, "info,downbeat_models=debug");
 }
 
 #[test]

@@ -238,7 +238,7 @@ fn a_model_that_comes_with_a_load_request_runs_in_a_process() {
 fn a_file_is_tried_once() {
     let folder = digits();
     let cache = folder.path().join("profiles");
-    let flags = ["--profile-cache", cache.to_str().unwrap(), "--log-level", "info,downbeat_server=debug"];
+    let flags = ["--profile-cache", cache.to_str().unwrap(), "--log-level", "info,downbeat_models=debug"];
     let start = || {
         let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
         let tried = server.said().contains("was tried in a process");

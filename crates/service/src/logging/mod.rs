@@ -93,13 +93,17 @@ impl Drop for FlushAtEnd {
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
 /// The crates of the program, as the log names them.
-const CRATES: [&str; 15] = [
+const CRATES: [&str; 20] = [
     "downbeat",
     "downbeat_bench",
+    "downbeat_cluster",
     "downbeat_core",
     "downbeat_driver",
     "downbeat_engine",
     "downbeat_engine_ort",
+    "downbeat_frontend",
+    "downbeat_host",
+    "downbeat_models",
     "downbeat_plan",
     "downbeat_preprocess",
     "downbeat_protocol",
@@ -107,11 +111,12 @@ const CRATES: [&str; 15] = [
     "downbeat_repository",
     "downbeat_roles",
     "downbeat_server",
+    "downbeat_service",
     "downbeat_sim",
     "downbeat_training",
 ];
 
-/// The level of the log, or a filter such as `info,downbeat_server=debug`.
+/// The level of the log, or a filter such as `info,downbeat_models=debug`.
 ///
 /// # Errors
 /// A text with a list of the levels, if a part of it is no level. The filter would take such a word
@@ -124,7 +129,7 @@ pub fn check_level(text: &str) -> Result<String, String> {
     if let Some(word) = unknown.next() {
         let hint = downbeat_repository::did_you_mean(word, LEVELS);
         return Err(format!(
-            "'{word}' is no log level; levels are {}, and a module has its own as in info,downbeat_server=debug{hint}",
+            "'{word}' is no log level; levels are {}, and a module has its own as in info,downbeat_models=debug{hint}",
             LEVELS.join(", ")
         ));
     }
@@ -257,13 +262,13 @@ mod tests {
         assert_eq!(directives("info"), "error,downbeat=info,onnxruntime=info");
         assert_eq!(directives("off"), "off,downbeat=off,onnxruntime=off");
         assert_eq!(directives("warn,h2=debug"), "error,downbeat=warn,onnxruntime=warn,h2=debug");
-        assert_eq!(directives("downbeat_server=debug"), "downbeat_server=debug");
+        assert_eq!(directives("downbeat_models=debug"), "downbeat_models=debug");
     }
 
     /// The check would refuse a crate that the list lacks.
     #[test]
     fn every_crate_of_the_program_may_have_a_level() {
-        for manifest in ["Cargo.toml", "../downbeat/Cargo.toml"] {
+        for manifest in ["../server/Cargo.toml", "../downbeat/Cargo.toml"] {
             let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
             let text = std::fs::read_to_string(path).unwrap();
             let crates = text.lines().filter_map(|line| line.strip_suffix(".workspace = true"));
@@ -281,7 +286,7 @@ mod tests {
     #[test]
     fn a_word_that_is_no_level_is_refused_with_the_levels() {
         let known =
-            ["warn", "INFO", "off", "info,downbeat_server=debug", "downbeat_server=debug", "info,[span{a}]=trace", ""];
+            ["warn", "INFO", "off", "info,downbeat_models=debug", "downbeat_models=debug", "info,[span{a}]=trace", ""];
         for level in known {
             assert_eq!(check_level(level), Ok(level.to_owned()));
         }
@@ -304,9 +309,9 @@ mod tests {
     fn a_filter_of_one_module_lets_errors_of_all_pass() {
         let shown = |level: &str| filter(level).unwrap().to_string();
         assert!(
-            shown("downbeat_server=debug").split(',').any(|part| part == "error"),
+            shown("downbeat_models=debug").split(',').any(|part| part == "error"),
             "{}",
-            shown("downbeat_server=debug")
+            shown("downbeat_models=debug")
         );
         assert_eq!(shown("h2=debug,off").split(',').filter(|part| *part == "off").count(), 1);
     }

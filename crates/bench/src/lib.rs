@@ -8,37 +8,21 @@
 
 pub mod allocator;
 pub mod args;
-pub mod arrivals;
-pub mod capacity;
 pub mod client;
 pub mod clock;
-pub mod control;
-pub mod html;
 pub mod interrupt;
 pub mod load;
-pub mod mix;
-pub mod outcome;
-pub mod plan;
-pub mod poller;
-pub mod record;
-pub mod report;
-pub mod request;
-pub mod response;
-pub mod run;
-pub mod seed;
-pub mod statistics;
-pub mod tensors;
-pub mod transport;
+pub mod results;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use downbeat_report::note;
 
-pub use args::Args;
+use crate::load::plan::Plan;
+use crate::results::report::Report;
 
-use crate::plan::Plan;
-use crate::report::Report;
+pub use args::Args;
 
 /// Exit status of a run in which no request was answered well.
 pub const NOTHING_ANSWERED: u8 = 3;
@@ -55,12 +39,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     interrupt::watch(plan.interrupted.clone())?;
     let report = match &plan.search {
         Some(search) => {
-            let (outcome, found) = capacity::search(&plan, search, args.quiet)?;
+            let (outcome, found) = load::capacity::search(&plan, search, args.quiet)?;
             Report::new(&plan, &outcome, Some(found))
         }
         None => {
             let mut seconds = 0;
-            let outcome = run::run(&plan, &plan.pace, run::Hopeless::default(), &mut |now| {
+            let outcome = load::run::run(&plan, &plan.pace, load::run::Hopeless::default(), &mut |now| {
                 let passed = now.as_nanos() / 1_000_000_000;
                 if !args.quiet && passed >= seconds + 5 {
                     seconds = passed;
@@ -71,6 +55,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
     };
     args.json.print(&report)?;
-    args.html.write(|| html::page(&report))?;
+    args.html.write(|| results::html::page(&report))?;
     Ok(if report.total.ok > 0 { ExitCode::SUCCESS } else { ExitCode::from(NOTHING_ANSWERED) })
 }

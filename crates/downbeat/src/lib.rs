@@ -3,39 +3,10 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod config_check;
-mod device_advice_command;
-mod device_groups;
-mod draft;
-mod engine_command;
-mod forms;
-mod group_report;
-pub mod group_samples;
-mod infer;
-mod key;
-mod keys;
-mod log_command;
-mod manual;
-mod mix_report;
-mod options_file;
-mod picture;
-mod plan_command;
-mod plan_report;
-mod profile_command;
-mod profile_groups;
-mod profile_report;
-mod profile_shares;
-pub mod profiled_model;
-mod resolve;
+pub mod commands;
+pub mod options;
+pub mod profile;
 pub mod run_output;
-mod serve_flags;
-pub mod share_report;
-pub mod simulate;
-mod timeline_command;
-mod triton_flags;
-pub mod units;
-pub mod watched;
-mod what_if_command;
 
 use std::process::ExitCode;
 
@@ -44,13 +15,13 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use downbeat_report::note;
 use downbeat_service::options::{LogFormat, ServerOptions};
-use resolve::Process;
+use options::resolve::Process;
 
-pub use engine_command::{engine_choice, engine_for};
-pub use log_command::write_log;
-pub use options_file::read_text;
-pub use profile_shares::device_units;
-pub use resolve::{open_repository, options_of_text};
+pub use commands::engine_command::{engine_choice, engine_for};
+pub use commands::log_command::write_log;
+pub use options::options_file::read_text;
+pub use options::resolve::{open_repository, options_of_text};
+pub use profile::profile_shares::device_units;
 
 /// Serve deep-learning models under latency SLOs.
 #[derive(Parser, Debug)]
@@ -62,39 +33,39 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    Serve(Box<serve_flags::ServeFlags>),
+    Serve(Box<options::serve_flags::ServeFlags>),
     /// Take requests of clients for the backends of a cluster
     ///
     /// Options come from the same sources as those of `downbeat serve`; a frontend has no models of
     /// its own.
-    Frontend(Box<serve_flags::ServeFlags>),
+    Frontend(Box<options::serve_flags::ServeFlags>),
     /// Decide for the frontends and backends of a cluster which batch runs where and when, or stand
     /// by
     ///
     /// Options come from the same sources as those of `downbeat serve`; a scheduler has no models
     /// of its own.
-    Scheduler(Box<serve_flags::ServeFlags>),
+    Scheduler(Box<options::serve_flags::ServeFlags>),
     /// Run the models of a repository for the frontends of a cluster
     ///
     /// Options, and their sources, are the same as for `downbeat serve`.
-    Backend(Box<serve_flags::ServeFlags>),
-    Infer(infer::InferArgs),
-    Profile(Box<profile_command::ProfileArgs>),
-    Plan(plan_command::PlanArgs),
+    Backend(Box<options::serve_flags::ServeFlags>),
+    Infer(commands::infer::InferArgs),
+    Profile(Box<profile::profile_command::ProfileArgs>),
+    Plan(commands::plan_command::PlanArgs),
     Bench(Box<downbeat_bench::Args>),
     #[command(subcommand)]
-    Simulate(simulate::SimulateCommand),
+    Simulate(commands::simulate::SimulateCommand),
     #[command(subcommand)]
-    Engine(engine_command::EngineCommand),
+    Engine(commands::engine_command::EngineCommand),
     #[command(subcommand)]
-    Config(config_check::ConfigCommand),
+    Config(commands::config_check::ConfigCommand),
     #[command(subcommand)]
-    Log(log_command::LogCommand),
-    WhatIf(what_if_command::WhatIfArgs),
-    Advise(what_if_command::AdviseArgs),
-    Timeline(timeline_command::TimelineArgs),
-    Man(manual::ManArgs),
-    Completions(manual::CompletionsArgs),
+    Log(commands::log_command::LogCommand),
+    WhatIf(commands::what_if_command::WhatIfArgs),
+    Advise(commands::what_if_command::AdviseArgs),
+    Timeline(commands::timeline_command::TimelineArgs),
+    Man(commands::manual::ManArgs),
+    Completions(commands::manual::CompletionsArgs),
     /// Runs a model for the server that started this process; standard input is the socket to the
     /// server.
     #[command(hide = true)]
@@ -156,12 +127,12 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 
 /// Runs a process that serves until a signal ends it.
 fn serve(
-    flags: &serve_flags::ServeFlags,
+    flags: &options::serve_flags::ServeFlags,
     process: Process,
     serve: fn(ServerOptions) -> anyhow::Result<()>,
 ) -> Result<ExitCode, Failure> {
     let usage = |error| Failure { error, code: USAGE };
-    let resolved = resolve::resolve(flags, process, std::path::Path::new("")).map_err(usage)?;
+    let resolved = options::resolve::resolve(flags, process, std::path::Path::new("")).map_err(usage)?;
     if let (Some(file), LogFormat::Text) = (&resolved.file, resolved.options.log.format) {
         note(format_args!("options from {}", file.display()));
     }
@@ -174,25 +145,29 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Frontend(flags) => serve(&flags, Process::Frontend, downbeat_server::serve_frontend),
         Command::Scheduler(flags) => serve(&flags, Process::Scheduler, downbeat_server::serve_scheduler),
         Command::Backend(flags) => serve(&flags, Process::Backend, downbeat_server::serve_backend),
-        Command::Infer(args) => Ok(infer::run(&args).map(|()| ExitCode::SUCCESS)?),
-        Command::Profile(args) => Ok(profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
-        Command::Plan(args) => Ok(plan_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Infer(args) => Ok(commands::infer::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Profile(args) => Ok(profile::profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Plan(args) => Ok(commands::plan_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Bench(args) => Ok(downbeat_bench::run(*args)?),
-        Command::Simulate(command) => Ok(simulate::run(&command).map(|()| ExitCode::SUCCESS)?),
-        Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
-        Command::Timeline(args) => Ok(timeline_command::run(&args).map(|()| ExitCode::SUCCESS)?),
-        Command::Man(args) => Ok(manual::write_pages(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),
-        Command::Completions(args) => Ok(manual::print_completions(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),
-        Command::Log(command) => Ok(if log_command::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
-        Command::WhatIf(args) => Ok(what_if_command::what_if(&args).map(|()| ExitCode::SUCCESS)?),
-        Command::Advise(args) => Ok(what_if_command::advice(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Simulate(command) => Ok(commands::simulate::run(&command).map(|()| ExitCode::SUCCESS)?),
+        Command::Engine(command) => Ok(commands::engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
+        Command::Timeline(args) => Ok(commands::timeline_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Man(args) => Ok(commands::manual::write_pages(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),
+        Command::Completions(args) => {
+            Ok(commands::manual::print_completions(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?)
+        }
+        Command::Log(command) => {
+            Ok(if commands::log_command::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Command::WhatIf(args) => Ok(commands::what_if_command::what_if(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Advise(args) => Ok(commands::what_if_command::advice(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Executor => {
             downbeat_engine::isolation::serve(&downbeat_engine_ort::of_executor)
                 .context("only a Downbeat server may start `downbeat executor`")?;
             downbeat_engine::process::end(0)
         }
         Command::Config(command) => {
-            Ok(if config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(if commands::config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
 }

@@ -10,9 +10,9 @@ use downbeat_protocol::inference::{
 };
 
 use crate::binding::{TensorBinding, show};
-use crate::check::Report;
+use crate::config::check::Report;
+use crate::config::finding::{ConfigError, did_you_mean, sorted};
 use crate::definition::{ModelDefinition, ModelFormat, config_datatype, datatype};
-use crate::finding::{ConfigError, did_you_mean, sorted};
 use crate::row_verdict::RowVerdict;
 
 /// The parameter of a completed configuration that shows the verdict on the model's rows.

@@ -9,14 +9,14 @@ use downbeat_core::tensor::DataType;
 use downbeat_protocol::inference::model_config::SchedulingChoice;
 use downbeat_protocol::inference::{self, ModelConfig};
 
-use crate::batching::Batching;
 use crate::binding::TensorBinding;
 use crate::boundary::Boundary;
-use crate::config_source::ConfigSource;
-use crate::finding::Finding;
-use crate::policy::{DispatchPolicy, DropPolicy, PolicyName};
+use crate::config::batching::Batching;
+use crate::config::config_source::ConfigSource;
+use crate::config::finding::Finding;
+use crate::config::policy::{DispatchPolicy, DropPolicy, PolicyName};
+use crate::config::warmup::Warmup;
 use crate::row_verdict::RowVerdict;
-use crate::warmup::Warmup;
 
 /// A model's folder, read and checked. [`ModelDefinition::complete`] adds the facts of the model
 /// file.

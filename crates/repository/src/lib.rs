@@ -18,31 +18,23 @@
 //! A `config.pbtxt` is read with Triton's own schema. `docs/reference/config_pbtxt.md` lists the
 //! fields and parameters that have a meaning here; other parameters are kept for clients to read.
 
-mod batching;
 mod binding;
 mod boundary;
-mod check;
 mod completion;
-mod config_source;
+pub mod config;
 mod definition;
-mod field_index;
-mod finding;
 mod model_files;
-pub mod names;
-mod parameters;
-pub mod policy;
 mod repositories;
 mod repository;
 mod row_verdict;
 mod version_folder;
-mod warmup;
 
-pub use batching::{Batching, Level};
 pub use binding::TensorBinding;
+pub use config::batching::{Batching, Level};
+pub use config::finding::{ConfigError, Finding, Position, did_you_mean, nearest};
+pub use config::warmup::{Warmup, WarmupData, WarmupInput};
 pub use definition::{ModelDefinition, ModelFormat};
 pub use downbeat_core::UnknownName;
-pub use finding::{ConfigError, Finding, Position, did_you_mean, nearest};
 pub use repositories::ModelRepositories;
 pub use repository::{CONFIG_FILE, Fingerprint, ModelRepository, RepositoryError, Scan};
 pub use row_verdict::{RowDependence, RowVerdict, VerdictSource};
-pub use warmup::{Warmup, WarmupData, WarmupInput};

@@ -10,11 +10,11 @@ use downbeat_protocol::inference::model_version_policy::PolicyChoice;
 use downbeat_protocol::inference::{ModelConfig, model_warmup};
 
 use crate::boundary::{Boundary, is_there, reason};
-use crate::check::Report;
+use crate::config::check::Report;
+use crate::config::warmup::{Warmup, WarmupData, WarmupInput};
 use crate::definition::{ModelFormat, datatype};
 use crate::repository::CONFIG_FILE;
 use crate::version_folder::{VersionFolders, contents, is_onnx_name};
-use crate::warmup::{Warmup, WarmupData, WarmupInput};
 
 /// Largest file of class names, bytes.
 const MAX_LABEL_BYTES: u64 = 16 << 20;

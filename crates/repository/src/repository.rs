@@ -2,18 +2,17 @@
 //! layout).
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+use std::{fs, io};
 
 use downbeat_protocol::pace;
 
 use crate::boundary::{Boundary, is_there, reason};
-use crate::check::Report;
-use crate::config_source::ConfigSource;
+use crate::config::check::Report;
+use crate::config::config_source::ConfigSource;
+use crate::config::finding::{ConfigError, Finding, did_you_mean, sorted};
 use crate::definition::{CompletionOptions, ModelDefinition};
-use crate::finding::{ConfigError, Finding, did_you_mean, sorted};
 use crate::model_files::ModelFiles;
 use crate::version_folder::{VersionFolders, has_misplaced_model, has_model_file, is_onnx_name, version_number};
 

@@ -7,8 +7,8 @@ use downbeat_core::Duration;
 use serde::Serialize;
 
 use crate::arrivals::BadArrivals;
-use crate::report::Report;
 use crate::simulation::Simulation;
+use crate::tables::report::Report;
 
 /// Default for [`Search::tolerated`]: the share of each model's requests that may be dropped or
 /// late.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, OrderPolicy};
 use downbeat_core::{Duration, UnknownName};
 
-use crate::system::{Downbeat, System};
+use crate::simulation::system::{Downbeat, System};
 
 /// A scheduler by name: a dispatch policy of Downbeat's scheduler with a drop policy and an order
 /// of turns, or another system.

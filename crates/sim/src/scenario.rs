@@ -7,12 +7,12 @@ use downbeat_core::Duration;
 use downbeat_core::cluster::{DropPolicy, ModelOptions};
 use rand_distr::{Distribution, LogNormal};
 
+use crate::arrivals::pace::{BadPace, Pace};
 use crate::arrivals::{Arrivals, random};
 use crate::bounds;
-use crate::network::Network;
-use crate::pace::{BadPace, Pace};
 use crate::policy::{Policy, SERVED};
 use crate::profiles::ModelProfile;
+use crate::simulation::network::Network;
 use crate::simulation::{Load, Simulation};
 
 /// Most devices of a scenario.

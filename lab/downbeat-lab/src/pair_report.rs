@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use downbeat::share_report::{DeviceUnits, MeasuredOn};
-use downbeat::units::in_millis;
+use downbeat::options::units::in_millis;
+use downbeat::profile::share_report::{DeviceUnits, MeasuredOn};
 use downbeat_models::measure::pair_profiler::{Latencies, PairMeasurement};
 use downbeat_report::{Page, Table, bars};
 use serde::{Deserialize, Serialize};

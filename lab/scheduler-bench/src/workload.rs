@@ -1,12 +1,11 @@
 //! The workload of the scheduler: models, devices, and a stream of requests.
 
+use downbeat_bench::load::seed::Stream;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Request};
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use rand::RngExt;
 use rand_distr::Exp1;
 use rand_pcg::Pcg64;
-
-use downbeat_bench::seed::Stream;
 
 /// Fixed and growing part of `l(b)`: ResNet50 as in Symphony's table 2.
 const PROFILE: (Duration, Duration) = (Duration::from_nanos(1_053_000), Duration::from_nanos(5_072_000));

@@ -1,8 +1,8 @@
 //! The random processes have the properties of their names, and are the same for the same seed.
 
-use downbeat_bench::arrivals::{Schedule, Step, Until};
-use downbeat_bench::mix::Mix;
-use downbeat_bench::plan::steps;
+use downbeat_bench::load::arrivals::{Schedule, Step, Until};
+use downbeat_bench::load::mix::Mix;
+use downbeat_bench::load::plan::steps;
 use downbeat_core::{Duration, Time};
 use downbeat_sim::Arrivals;
 use proptest::prelude::*;

@@ -1,12 +1,12 @@
 //! The search finds the capacity of servers whose capacity is known. Virtual time: no server, no
 //! clock.
 
-use downbeat_bench::arrivals::Schedule;
-use downbeat_bench::capacity::{Bisection, search_with};
-use downbeat_bench::outcome::{Failed, Failure};
-use downbeat_bench::plan::{Search, Targets};
-use downbeat_bench::record::{Record, Window};
-use downbeat_bench::run::Outcome;
+use downbeat_bench::load::arrivals::Schedule;
+use downbeat_bench::load::capacity::{Bisection, search_with};
+use downbeat_bench::load::plan::{Search, Targets};
+use downbeat_bench::load::run::Outcome;
+use downbeat_bench::results::outcome::{Failed, Failure};
+use downbeat_bench::results::record::{Record, Window};
 use downbeat_core::{Duration, Time};
 use downbeat_sim::Arrivals;
 use proptest::prelude::*;

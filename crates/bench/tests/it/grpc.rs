@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use downbeat_bench::outcome::Failure;
-use downbeat_bench::record::ModelRecord;
+use downbeat_bench::results::outcome::Failure;
+use downbeat_bench::results::record::ModelRecord;
 use downbeat_protocol::inference as proto;
 use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use tokio::net::TcpListener;

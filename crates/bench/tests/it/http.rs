@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use downbeat_bench::outcome::Failure;
-use downbeat_bench::record::ModelRecord;
+use downbeat_bench::results::outcome::Failure;
+use downbeat_bench::results::record::ModelRecord;
 
 use crate::servers::{Server, assert_accounted, bench, plan, respond};
 
@@ -214,7 +214,7 @@ fn a_server_that_goes_away_costs_failed_connections() {
     while std::net::TcpStream::connect(plan.target.address).is_ok() {
         std::thread::yield_now();
     }
-    let outcome = downbeat_bench::run::run(&plan, &plan.pace, Default::default(), &mut |_| {}).expect("a run");
+    let outcome = downbeat_bench::load::run::run(&plan, &plan.pace, Default::default(), &mut |_| {}).expect("a run");
     let total = outcome.record.total();
     assert_accounted(&total);
     assert_eq!(count(&total, Failure::Connect), total.scheduled, "{:?}", total.failures);
@@ -247,8 +247,8 @@ fn hopeless_runs_end_early_and_account_for_all() {
     let url = server.url();
     let plan =
         plan(&["-m", "m", "--url", &url, "--rate", "2000", "--warmup", "0", "--duration", "60"]).expect("metadata");
-    let hopeless = downbeat_bench::run::Hopeless { bad: 50, over: 0, target: None };
-    let outcome = downbeat_bench::run::run(&plan, &plan.pace, hopeless, &mut |_| {}).expect("a run");
+    let hopeless = downbeat_bench::load::run::Hopeless { bad: 50, over: 0, target: None };
+    let outcome = downbeat_bench::load::run::run(&plan, &plan.pace, hopeless, &mut |_| {}).expect("a run");
     assert!(outcome.record.stopped);
     let total = outcome.record.total();
     assert_accounted(&total);

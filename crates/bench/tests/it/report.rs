@@ -1,7 +1,7 @@
 //! Programs and browsers can read the reports, which have the counted numbers.
 
-use downbeat_bench::html;
-use downbeat_bench::report::Report;
+use downbeat_bench::results::html;
+use downbeat_bench::results::report::Report;
 use serde_json::Value;
 
 use crate::servers::{Server, bench, plan, respond};

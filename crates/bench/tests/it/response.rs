@@ -1,6 +1,6 @@
 //! The reader understands an HTTP response alike for all cuts, and refuses garbage.
 
-use downbeat_bench::response::{Finished, Invalid, Keep, ResponseReader};
+use downbeat_bench::client::response::{Finished, Invalid, Keep, ResponseReader};
 use proptest::prelude::*;
 
 /// Pushes the bytes in parts of `part` bytes.

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use clap::Parser;
 use downbeat_bench::Args;
-use downbeat_bench::plan::Plan;
-use downbeat_bench::record::ModelRecord;
-use downbeat_bench::run::{Hopeless, Outcome, run};
+use downbeat_bench::load::plan::Plan;
+use downbeat_bench::load::run::{Hopeless, Outcome, run};
+use downbeat_bench::results::record::ModelRecord;
 
 /// The arguments, parsed as a command of their own.
 #[derive(Parser, Debug)]

@@ -1,8 +1,8 @@
 //! Requests fit the model's metadata, and the rules of the command line.
 
-use downbeat_bench::request::Envelope;
-use downbeat_bench::seed::Stream;
-use downbeat_bench::tensors::{InputRules, from_json};
+use downbeat_bench::client::request::Envelope;
+use downbeat_bench::client::tensors::{InputRules, from_json};
+use downbeat_bench::load::seed::Stream;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_protocol::InferTensor;
 use downbeat_protocol::http::RequestForm;

@@ -9,7 +9,7 @@ use anyhow::Context;
 use downbeat_core::device::{ChosenPolicy, WrittenSettings};
 use downbeat_host::device::PolicyError;
 use downbeat_host::run::row_judgement::RowJudgement;
-use downbeat_repository::policy::PolicyName;
+use downbeat_repository::config::policy::PolicyName;
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict, VerdictSource};
 use downbeat_service::report::policy_report::{AskedFor, PolicyReport};
 use parking_lot::Mutex;

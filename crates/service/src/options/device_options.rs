@@ -1,7 +1,7 @@
 //! Chooses the device policy of each model from the options.
 
 use downbeat_core::device::{BadSettings, ChosenPolicy, WrittenSettings};
-use downbeat_repository::policy::{DispatchPolicy, PolicyName};
+use downbeat_repository::config::policy::{DispatchPolicy, PolicyName};
 
 use crate::options::{DeviceGroup, DeviceOptions, ServerOptions};
 

@@ -26,7 +26,9 @@ pub use downbeat_driver::MAX_SHARDS;
 pub use downbeat_engine::ExecutorProgram;
 pub use downbeat_engine_ort::{CudaOptions, Missing as CudaMissing};
 pub use downbeat_preprocess::Step;
-pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy, PolicyName};
+pub use downbeat_repository::config::policy::DispatchPolicy;
+pub use downbeat_repository::config::policy::DropPolicy;
+pub use downbeat_repository::config::policy::PolicyName;
 
 /// The server's name, unless the options give another.
 pub const SERVER_NAME: &str = "downbeat";

@@ -6,7 +6,7 @@ use downbeat_core::cluster::DropReason;
 use downbeat_core::{Duration, quantiles};
 use serde::Serialize;
 
-use crate::report::ModelReport;
+use crate::tables::report::ModelReport;
 
 /// The outcome of requests.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]

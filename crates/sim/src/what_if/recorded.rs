@@ -11,7 +11,7 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, Mod
 use super::comparison::Row;
 use super::figures::{Figures, ModelFigures, median, word};
 use super::part::{Fate, Part, Seen};
-use crate::arrival::Arrival;
+use crate::arrivals::arrival::Arrival;
 use crate::scenario::MOST_DEVICES;
 
 /// Most execution times that are kept of a model, evenly from the shortest to the longest.

@@ -8,14 +8,14 @@ use downbeat_core::{Duration, ModelId, Time};
 use super::comparison::Row;
 use super::figures::{Figures, ModelFigures};
 use super::recorded::{Recorded, RecordedModel};
-use crate::arrival::Arrival;
+use crate::arrivals::arrival::Arrival;
+use crate::arrivals::pace::Pace;
 use crate::arrivals::{Arrivals, BadArrivals};
-use crate::network::Network;
-use crate::pace::Pace;
 use crate::policy::Policy;
-use crate::report::Report;
+use crate::simulation::network::Network;
+use crate::simulation::system::{Downbeat, System};
 use crate::simulation::{Load, Simulation};
-use crate::system::{Downbeat, System};
+use crate::tables::report::Report;
 
 /// The changes to a log.
 #[derive(Clone, PartialEq, Debug)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use downbeat::share_report::{DeviceUnits, MeasuredOn, ShareReport};
+use downbeat::profile::share_report::{DeviceUnits, MeasuredOn, ShareReport};
 use downbeat_core::median;
 use downbeat_models::measure::pair_profiler::PairMeasurement;
 use downbeat_models::measure::share_profiler::ShareMeasurement;

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use downbeat::simulate::CapacityArgs;
+use downbeat::commands::simulate::CapacityArgs;
 use downbeat_report::note;
 use downbeat_scheduler_bench::SchedulerArgs;
 
@@ -70,7 +70,7 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Experiment(args) => experiment::run(args),
-        Command::Capacity(args) => downbeat::simulate::capacity(&args, &POLICIES),
+        Command::Capacity(args) => downbeat::commands::simulate::capacity(&args, &POLICIES),
         Command::Random(args) => random::run(&args),
         Command::Scheduler(args) => downbeat_scheduler_bench::run(&args),
         Command::Device(args) => device::run(&args),

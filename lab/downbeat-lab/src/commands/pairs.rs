@@ -3,9 +3,9 @@
 use anyhow::ensure;
 use clap::Args;
 use downbeat::device_units;
-use downbeat::profiled_model::{ModelWanted, ProfiledModel};
-use downbeat::units::{self, BatchSizes, batch_sizes};
-use downbeat::watched::watched_quietly;
+use downbeat::options::units::{self, BatchSizes, batch_sizes};
+use downbeat::profile::profiled_model::{ModelWanted, ProfiledModel};
+use downbeat::profile::watched::watched_quietly;
 use downbeat_core::Duration;
 use downbeat_engine::Cut;
 use downbeat_host::request::batch_codec::PROFILED_LENGTH;

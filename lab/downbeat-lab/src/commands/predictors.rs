@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use downbeat::group_samples::{GroupSamples, Split, samples_of};
+use downbeat::profile::group_samples::{GroupSamples, Split, samples_of};
 use downbeat_core::median;
 use downbeat_host::groups::stored_predictor::StoredPredictor;
 use downbeat_report::{Json, Table};

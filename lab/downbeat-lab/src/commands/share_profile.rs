@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, ensure};
-use downbeat::share_report::ShareReport;
+use downbeat::profile::share_report::ShareReport;
 use downbeat_core::{Duration, LatencyProfile, ProfilePoint};
 
 /// Latencies of a model by share.
@@ -57,7 +57,7 @@ impl ShareProfile {
 
 #[cfg(test)]
 mod tests {
-    use downbeat::share_report::MeasuredOn;
+    use downbeat::profile::share_report::MeasuredOn;
     use downbeat_models::measure::share_profiler::ShareMeasurement;
 
     use super::*;

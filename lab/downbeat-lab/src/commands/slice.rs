@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use downbeat::units;
-use downbeat::watched::watched_quietly;
+use downbeat::options::units;
+use downbeat::profile::watched::watched_quietly;
 use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, median};
 use downbeat_engine::{Buffer, Cut, Fill, Lane, LoadOptions, State, Tensor};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use downbeat::units;
+use downbeat::options::units;
 use downbeat_engine::{Activations, SegmentInfo};
 use downbeat_plan::words::bytes;
 use downbeat_report::{Page, Table, bars};

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::slots::{SlotModel, SlotProblem};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
-use downbeat::share_report::ShareReport;
+use downbeat::profile::share_report::ShareReport;
 use downbeat_core::Duration;
 use downbeat_report::Json;
 use downbeat_sim::policy::SERVED;
@@ -16,7 +15,7 @@ use downbeat_sim::what_if::Recorded;
 use super::read_text;
 use super::share_profile::ShareProfile;
 use super::slot_report::{Asked, Device, SlotReport};
-use crate::slots::{Contender, Found, MOST_SLOTS, MeasuredMix};
+use crate::slots::{Contender, Found, MOST_SLOTS, MeasuredMix, SlotModel, SlotProblem};
 
 /// Choose the partitions of a server's devices with which it holds the most of its models' requests, as downbeat.toml takes them.
 ///

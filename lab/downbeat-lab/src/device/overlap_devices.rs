@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use downbeat_core::{Duration, Time};
-use downbeat_sim::node::{self, Node};
+use downbeat_sim::simulation::node::{self, Node};
 use downbeat_sim::{ArrivalStream, random};
 use rand::RngExt;
 use rand_pcg::Pcg64;

@@ -11,6 +11,7 @@ use downbeat_core::device::{
     SegmentProfile, SegmentRange, Span, WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_sim::simulation::node::{self, Node};
 use rand::SeedableRng;
 use rand_distr::Normal;
 use rand_pcg::Pcg64;
@@ -21,7 +22,6 @@ use super::limits::{DeviceLimits, Sharing};
 use super::model::EmulatedModel;
 use super::spatial_report::{Ran, SharingReport};
 use super::spatial_run::{BatchedBy, SharedBy, SharingLoad, SharingModel, SpatialRun};
-use downbeat_sim::node::{self, Node};
 
 /// The largest batch (GSLICE §3.3.2: 64 requests are tracked).
 const MOST: u32 = 64;

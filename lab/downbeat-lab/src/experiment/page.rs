@@ -1,10 +1,10 @@
 //! The results as one HTML page that needs nothing else.
 
 use downbeat_report::{Axis, Box as Batch, Dot, Line, Page, Scale, Timeline, bars, lines};
+use downbeat_sim::tables::sample_table::{NamedSample, plot_batch_sizes, plot_delays};
 
 use super::run::{Case, Results};
 use super::{Experiment, Plot, Value};
-use downbeat_sim::sample_table::{NamedSample, plot_batch_sizes, plot_delays};
 
 /// A quantity of a case.
 type Quantity<'a> = &'a dyn Fn(&Case) -> Option<f64>;

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use downbeat_report::Table;
+use downbeat_sim::tables::sample_table::{percent, short, why_no_capacity, with_outcome, with_sample};
 
 use super::run::{Case, Results};
 use super::{Measure, Value};
-use downbeat_sim::sample_table::{percent, short, why_no_capacity, with_outcome, with_sample};
 
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,6 +11,8 @@ use downbeat_roles::{
     BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, Refusal, RequestEnd, RequestKey,
     Role, SchedulerOutput, SubClusterPlan,
 };
+use downbeat_sim::random;
+use downbeat_sim::simulation::node::{self, Node};
 use rand::RngExt;
 use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
@@ -22,8 +24,6 @@ use super::outcome::NetworkOutcome;
 use super::process::{Copy, Inbound, Machine, Process, Tensors, model_name, model_of};
 use super::scenario::{Fault, Host, NetworkScenario};
 use super::wires::Wiring;
-use downbeat_sim::node::{self, Node};
-use downbeat_sim::random;
 
 /// The time within which everything must have ended after all faults were mended.
 const ENDS_WITHIN: Duration = Duration::from_millis(20_000);

@@ -11,6 +11,8 @@ use downbeat_core::device::{
 };
 use downbeat_core::{DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 use downbeat_driver::{Cluster, QueueHandle};
+use downbeat_sim::simulation::node::{self, Node};
+use downbeat_sim::{Network, random};
 use rand_distr::Normal;
 use rand_pcg::Pcg64;
 
@@ -18,8 +20,6 @@ use super::host::{Done, Host};
 use super::ledger::{Ending, Failure, Ledger};
 use super::mailboxes::{Event, Mailboxes, Order, Said, Virtual};
 use crate::device::{DeviceLimits, Direction, EmulatedModel};
-use downbeat_sim::node::{self, Node};
-use downbeat_sim::{Network, random};
 
 /// The scheduler that makes a model's batches.
 #[derive(Clone, PartialEq, Debug)]

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use downbeat::group_samples::{GroupSamples, MeasuredGroup, SampledOn};
-use downbeat::share_report::{MeasuredOn, ShareReport};
+use downbeat::profile::group_samples::{GroupSamples, MeasuredGroup, SampledOn};
+use downbeat::profile::share_report::{MeasuredOn, ShareReport};
 use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::GroupPart;
 use downbeat_core::{ModelId, RequestId};

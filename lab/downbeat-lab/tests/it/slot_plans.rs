@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use downbeat::share_report::{MeasuredOn, ShareReport};
+use downbeat::profile::share_report::{MeasuredOn, ShareReport};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Request, Scheduler};
 use downbeat_core::journal::Journal;
 use downbeat_core::journal::cluster::Input;

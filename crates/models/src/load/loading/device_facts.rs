@@ -1,7 +1,7 @@
 //! Facts about a version that its devices' policies need.
 
 use downbeat_engine::Model;
-use downbeat_repository::policy::DropPolicy;
+use downbeat_repository::config::policy::DropPolicy;
 
 use super::Loading;
 use crate::load::engines::most_threads;

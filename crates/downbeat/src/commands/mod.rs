@@ -1,0 +1,14 @@
+//! The other commands.
+
+pub(crate) mod config_check;
+pub(crate) mod device_advice_command;
+pub(crate) mod engine_command;
+pub(crate) mod infer;
+pub(crate) mod log_command;
+pub(crate) mod manual;
+pub(crate) mod picture;
+pub(crate) mod plan_command;
+pub(crate) mod plan_report;
+pub mod simulate;
+pub(crate) mod timeline_command;
+pub(crate) mod what_if_command;

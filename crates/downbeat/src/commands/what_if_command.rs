@@ -1,0 +1,192 @@
+//! `downbeat what-if` and `downbeat advise`: replay a decision log's requests under other settings.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use downbeat_core::Duration;
+use downbeat_sim::policy::{Policy, SERVED};
+use downbeat_sim::what_if::{Comparison, Recorded, Setting, Wanted, advise};
+
+use crate::commands::device_advice_command::{self, DeviceAdviceArgs};
+use crate::options::units::positive_millis;
+use crate::run_output::RunOutput;
+
+/// The requests of a decision log, and the changes to them.
+#[derive(Args, Debug)]
+struct Requests {
+    /// A folder that `downbeat serve --decision-log` has written, or files of the folder
+    #[arg(value_name = "LOG", required = true)]
+    logs: Vec<PathBuf>,
+
+    /// The SLO of all requests of a model, in place of their own; name the model as
+    /// `downbeat log show` does. Repeatable, or separated by commas
+    #[arg(long = "slo-ms", value_name = "MODEL=MS", value_delimiter = ',')]
+    slos: Vec<Slo>,
+
+    /// The factor by which requests come faster: the times between them are divided by it
+    #[arg(long, default_value_t = 1.0, value_name = "TIMES", allow_negative_numbers = true)]
+    rate: f64,
+
+    /// Do not rehearse adaptive models, as on a server with `rehearsal_cpu` 0
+    #[arg(long)]
+    no_rehearsal: bool,
+}
+
+/// `MODEL=MS`.
+#[derive(Clone, Debug)]
+struct Slo {
+    model: String,
+    slo: Duration,
+}
+
+impl FromStr for Slo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (model, ms) =
+            text.split_once('=').ok_or_else(|| format!("'{text}' is not an SLO; expected MODEL=MS, such as m0=30"))?;
+        Ok(Slo { model: model.trim().to_owned(), slo: positive_millis(ms)? })
+    }
+}
+
+/// Replay a decision log's requests under other settings, and compare the outcome with the log's.
+///
+/// The production scheduler decides, on emulated devices that take as long as the log's batches
+/// took, relative to its last profiles. Each policy runs with each number of devices; all other
+/// settings are the log's. The first row shows what happened.
+///
+/// Examples:
+///   downbeat what-if decisions --devices 2,3,4
+///   downbeat what-if decisions --rate 1.5 --policy adaptive,deferred,eager+head --slo-ms m0=30 --html what-if.html
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct WhatIfArgs {
+    #[command(flatten)]
+    requests: Requests,
+
+    /// Devices [default: as many as in the log]. Repeatable, or separated by commas
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    devices: Vec<u32>,
+
+    /// Policies of all models [default: as recorded, each model its own]. Repeatable, or separated
+    /// by commas
+    #[arg(long = "policy", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
+    policies: Vec<Policy>,
+
+    /// The largest batch; smaller limits of a model stay
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_batch: Option<u32>,
+
+    #[command(flatten)]
+    output: RunOutput,
+}
+
+/// Find the cheapest setting that holds a target on the requests of a recorded decision log.
+///
+/// The search starts with as many devices as the work in the log keeps busy. It tries more
+/// devices, and numbers between. It ends where a policy answers the wanted share of each model's
+/// requests in time, and no policy does on one device fewer. Policies that hold the target are
+/// ordered by their margin, the
+/// multiple of the rate that they still hold. For the first one, the smallest largest batch and the
+/// tightest SLOs that hold are searched. All runs are simulated: no device is needed.
+///
+/// With --device-policies the command asks another question: which device policy, with which
+/// parameters, answers most of each model's requests in time.
+///
+/// Examples:
+///   downbeat advise decisions
+///   downbeat advise decisions --device-policies --together resnet=1.4 --write downbeat.toml
+///   downbeat advise decisions --target 0.999 --rate 2 --policy adaptive --max-devices 16
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct AdviseArgs {
+    #[command(flatten)]
+    requests: Requests,
+
+    #[command(flatten)]
+    device: DeviceAdviceArgs,
+
+    /// Share of each model's requests that must be answered in time
+    #[arg(long, default_value_t = 0.99, value_name = "SHARE", allow_negative_numbers = true)]
+    target: f64,
+
+    /// Most devices to try [default: four times the log's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_devices: Option<u32>,
+
+    /// Policies to try [default: as recorded, and all others, with window and head drop, and
+    /// timeouts of 10, 25 and 50% of the SLO]. Repeatable, or separated by commas
+    #[arg(long = "policy", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
+    policies: Vec<Policy>,
+
+    #[command(flatten)]
+    output: RunOutput,
+}
+
+impl Requests {
+    /// The log, and a setting with only the changes of these flags.
+    fn read(&self) -> anyhow::Result<(Recorded, Setting)> {
+        let rate = self.rate;
+        ensure!((1e-3..=1e3).contains(&rate), "--rate is {rate}; the rate must be from 0.001 to 1000");
+        let recorded = Recorded::read(&self.logs)?;
+        let mut setting = Setting { rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
+        for Slo { model, slo } in &self.slos {
+            let id = recorded.model(model).with_context(|| format!("--slo-ms {model}"))?;
+            setting.slos.insert(id, *slo);
+        }
+        Ok((recorded, setting))
+    }
+}
+
+/// `downbeat what-if`.
+///
+/// # Errors
+/// If the log cannot be replayed, a setting is wrong, or a result cannot be written.
+pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
+    let (recorded, mut setting) = args.requests.read()?;
+    setting.max_batch = args.max_batch;
+    let devices = if args.devices.is_empty() { vec![recorded.devices] } else { args.devices.clone() };
+    let policies: Vec<Option<Policy>> =
+        if args.policies.is_empty() { vec![None] } else { args.policies.iter().cloned().map(Some).collect() };
+    let settings = policies.iter().flat_map(|policy| {
+        let setting = &setting;
+        devices.iter().map(move |devices| Setting { policy: policy.clone(), devices: *devices, ..setting.clone() })
+    });
+    let (settings, output) = (settings.collect::<Vec<_>>(), &args.output);
+    let progress = output.progress()?;
+    let done = |done| progress.goes_on(done, settings.len());
+    let comparison = Comparison::of(&recorded, &settings, output.threads(), done);
+    progress.end();
+    let comparison = comparison?;
+    output.html.write(|| comparison.page())?;
+    output.json.print(&comparison)
+}
+
+/// `downbeat advise`.
+///
+/// # Errors
+/// If the log cannot be replayed, a number is wrong, or a result cannot be written.
+pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
+    if args.device.device_policies {
+        return device_advice_command::run(&args.device, &args.requests.logs, &args.output);
+    }
+    let target = args.target;
+    ensure!(target > 0.0 && target <= 1.0, "--target is {target}; the target must be above 0 and at most 1");
+    let (recorded, mut setting) = args.requests.read()?;
+    setting.devices = args.max_devices.unwrap_or_else(|| recorded.devices.saturating_mul(4).min(1_000_000));
+    let policies = if args.policies.is_empty() {
+        std::iter::once(None).chain(SERVED.all(&[]).into_iter().map(Some)).collect()
+    } else {
+        args.policies.iter().cloned().map(Some).collect()
+    };
+    let output = &args.output;
+    let progress = output.progress()?;
+    let goes_on = |done, total| progress.goes_on(done, total);
+    let advice = advise(&recorded, &Wanted { target, policies, setting }, output.threads(), &goes_on);
+    progress.end();
+    let advice = advice?;
+    output.html.write(|| advice.page())?;
+    output.json.print(&advice)
+}

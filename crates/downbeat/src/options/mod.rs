@@ -1,0 +1,12 @@
+//! The options of a server: their table, their sources, their checks.
+
+pub(crate) mod device_groups;
+pub(crate) mod draft;
+pub(crate) mod forms;
+pub(crate) mod key;
+pub(crate) mod keys;
+pub(crate) mod options_file;
+pub(crate) mod resolve;
+pub(crate) mod serve_flags;
+pub(crate) mod triton_flags;
+pub mod units;

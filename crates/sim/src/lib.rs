@@ -10,6 +10,7 @@
 mod arrivals;
 mod bounds;
 mod capacity;
+pub mod device_replay;
 pub mod parallel;
 pub mod policy;
 pub mod profiles;

@@ -7,7 +7,6 @@ mod device_groups;
 mod device_journal;
 mod device_models;
 mod device_random;
-mod device_replay;
 mod device_scenario;
 mod device_scheduler;
 mod device_windowed;

@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use downbeat_core::device::Candidate;
 use downbeat_report::{note, write};
+use downbeat_sim::device_replay::Candidate;
 use downbeat_sim::what_if::{DeviceAdvice, DeviceLog};
 use serde_json::Value;
 

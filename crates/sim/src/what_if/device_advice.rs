@@ -5,12 +5,13 @@ use std::fmt;
 use std::ops::Range;
 
 use downbeat_core::Duration;
-use downbeat_core::device::{Candidate, DeviceReplay, MARGIN, ModelSpec, ReplayCount, Replayable, ReplayedModel};
+use downbeat_core::device::{MARGIN, ModelSpec};
 use downbeat_report::{Page, Table};
 use serde::Serialize;
 
 use super::advice::NoAdvice;
 use super::device_log::{DeviceLog, LoggedEnd};
+use crate::device_replay::{Candidate, DeviceReplay, ReplayCount, Replayable, ReplayedModel};
 use crate::parallel;
 
 /// The part by which another policy must answer more in time for a change to be worth it.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, PastArrival};
 use downbeat_core::device::{
-    Launch, ModelSpec, Overlap, OverlapPoint, PartitionId, PolicyModel, ReplayedModel, SegmentProfile, WrittenSettings,
+    Launch, ModelSpec, Overlap, OverlapPoint, PartitionId, PolicyModel, SegmentProfile, WrittenSettings,
 };
 use downbeat_core::journal::{LogError, MachineKind};
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time, median};
@@ -13,6 +13,7 @@ use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time, median};
 use super::device_part::{DevicePart, Ran};
 use super::part::{Fate, Part, Seen};
 use super::recorded::{BadLog, logs_in};
+use crate::device_replay::ReplayedModel;
 
 /// The most items that wait, where the log names no bound.
 const UNBOUNDED: u32 = 1 << 20;

@@ -5,6 +5,7 @@ mod adaptive;
 mod arrivals;
 mod checker;
 mod device_advice;
+mod device_replay;
 mod measuring;
 mod pace;
 mod runs;

@@ -3,10 +3,11 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::device::{
-    AutoInputs, Candidate, LaneId, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, Replayable,
-    ReplayedModel, SegmentProfile, SegmentRange, WrittenSettings,
+    AutoInputs, LaneId, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, SegmentProfile, SegmentRange,
+    WrittenSettings,
 };
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_sim::device_replay::{Candidate, Replayable, ReplayedModel};
 
 use super::contended::{Completed, ContendedDevice};
 use super::failure::DeviceFailure;

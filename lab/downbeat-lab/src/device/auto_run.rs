@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use downbeat_core::cluster::NetworkBudget;
-use downbeat_core::device::{AutoGuard, Candidate, DeviceUse, GuardEnd, GuardOptions, Launch, Layout, SegmentRange};
+use downbeat_core::device::{AutoGuard, DeviceUse, GuardEnd, GuardOptions, Launch, Layout, SegmentRange};
 use downbeat_core::{DeviceKind, Duration, ModelId, RequestId, Time};
+use downbeat_sim::device_replay::Candidate;
+use downbeat_sim::{ArrivalStream, Network};
 
 use super::auto_measured::MeasuredForAuto;
 use super::failure::DeviceFailure;
 use super::random::RandomDeviceWorkload;
 use crate::world::{self, Ask, Ending, Fault, Order, Outside, World};
-use downbeat_sim::ArrivalStream;
-use downbeat_sim::Network;
 
 /// The time to load a model anew under another policy. Until then requests go to the former policy.
 const LOADING: Duration = Duration::from_millis(1_000);

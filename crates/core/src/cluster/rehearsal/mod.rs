@@ -15,7 +15,7 @@ mod watch;
 
 use closed_loop::ClosedLoop;
 use contender::Contender;
-pub(crate) use noise::{ExecutionNoise, Random};
+pub use noise::{ExecutionNoise, Random};
 use past::Past;
 pub use past::PastArrival;
 use replay::Stage;

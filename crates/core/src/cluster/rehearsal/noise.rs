@@ -45,7 +45,7 @@ impl<const MOST: usize> Ring<MOST> {
 /// normal distribution does. If other programs use the cores too, a run of 0.1 ms takes 5 ms now
 /// and then. A replay thus draws from the measured shares.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ExecutionNoise(Ring<MOST>);
+pub struct ExecutionNoise(Ring<MOST>);
 
 impl ExecutionNoise {
     /// Notes that an execution took this share of its profile's time. Negative and infinite shares
@@ -79,7 +79,7 @@ impl ExecutionNoise {
 
 /// SplitMix64: a pseudo-random sequence that follows from the seed.
 #[derive(Debug)]
-pub(crate) struct Random(pub u64);
+pub struct Random(pub u64);
 
 impl Random {
     /// The next number, evenly distributed in 0..1.

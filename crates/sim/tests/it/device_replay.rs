@@ -3,10 +3,10 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, PastArrival};
 use downbeat_core::device::{
-    DeviceReplay, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, ReplayCount, ReplayedModel,
-    SegmentProfile, WrittenSettings,
+    Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, SegmentProfile, WrittenSettings,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId, Time};
+use downbeat_sim::device_replay::{DeviceReplay, ReplayCount, ReplayedModel};
 
 fn us(us: u64) -> Duration {
     Duration::from_micros(us)

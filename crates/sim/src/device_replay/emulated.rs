@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 
-use crate::device::launch::{Launch, Span};
-use crate::time::{Duration, Time};
+use downbeat_core::device::{Launch, Span};
+use downbeat_core::{Duration, Time};
 
 /// A device on which a launch takes its measured latency, and launches side by side slow each other
 /// down as two measured lanes do.
 ///
 /// Each launch keeps a share of the device busy, its *demand*. If the demands add up to more than
 /// one device, all launches slow down alike. The demand follows from two lanes of the model
-/// together ([`Overlap::demand`](crate::device::Overlap::demand)). For example, if two lanes do
+/// together ([`Overlap::demand`](downbeat_core::device::Overlap::demand)). For example, if two lanes do
 /// 1.25 times the work of one, each demands 0.8 of the device. If they do not disturb each other,
 /// the demand is taken to be half. So more than two lanes are never predicted to do more than two
 /// may. Demands of different models are added alike: no two models were measured together.

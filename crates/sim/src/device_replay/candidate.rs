@@ -1,15 +1,11 @@
 //! The candidates of a replay: policies with settings for a model. A policy is a candidate only if
 //! the model's measurements suffice to replay it.
 
+use downbeat_core::Duration;
+use downbeat_core::cluster::ModelOptions;
+use downbeat_core::device::{Cut, ModelSpec, Overlap, PolicyModel, PolicyName, SegmentProfile, WrittenSettings};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-
-use crate::cluster::ModelOptions;
-use crate::device::auto_inputs::Overlap;
-use crate::device::entry::{ModelSpec, PolicyName};
-use crate::device::segment_profile::SegmentProfile;
-use crate::device::settings::{Cut, PolicyModel, WrittenSettings};
-use crate::time::Duration;
 
 /// The windows of `windowed`, as shares of the latency of the largest batch.
 const WINDOWS: [f64; 3] = [0.0, 0.25, 1.0];

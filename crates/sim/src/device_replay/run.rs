@@ -3,19 +3,15 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use downbeat_core::cluster::{ExecutionNoise, Output, PastArrival, Random, Request, Scheduler};
+use downbeat_core::device::{
+    DeviceOutput, DeviceRequest, DeviceScheduler, ExclusiveOptions, GrantedBatch, LaneId, Launch, Layout, ModelSpec,
+    Overlap, PartitionId, PolicyOptions, SegmentProfile, Span,
+};
+use downbeat_core::{DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
+
 use super::candidate::ReplayedModel;
 use super::emulated::EmulatedDevice;
-use crate::cluster::{ExecutionNoise, Output, PastArrival, Random, Request, Scheduler};
-use crate::device::auto_inputs::Overlap;
-use crate::device::entry::{ModelSpec, PolicyOptions};
-use crate::device::exclusive::ExclusiveOptions;
-use crate::device::launch::{GrantedBatch, Launch, Span};
-use crate::device::output::DeviceOutput;
-use crate::device::request::DeviceRequest;
-use crate::device::scheduler::{DeviceScheduler, Layout};
-use crate::device::segment_profile::SegmentProfile;
-use crate::ids::{DeviceId, DeviceKind, LaneId, ModelId, PartitionId, RequestId};
-use crate::time::{Duration, Time};
 
 /// Models on devices whose recorded requests are replayed.
 ///

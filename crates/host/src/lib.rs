@@ -2,10 +2,10 @@
 
 pub mod decision_log;
 pub mod device;
+pub mod device_map;
 pub mod gpu_watch;
 pub mod groups;
 pub mod model_memory;
-pub mod placement;
 mod refiner;
 pub mod request;
 pub mod run;

@@ -16,7 +16,7 @@ use downbeat_service::report::device_report::ShareReport;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::device::{DeviceHost, HostedModel};
+use crate::device::{DeviceHost, Placement};
 
 /// The most batches that wait for the shares to hear of them. The oldest are forgotten.
 const MOST_UNHEARD: usize = 1024;
@@ -52,7 +52,7 @@ struct State {
 
 /// A model that has a share, or waits for one.
 struct Sharing {
-    model: Arc<HostedModel>,
+    model: Arc<Placement>,
     /// The callers that wait for its move to the partition that they chose.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
 }
@@ -99,7 +99,7 @@ impl DeviceShares {
 
     /// Handles the outcomes of lanes and the present models, each with its SLO. Once a period it
     /// also reads the models' work and moves models.
-    pub fn tick(&self, models: &[(Arc<HostedModel>, Option<Duration>)]) {
+    pub fn tick(&self, models: &[(Arc<Placement>, Option<Duration>)]) {
         let (state, now) = (&mut *self.state.lock(), self.host.clock.now());
         for Made(id, made) in std::mem::take(&mut *self.made.lock()) {
             state.shares.handle_prepared(now, id, made);
@@ -143,7 +143,7 @@ impl DeviceShares {
     }
 
     /// A model's share of the device; `None`: the model does not take part in sharing.
-    pub fn report(&self, model: &HostedModel) -> Option<ShareReport> {
+    pub fn report(&self, model: &Placement) -> Option<ShareReport> {
         let view = self.state.lock().shares.view(model.id)?;
         Some(ShareReport {
             units: view.units,
@@ -163,7 +163,7 @@ impl DeviceShares {
         self.state.lock().shares.is_by_hand(name)
     }
 
-    fn comes(&self, state: &mut State, now: Time, model: &Arc<HostedModel>, slo: Option<Duration>) {
+    fn comes(&self, state: &mut State, now: Time, model: &Arc<Placement>, slo: Option<Duration>) {
         let batch = state.shares.batch_control(slo, model.tensors.codec.max_batch);
         let batch = batch.filter(|control| self.host.limit(model, control.limit()));
         if let Some(control) = &batch {
@@ -178,10 +178,10 @@ impl DeviceShares {
     }
 
     /// Has the lanes report each batch of a model from now on.
-    fn hear(&self, model: &HostedModel) {
+    fn hear(&self, model: &Placement) {
         let (host, state) = (Arc::downgrade(&self.host), Arc::downgrade(&self.state));
         let (unheard, wake, metrics) = (self.unheard.clone(), self.wake.clone(), self.metrics.clone());
-        let hears = move |model: &HostedModel, rows, span| {
+        let hears = move |model: &Placement, rows, span| {
             unheard.push(model.id, rows, span);
             let (Some(host), Some(state)) = (host.upgrade(), state.upgrade()) else { return };
             // If another thread holds the shares, it or the next batch handles this one: no lane
@@ -249,7 +249,7 @@ impl DeviceShares {
     }
 
     /// Has lanes made in a partition. Returns the outcome, if it is known at once.
-    fn prepare(&self, model: &HostedModel, to: PartitionId) -> Option<Result<(), String>> {
+    fn prepare(&self, model: &Placement, to: PartitionId) -> Option<Result<(), String>> {
         match self.host.prepare_move(model, to, Box::new(self.ready(model.id))) {
             Ok(true) => None,
             Ok(false) => Some(Ok(())),
@@ -267,7 +267,7 @@ impl DeviceShares {
     }
 
     /// Tells metrics and the log of a model's new share.
-    fn tell(&self, model: &HostedModel, units: u32, partition: PartitionId, reason: Option<ShareReason>) {
+    fn tell(&self, model: &Placement, units: u32, partition: PartitionId, reason: Option<ShareReason>) {
         let reason = reason.map_or("none", ShareReason::name);
         let device = self.host.device.to_string();
         self.metrics.units.with_label_values(&[&*model.name, &model.version, &device]).set(units.into());
@@ -275,11 +275,11 @@ impl DeviceShares {
         tracing::info!(model = %model.name, device, units, partition = partition.0, reason, "has another share");
     }
 
-    fn gauge_limit(&self, model: &HostedModel, rows: u32) {
+    fn gauge_limit(&self, model: &Placement, rows: u32) {
         self.metrics.gauge_limit(model, self.host.device, rows);
     }
 
-    fn forget(&self, model: &HostedModel) {
+    fn forget(&self, model: &Placement) {
         // An error means that there was none.
         let labels: [&str; 3] = [&model.name, &model.version, &self.host.device.to_string()];
         let _ = self.metrics.units.remove_label_values(&labels);
@@ -288,7 +288,7 @@ impl DeviceShares {
 }
 
 impl ShareMetrics {
-    fn gauge_limit(&self, model: &HostedModel, device: usize, rows: u32) {
+    fn gauge_limit(&self, model: &Placement, device: usize, rows: u32) {
         self.batch_limit.with_label_values(&[&*model.name, &model.version, &device.to_string()]).set(rows.into());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::{Duration, Time};
-use downbeat_host::device::HostedVersion;
+use downbeat_host::device::Placements;
 use downbeat_host::model_memory::HeldMemory;
 use downbeat_host::request::batch_codec::{Admitted, BatchCodec, ShapeKey};
 use downbeat_host::request::queue::Queue;
@@ -41,7 +41,7 @@ pub struct LoadedVersion {
     /// The health of the version.
     pub health: Arc<ModelHealth>,
     /// The devices that the version is on.
-    pub hosts: HostedVersion,
+    pub hosts: Placements,
     policy: PolicyReport,
     /// The steps from pictures or texts to its inputs, if it has some.
     pub preprocess: Option<Arc<Preprocess>>,
@@ -91,7 +91,7 @@ impl KnownToFit {
 
 impl LoadedVersion {
     /// A version that is on these devices, by this policy.
-    pub fn new(hosts: HostedVersion, policy: PolicyReport, metrics: ModelMetrics, queue_bound: u32) -> Self {
+    pub fn new(hosts: Placements, policy: PolicyReport, metrics: ModelMetrics, queue_bound: u32) -> Self {
         let first = hosts.first();
         let names = (first.name.clone(), first.version.clone());
         LoadedVersion {

@@ -7,7 +7,7 @@ use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::statistics::Phases;
 use downbeat_service::unanswered::Unanswered;
 
-use super::hosted_model::HostedModel;
+use super::placement::Placement;
 use super::request_table::Entry;
 use crate::request::batch_codec::Outputs;
 use crate::request::call::Call;
@@ -72,7 +72,7 @@ pub fn answer_alone(device: usize, (answered, failed): Alone, now: Time) {
 }
 
 /// Answers a request of `rows` items that was not taken in.
-pub fn reject_call(model: &HostedModel, call: Call, reject: DeviceReject, rows: u32, now: Time) {
+pub fn reject_call(model: &Placement, call: Call, reject: DeviceReject, rows: u32, now: Time) {
     let reject = match reject {
         DeviceReject::NoModel(_) => Reject::UnknownModel,
         DeviceReject::QueueFull { bound } if rows > bound => return call.never_fits(rows, bound, now),

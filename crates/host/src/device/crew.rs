@@ -12,8 +12,8 @@ use downbeat_core::Duration;
 use downbeat_engine::{CoreSet, Lane};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::hosted_model::EngineLane;
 use super::launch::Work;
+use super::placement::EngineLane;
 
 /// The threads of a partition's lanes.
 pub struct Crew {

@@ -19,12 +19,12 @@ use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::crew::{Crew, Seat};
-use super::device_state::{Actions, DeviceState, Resident, Write};
+use super::device_state::{Actions, DeviceState, Hosted, Write};
 use super::history::History;
-use super::hosted_model::HostedModel;
 use super::lane_host::{LaneHost, OwnLaunch};
 use super::launch::{Grant, Head, Outcome};
 use super::occupancy::Occupancy;
+use super::placement::Placement;
 use super::queued_call::QueuedCall;
 use super::request_events::Watched;
 use super::request_table::Entry;
@@ -143,7 +143,7 @@ impl DeviceHost {
     /// If the operating system has no thread left.
     pub fn add_model(
         self: &Arc<Self>,
-        model: Arc<HostedModel>,
+        model: Arc<Placement>,
         policy: ModelSpec,
         engines: Vec<Box<dyn Lane>>,
     ) -> std::io::Result<()> {
@@ -154,7 +154,7 @@ impl DeviceHost {
         let lanes = inner.scheduler().lanes(model.id).to_vec();
         inner.put_lanes(&lanes, started);
         let is_in_groups = model.group.is_some();
-        inner.models.insert(model.id, Resident { model, running: 0 });
+        inner.models.insert(model.id, Hosted { model, running: 0 });
         if is_in_groups {
             inner.tell_groups(self.clock.now());
         }
@@ -202,7 +202,7 @@ impl DeviceHost {
     }
 
     /// Lets a model go; its threads end once their present launches are over.
-    pub fn remove_model(&self, model: &HostedModel) {
+    pub fn remove_model(&self, model: &Placement) {
         let ((_gone, ready), actions) = self.decide(model, |inner, now| {
             let gone = inner.journal.apply(now, DeviceInput::Model(model.id, None));
             assert!(gone.is_ok(), "any model may go");
@@ -282,7 +282,7 @@ impl DeviceHost {
 
     /// Takes a request of `length` in, for the model's policy to decide about. The answer comes
     /// through the call's `reply`, always. `own`: the calling thread's wish for a launch.
-    pub fn submit(&self, model: &HostedModel, id: RequestId, call: Call, length: u32, own: &mut OwnLaunch) {
+    pub fn submit(&self, model: &Placement, id: RequestId, call: Call, length: u32, own: &mut OwnLaunch) {
         let size = call.admitted.rows;
         model.work.came(size);
         let padded = model.tensors.padded_length(length);
@@ -313,7 +313,7 @@ impl DeviceHost {
     }
 
     /// Cancels a request whose client has gone. The caller has counted it.
-    pub fn cancel(&self, model: &HostedModel, request: RequestId) {
+    pub fn cancel(&self, model: &Placement, request: RequestId) {
         let (_entry, actions) = self.decide(model, |inner, now| {
             let entry = inner.table.remove(request)?;
             inner.tell(now, DeviceInput::Cancel(model.id, request));
@@ -346,11 +346,7 @@ impl DeviceHost {
     }
 
     /// Tells the device's scheduler something about a model, and takes its decisions.
-    pub(super) fn decide<R>(
-        &self,
-        model: &HostedModel,
-        tell: impl FnOnce(&mut DeviceState, Time) -> R,
-    ) -> (R, Actions) {
+    pub(super) fn decide<R>(&self, model: &Placement, tell: impl FnOnce(&mut DeviceState, Time) -> R) -> (R, Actions) {
         let mut actions = Actions::default();
         let (mut inner, waited_from) = match self.inner.try_lock() {
             Some(inner) => (inner, None),
@@ -450,7 +446,7 @@ impl DeviceHost {
 
     /// How long a new request of the model would probably wait until it begins: until the device
     /// has done all launched and waiting work, of all models.
-    pub(super) fn free_in(&self, model: &HostedModel) -> Duration {
+    pub(super) fn free_in(&self, model: &Placement) -> Duration {
         let (inner, now) = (self.inner.lock(), self.clock.now());
         inner.scheduler().free_at(now, model.id).since(now)
     }
@@ -463,7 +459,7 @@ impl DeviceHost {
     }
 
     /// Items of a model that wait for a launch.
-    pub(super) fn waiting(&self, model: &HostedModel) -> u32 {
+    pub(super) fn waiting(&self, model: &Placement) -> u32 {
         self.inner.lock().scheduler().stats(model.id).waiting
     }
 
@@ -473,7 +469,7 @@ impl DeviceHost {
     }
 
     /// Brings the gauges of a model up to date.
-    pub(super) fn update_metrics(&self, model: &HostedModel) {
+    pub(super) fn update_metrics(&self, model: &Placement) {
         let inner = self.inner.lock();
         let running = inner.models.get(&model.id).map_or(0, |resident| resident.running);
         let (lanes, stats) = (inner.scheduler().lanes(model.id).len(), inner.scheduler().stats(model.id));
@@ -482,7 +478,7 @@ impl DeviceHost {
     }
 
     /// The model's launches on this device that ended at `from` or later.
-    pub(super) fn past(&self, model: &HostedModel, from: Time) -> PastLaunches {
+    pub(super) fn past(&self, model: &Placement, from: Time) -> PastLaunches {
         let inner = self.inner.lock();
         let scheduler = inner.scheduler();
         let specs: Vec<LaneSpec> = scheduler.lanes(model.id).iter().filter_map(|lane| scheduler.lane(*lane)).collect();

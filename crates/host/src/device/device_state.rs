@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 
 use super::answering::Alone;
 use super::crew::Seat;
-use super::hosted_model::HostedModel;
 use super::launch::{Grant, Head, Outcome, Work};
+use super::placement::Placement;
 use super::request_table::{Entry, RequestTable};
 use crate::request::batch_codec::Admitted;
 
@@ -24,7 +24,7 @@ use crate::request::batch_codec::Admitted;
 /// requests and lanes.
 pub struct DeviceState {
     pub journal: Journal<DeviceScheduler>,
-    pub models: BTreeMap<ModelId, Resident>,
+    pub models: BTreeMap<ModelId, Hosted>,
     pub table: RequestTable,
     /// By the scheduler's name for the lane.
     pub lanes: Vec<Option<HostLane>>,
@@ -41,8 +41,8 @@ pub struct DeviceState {
     pub stopped: bool,
 }
 
-pub struct Resident {
-    pub model: Arc<HostedModel>,
+pub struct Hosted {
+    pub model: Arc<Placement>,
     pub running: u32,
 }
 
@@ -75,7 +75,7 @@ pub struct Actions {
 
 /// Lanes that a policy of a model has asked for.
 pub struct Preparation {
-    pub model: Arc<HostedModel>,
+    pub model: Arc<Placement>,
     pub partition: PartitionId,
     /// The scheduler's numbers for the lanes; `specs`: the kind of each.
     pub lanes: Vec<LaneId>,
@@ -87,7 +87,7 @@ pub type MoveReady = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// Inputs on their way into the ring.
 pub struct Write {
-    pub model: Arc<HostedModel>,
+    pub model: Arc<Placement>,
     pub request: RequestId,
     pub slots: RingRun,
     /// `None`: the client has gone.
@@ -165,7 +165,7 @@ impl DeviceState {
     }
 
     /// Tells the group predictor the time that a group took, if it knows all models of the group.
-    fn hear_of_group(&self, model: &HostedModel, note: &Note) {
+    fn hear_of_group(&self, model: &Placement, note: &Note) {
         let (Note::Group { parts, predicted: Some(_), took, .. }, Some(group)) = (note, &model.group) else { return };
         group.predictor.serves(parts, *took, |model| {
             let model = &self.models.get(&model)?.model;
@@ -178,7 +178,7 @@ impl DeviceState {
     }
 
     /// The partition where a model's launches go.
-    pub fn partition(&self, model: &HostedModel) -> PartitionId {
+    pub fn partition(&self, model: &Placement) -> PartitionId {
         let first = self.scheduler().lanes(model.id).first();
         first.and_then(|lane| self.scheduler().lane(*lane)).map_or(model.partition, |spec| spec.partition)
     }
@@ -285,7 +285,7 @@ impl DeviceState {
                     actions.drops.extend(self.table.remove(request).map(|entry| (entry, reason)));
                 }
                 DeviceOutput::Note { model, note } => {
-                    if let Some(Resident { model, .. }) = self.models.get(&model) {
+                    if let Some(Hosted { model, .. }) = self.models.get(&model) {
                         model.metrics.record_note(&note);
                         self.hear_of_group(model, &note);
                         if let Note::PrepareFailed { partition, reason } = &note {
@@ -297,7 +297,7 @@ impl DeviceState {
                 DeviceOutput::Prepare { model, lanes, partition } => {
                     let specs = lanes.iter().filter_map(|lane| self.scheduler().lane(*lane)).collect();
                     match self.models.get(&model) {
-                        Some(Resident { model, .. }) => {
+                        Some(Hosted { model, .. }) => {
                             actions.prepares.push(Preparation { model: model.clone(), partition, lanes, specs });
                         }
                         None => self.tell(now, DeviceInput::Prepared(model, Err("the model goes".to_owned()))),
@@ -307,7 +307,7 @@ impl DeviceState {
                 // the earlier lanes are done.
                 DeviceOutput::Switch { model, to, .. } => {
                     let partition = to.first().and_then(|lane| self.scheduler().lane(*lane)).map(|lane| lane.partition);
-                    if let Some((Resident { model, .. }, partition)) = self.models.get(&model).zip(partition) {
+                    if let Some((Hosted { model, .. }, partition)) = self.models.get(&model).zip(partition) {
                         model.metrics.record_switch();
                         model.listener.iter().for_each(|listener| listener.moved(now, device, partition));
                         tracing::info!(model = %model.name, device, %partition, "runs on other lanes from now on");

@@ -14,9 +14,9 @@ use downbeat_service::metrics::statistics::Phases;
 use parking_lot::Mutex;
 
 use super::crew::{Crew, Seat};
-use super::hosted_model::HostedModel;
 use super::lane_host::{LaneHost, OwnLaunch, Taken, Wanted};
 use super::launch::{Body, Head, Outcome, Source, Work};
+use super::placement::Placement;
 use super::tensors::Member;
 use crate::request::batch_codec::Outputs;
 use crate::run::engine_run::{self, RunFailure, Running, Watch};
@@ -62,7 +62,7 @@ struct Begun<'a> {
 
 /// The facts of a launch that a thread needs to run it.
 struct Run<'a> {
-    model: Arc<HostedModel>,
+    model: Arc<Placement>,
     watch: Watch<'a>,
     clock: Clock,
     seat: Arc<Seat>,
@@ -456,7 +456,7 @@ fn answers(run: &Run<'_>, body: &Body, state: State) -> Result<Vec<(RequestId, O
 /// requests their answers: each member runs once more, alone, through all segments. If the launch
 /// took too long the members fail at once, as each of them might take as long.
 fn answer_alone(run: &Run<'_>, body: &Body, failure: RunFailure) -> Outcome {
-    let HostedModel { name, version, .. } = &*run.model;
+    let Placement { name, version, .. } = &*run.model;
     tracing::error!(model = %name, %version, batch = run.rows, reason = %failure, "batch failed");
     // A failure of later segments may be that of a neighbour who has left since.
     let is_alone = body.members.len() == 1 && run.segments.first == 0 && run.fill() == 0;

@@ -18,11 +18,11 @@ use parking_lot::Mutex;
 use super::answer_watch::{AnswerLooker, AnswerWatch, PADDED_EVERY, Suspicion, Watched};
 use super::device_host::DeviceHost;
 use super::exits::Exit;
-use super::hosted_model::{EngineLanes, HostedModel, WarmUpLanes};
-use super::hosted_version::HostedVersion;
 use super::input_rings::InputRings;
 use super::padding::Padding;
 use super::padding_check;
+use super::placement::{EngineLanes, Placement, WarmUpLanes};
+use super::placements::Placements;
 use super::request_events::RequestEvents;
 use super::tensors::BatchTensors;
 use crate::groups::group_predictor::GroupMember;
@@ -218,7 +218,7 @@ pub(super) fn brief_rows(model: &dyn Model, codec: &BatchCodec, profile: &Latenc
 struct Started<'a> {
     setup: LaneSetup<'a>,
     health: Arc<ModelHealth>,
-    devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
+    devices: Vec<(Arc<DeviceHost>, Arc<Placement>)>,
 }
 
 impl<'a> Started<'a> {
@@ -237,7 +237,7 @@ impl<'a> Started<'a> {
         own: Vec<Box<dyn Lane>>,
     ) -> std::io::Result<()> {
         let (setup, device) = (&self.setup, host.device);
-        let model = Arc::new(HostedModel {
+        let model = Arc::new(Placement {
             id: setup.id,
             name: setup.name.to_owned(),
             version: setup.version.to_owned(),
@@ -264,8 +264,8 @@ impl<'a> Started<'a> {
         Ok(())
     }
 
-    fn finish(mut self, is_routed: bool, padding: Option<Arc<Padding>>) -> HostedVersion {
-        HostedVersion::new(std::mem::take(&mut self.devices), is_routed, padding)
+    fn finish(mut self, is_routed: bool, padding: Option<Arc<Padding>>) -> Placements {
+        Placements::new(std::mem::take(&mut self.devices), is_routed, padding)
     }
 }
 
@@ -284,7 +284,7 @@ pub fn start_granted(
     setup: LaneSetup<'_>,
     lanes: LanesWanted,
     mut warm_up: impl FnMut(usize, &mut dyn Lane) -> anyhow::Result<()>,
-) -> anyhow::Result<HostedVersion> {
+) -> anyhow::Result<Placements> {
     let mut started = Started::new(setup);
     let LaneSetup { model, hosts, partitions, .. } = started.setup;
     let home = started.setup.home();
@@ -338,7 +338,7 @@ pub fn start(
     setup: LaneSetup<'_>,
     padding: Option<Arc<Padding>>,
     mut warm_up: impl FnMut(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()>,
-) -> anyhow::Result<HostedVersion> {
+) -> anyhow::Result<Placements> {
     let mut started = Started::new(setup);
     let (chosen, model) = (started.setup.policy, started.setup.model);
     let refuses = |reason: String| PolicyError::new(chosen.name, reason);

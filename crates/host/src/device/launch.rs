@@ -7,7 +7,7 @@ use downbeat_core::{BatchId, DeviceId, RequestId, Time};
 use downbeat_engine::State;
 use downbeat_service::metrics::statistics::Phases;
 
-use super::hosted_model::HostedModel;
+use super::placement::Placement;
 use super::tensors::Member;
 use crate::request::batch_codec::Outputs;
 use crate::request::queue::Queue;
@@ -24,7 +24,7 @@ pub struct Head {
     /// Which of the model's lanes runs it, or of its partition's slots.
     pub lane: usize,
     pub partition: PartitionId,
-    pub model: Arc<HostedModel>,
+    pub model: Arc<Placement>,
     /// `None`: the device's policy made the batch.
     pub grant: Option<Grant>,
 }

@@ -8,7 +8,7 @@
 //! ```text
 //! Driver ── batches ──────────────────┐
 //!                                     ▼
-//! Serving ──▶ HostedVersion ──▶ DeviceHost { lock { policies, RequestTable } } ──▶ Seat, Crew ──▶ a thread ──▶ Engine
+//! Serving ──▶ Placements ──▶ DeviceHost { lock { policies, RequestTable } } ──▶ Seat, Crew ──▶ a thread ──▶ Engine
 //!              (route)            ▲        │ Admit: the inputs are copied into the ring, by whoever holds the decision
 //!                                 │        └ Reply, Drop: the client is answered, after the lock
 //!                                 └─ completion ◀───────────────────────────────────────────┘
@@ -25,8 +25,6 @@ mod device_host;
 mod device_state;
 mod exits;
 mod history;
-mod hosted_model;
-mod hosted_version;
 mod input_rings;
 mod lane;
 mod lane_host;
@@ -37,6 +35,8 @@ mod occupancy;
 mod own_launch;
 mod padding;
 mod padding_check;
+mod placement;
+mod placements;
 mod preparation;
 mod queued_call;
 mod request_events;
@@ -49,14 +49,14 @@ mod work_meter;
 
 pub use answer_watch::AnswerLooker;
 pub use device_host::DeviceHost;
-pub use hosted_model::{HostedModel, WarmUpLanes};
-pub use hosted_version::HostedVersion;
 pub use lane_host::OwnLaunch;
 pub use lane_setup::{LaneSetup, LanesWanted, PolicyError, check_padding, padding, start, start_granted};
 pub use launch::Grant;
 pub use occupancy::Occupancy;
 pub use own_launch::run_own;
 pub use padding::Padding;
+pub use placement::{Placement, WarmUpLanes};
+pub use placements::Placements;
 pub use queued_call::QueuedCall;
 pub use request_events::RequestEvents;
 pub use request_table::CounterHasher;

@@ -9,8 +9,8 @@ use downbeat_core::journal::device::{DeviceInput, DeviceRefusal};
 use super::crew::Seat;
 use super::device_host::DeviceHost;
 use super::device_state::{DeviceState, MoveReady};
-use super::hosted_model::HostedModel;
 use super::lane_host::OwnLaunch;
+use super::placement::Placement;
 
 impl DeviceHost {
     /// Makes lanes for a model in another partition, in the background, while it goes on with its
@@ -20,7 +20,7 @@ impl DeviceHost {
     ///
     /// # Errors
     /// If it cannot move, or not now; `ready` hears nothing then.
-    pub fn prepare_move(&self, model: &HostedModel, to: PartitionId, ready: MoveReady) -> Result<bool, BadMove> {
+    pub fn prepare_move(&self, model: &Placement, to: PartitionId, ready: MoveReady) -> Result<bool, BadMove> {
         let (told, actions) =
             self.decide(model, |inner, now| match inner.journal.apply(now, DeviceInput::Move(model.id, to)) {
                 Ok(_) if inner.partition(model) == to => Ok(false),
@@ -37,7 +37,7 @@ impl DeviceHost {
 
     /// Moves a model's next launches to the lanes that are ready in another partition. Returns
     /// whether there were any.
-    pub fn change_over(&self, model: &HostedModel) -> bool {
+    pub fn change_over(&self, model: &Placement) -> bool {
         let switch =
             |inner: &mut DeviceState, now| matches!(inner.journal.apply(now, DeviceInput::Switch(model.id)), Ok(true));
         let (switched, actions) = self.decide(model, switch);
@@ -47,7 +47,7 @@ impl DeviceHost {
 
     /// Limits the model's next batches to `rows` items. Returns whether its policy has batches that
     /// can be limited.
-    pub fn limit(&self, model: &HostedModel, rows: u32) -> bool {
+    pub fn limit(&self, model: &Placement, rows: u32) -> bool {
         let limit = |inner: &mut DeviceState, now| {
             matches!(inner.journal.apply(now, DeviceInput::Limit(model.id, rows)), Ok(true))
         };
@@ -57,12 +57,12 @@ impl DeviceHost {
     }
 
     /// The partition where a model's launches go.
-    pub fn partition(&self, model: &HostedModel) -> PartitionId {
+    pub fn partition(&self, model: &Placement) -> PartitionId {
         self.inner.lock().partition(model)
     }
 
     /// The lanes that were asked for are made; or why they could not be.
-    pub(super) fn prepared(&self, model: &HostedModel, lanes: &[LaneId], made: Result<Vec<Arc<Seat>>, String>) {
+    pub(super) fn prepared(&self, model: &Placement, lanes: &[LaneId], made: Result<Vec<Arc<Seat>>, String>) {
         let ((ready, outcome), actions) = self.decide(model, |inner, now| {
             let made = made.and_then(|started| {
                 if inner.stopped {

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::crew::Seat;
 use super::device_host::DeviceHost;
 use super::device_state::Preparation;
-use super::hosted_model::HostedModel;
+use super::placement::Placement;
 use crate::run::watchdog::Owner;
 
 /// Lanes with a thread each.
@@ -20,7 +20,7 @@ type Made = Vec<Arc<Seat>>;
 /// Lanes that a thread is making.
 struct Preparing {
     host: Arc<DeviceHost>,
-    model: Arc<HostedModel>,
+    model: Arc<Placement>,
     /// The lanes' numbers; `None`: the scheduler already knows the outcome.
     lanes: Mutex<Option<Vec<LaneId>>>,
 }

@@ -15,10 +15,10 @@ use downbeat_service::options::RunLimits;
 use tokio::sync::oneshot;
 
 use super::device_host::DeviceHost;
-use super::hosted_model::{HostedModel, WarmUpLanes};
-use super::hosted_version::HostedVersion;
 use super::lane_host::OwnLaunch;
 use super::lane_setup::brief_rows;
+use super::placement::{Placement, WarmUpLanes};
+use super::placements::Placements;
 use super::tensors::BatchTensors;
 use crate::request::batch_codec::{Admitted, BatchCodec, Outputs};
 use crate::request::call::Call;
@@ -33,8 +33,8 @@ pub type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
 /// A model on a device.
 pub struct Served {
     pub host: Arc<DeviceHost>,
-    pub model: Arc<HostedModel>,
-    pub hosts: HostedVersion,
+    pub model: Arc<Placement>,
+    pub hosts: Placements,
     pub record: Arc<Version>,
     pub metrics: Metrics,
     sent: AtomicU64,
@@ -74,7 +74,7 @@ impl Served {
         let lanes = policy.build().unwrap().policy.lanes(partition);
         let engines = lanes.iter().map(|_| model.lane_at(place).unwrap()).collect();
         let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
-        let model = Arc::new(HostedModel {
+        let model = Arc::new(Placement {
             id: ModelId(0),
             health: Arc::new(ModelHealth::new(name.clone(), version.clone())),
             name,
@@ -103,7 +103,7 @@ impl Served {
             model,
         });
         host.add_model(model.clone(), policy, engines).unwrap();
-        let hosts = HostedVersion::new(vec![(host.clone(), model.clone())], true, None);
+        let hosts = Placements::new(vec![(host.clone(), model.clone())], true, None);
         let (names, activity) = (("m".to_owned(), "1".to_owned()), hosts.activity().clone());
         let record = Arc::new(Box::new(VersionRecord::new(names, model.model.clone(), its, activity, 100)));
         Served { host, model, hosts, record, metrics, sent: AtomicU64::new(0) }

@@ -11,8 +11,8 @@ use downbeat_repository::ModelDefinition;
 use downbeat_service::options::ServerOptions;
 use parking_lot::Mutex;
 
-use crate::device::HostedModel;
-use crate::placement::Placed;
+use crate::device::Placement;
+use crate::device_map::ModelDevices;
 use crate::refiner::ProfileRefiner;
 
 /// The scheduler's queue for the requests of one shape.
@@ -26,11 +26,11 @@ pub struct Queue {
     /// The queue's options in the scheduler.
     options: QueueOptions,
     /// The devices that its batches run on.
-    pub placed: Placed,
+    pub placed: ModelDevices,
     /// By site, as `placed` numbers them: learns the latency of its batches in service.
     pub refiners: Box<[Mutex<ProfileRefiner>]>,
     /// The version on each device.
-    models: Box<[Arc<HostedModel>]>,
+    models: Box<[Arc<Placement>]>,
 }
 
 impl Queue {
@@ -39,7 +39,7 @@ impl Queue {
     pub fn options(
         options: &ServerOptions,
         definition: &ModelDefinition,
-        placed: &Placed,
+        placed: &ModelDevices,
         profiles: &[LatencyProfile],
         at_once: u32,
     ) -> QueueOptions {
@@ -83,9 +83,9 @@ impl Queue {
     pub fn new(
         place: QueueHandle,
         options: QueueOptions,
-        placed: &Placed,
+        placed: &ModelDevices,
         profiles: Vec<LatencyProfile>,
-        models: Box<[Arc<HostedModel>]>,
+        models: Box<[Arc<Placement>]>,
         now: Time,
     ) -> Self {
         let gathers = matches!(options.dispatch, DispatchPolicy::Timeout { delay, .. } if delay > Duration::ZERO);
@@ -101,7 +101,7 @@ impl Queue {
     }
 
     /// The version on a device.
-    pub fn on_device(&self, device: usize) -> Option<&Arc<HostedModel>> {
+    pub fn on_device(&self, device: usize) -> Option<&Arc<Placement>> {
         self.models.iter().find(|model| model.device == device)
     }
 

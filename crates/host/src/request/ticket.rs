@@ -6,7 +6,7 @@ use downbeat_core::{RequestId, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_service::unanswered::Unanswered;
 
-use crate::device::{DeviceHost, HostedModel};
+use crate::device::{DeviceHost, Placement};
 use crate::request::version_record::Version;
 use crate::scheduler::Driver;
 
@@ -15,7 +15,7 @@ pub enum Decider {
     /// The scheduler: the request is in this queue.
     Scheduler(Arc<Driver>, QueueHandle),
     /// The policy of a model on a device.
-    Device(Arc<DeviceHost>, Arc<HostedModel>),
+    Device(Arc<DeviceHost>, Arc<Placement>),
 }
 
 /// The right to cancel a request: by dropping the ticket. The drop also counts the request, in any

@@ -32,10 +32,10 @@ use smallvec::SmallVec;
 use waiting_table::{Event, WaitingTable};
 
 use crate::decision_log::DecisionLog;
-use crate::device::{DeviceHost, HostedModel, OwnLaunch, QueuedCall};
+use crate::device::{DeviceHost, OwnLaunch, Placement, QueuedCall};
+use crate::device_map::ModelDevices;
 use crate::groups::group_predictor::GroupPredictor;
 use crate::groups::retraining::GroupRetrainer;
-use crate::placement::Placed;
 use crate::request::queue::Queue;
 use crate::run::watchdog::Watchdog;
 
@@ -250,9 +250,9 @@ impl Driver {
         &self,
         model: &str,
         options: ModelOptions,
-        placed: &Placed,
+        placed: &ModelDevices,
         profiles: Vec<LatencyProfile>,
-        models: Box<[Arc<HostedModel>]>,
+        models: Box<[Arc<Placement>]>,
     ) -> Arc<Queue> {
         let place = self.cluster.add_model(options.clone());
         self.rehearser().added(place, model, &options);

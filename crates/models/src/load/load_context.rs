@@ -8,9 +8,9 @@ use std::sync::Arc;
 use downbeat_core::Duration;
 use downbeat_engine::MemoryBudget;
 use downbeat_host::device::AnswerLooker;
+use downbeat_host::device_map::DeviceMap;
 use downbeat_host::groups::group_predictor::GroupPredictor;
 use downbeat_host::model_memory::ModelMemory;
-use downbeat_host::placement::Placement;
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::scheduler::Driver;
 use downbeat_preprocess::Recipe;
@@ -65,7 +65,7 @@ pub struct LoadContext {
     /// The partitions of devices.
     pub partitions: Partitions,
     /// Which models are on which devices.
-    pub placement: Placement,
+    pub device_map: DeviceMap,
     /// The devices, and the scheduler.
     pub driver: Arc<Driver>,
     /// The server's metrics.
@@ -103,7 +103,7 @@ impl LoadContext {
         engines: Engines,
         partitions: Partitions,
         driver: Arc<Driver>,
-        placement: Placement,
+        device_map: DeviceMap,
         metrics: Arc<Metrics>,
         model_memory: Arc<ModelMemory>,
     ) -> Self {
@@ -122,7 +122,7 @@ impl LoadContext {
             options,
             engines,
             partitions,
-            placement,
+            device_map,
             driver,
             metrics,
             model_memory,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use downbeat_core::device::{PartitionId, SegmentProfile};
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_engine::{Lane, Model, Place, Share};
-use downbeat_host::placement::Placed;
+use downbeat_host::device_map::ModelDevices;
 use downbeat_host::request::batch_codec::{BatchCodec, PROFILED_LENGTH};
 use downbeat_service::report::machine_load::LoadWatch;
 use downbeat_service::report::policy_report::PolicyReport;
@@ -312,7 +312,7 @@ impl Measuring<'_> {
     pub fn by_site(
         &self,
         model: &dyn Model,
-        placed: &Placed,
+        placed: &ModelDevices,
         device: usize,
         profile: &LatencyProfile,
     ) -> Vec<LatencyProfile> {

@@ -9,11 +9,11 @@ use downbeat_service::error::ServiceError;
 use parking_lot::Mutex;
 
 use super::overlay::Overlay;
-use crate::serving::{ServedModel, Serving};
+use crate::serving::{Model, Serving};
 
 /// A model that is ready to be taken into service.
 pub struct LoadedModel {
-    pub served: ServedModel,
+    pub served: Model,
     pub overlay: Option<Overlay>,
     /// The versions that did not load, and why.
     pub failures: BTreeMap<u64, String>,

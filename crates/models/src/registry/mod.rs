@@ -38,7 +38,7 @@ use crate::load::load_context::{LoadProgress, VersionFile};
 use crate::load::loader::Loader;
 use crate::loaded_version::LoadedVersion;
 use crate::measure::measuring_time::MeasuringTime;
-use crate::serving::{ServedModel, Serving, unknown_model};
+use crate::serving::{Model, Serving, unknown_model};
 
 /// Models with files up to this size, bytes, do not wait for the loads of larger ones.
 const SMALL: u64 = 16 << 20;
@@ -401,7 +401,7 @@ impl Registry {
             self.serving.forget_queues(versions.values());
             return failed(format!("version {newest}: {reason}"), failures);
         }
-        Ok(LoadedModel { served: ServedModel::new(definition, versions), overlay, failures })
+        Ok(LoadedModel { served: Model::new(definition, versions), overlay, failures })
     }
 
     /// Loads every version of a definition. Returns the loaded versions, and why the others did not
@@ -486,7 +486,7 @@ impl Registry {
 
     /// Waits for the last requests of a model out of service, and lets it go. Returns whether all
     /// its runs have ended.
-    async fn retire(&self, name: &str, before: Option<Arc<ServedModel>>, now: Option<&ServedModel>) -> bool {
+    async fn retire(&self, name: &str, before: Option<Arc<Model>>, now: Option<&Model>) -> bool {
         let Some(before) = before else { return true };
         let has_ended = self.serving.retire(&before).await;
         for version in before.versions.keys() {
@@ -569,7 +569,7 @@ impl Registry {
 
     /// The outcomes of requests and the speed of each model version in service.
     pub fn samples(&self) -> Vec<Sample> {
-        let of_model = |served: &Arc<ServedModel>| {
+        let of_model = |served: &Arc<Model>| {
             let slo = self.options.slo(&served.definition.name, served.definition.slo);
             served.versions.values().map(|version| version.sample(slo)).collect::<Vec<_>>()
         };

@@ -7,7 +7,7 @@ use downbeat_repository::Fingerprint;
 use parking_lot::Mutex;
 
 use super::overlay::Overlay;
-use crate::serving::ServedModel;
+use crate::serving::Model;
 
 /// Why a model is not there yet whose turn to be loaded has not come.
 pub const WAITING: &str = "waiting to be loaded";
@@ -60,7 +60,7 @@ impl ModelEntry {
     }
 
     /// Sets the states after a load: served versions are ready, failed ones are not.
-    pub fn settle(&self, served: &ServedModel, failures: &BTreeMap<u64, String>) {
+    pub fn settle(&self, served: &Model, failures: &BTreeMap<u64, String>) {
         let ready = served.versions.keys().map(|version| (*version, (VersionState::Ready, String::new())));
         let failed = failures.iter().map(|(version, reason)| (*version, (VersionState::Unavailable, reason.clone())));
         *self.states.lock() = failed.chain(ready).collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::device::{BadMove, PartitionId};
-use downbeat_host::device::{DeviceHost, HostedModel};
+use downbeat_host::device::{DeviceHost, Placement};
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::device_report::{
     DeviceReport, DevicesReport, ExecutorReport, PartitionReport, PlacedModel,
@@ -11,13 +11,13 @@ use downbeat_service::report::device_report::{
 use tokio::sync::oneshot;
 
 use super::Registry;
-use crate::serving::ServedModel;
+use crate::serving::Model;
 
 /// How long a request to move a model waits for that.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// A model version on a device, to be moved.
-type Subject = (Arc<DeviceHost>, Arc<HostedModel>);
+type Subject = (Arc<DeviceHost>, Arc<Placement>);
 
 impl Registry {
     /// The report on the partitions of devices, and the models on each.
@@ -137,7 +137,7 @@ impl Registry {
 }
 
 /// The versions of a model on their devices.
-fn subjects(served: &ServedModel) -> impl Iterator<Item = Subject> {
+fn subjects(served: &Model) -> impl Iterator<Item = Subject> {
     served.versions.values().flat_map(|version| version.hosts.devices().iter().cloned())
 }
 
@@ -179,7 +179,7 @@ async fn move_all(subjects: &[Subject], to: PartitionId) -> Result<(), ServiceEr
     failed.map_or(Ok(()), Err)
 }
 
-fn why_not(model: &HostedModel, refused: &BadMove) -> ServiceError {
+fn why_not(model: &Placement, refused: &BadMove) -> ServiceError {
     let name = &model.name;
     match refused {
         BadMove::NoModel(_) => ServiceError::Unavailable(format!("model '{name}' is being unloaded")),

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use downbeat_engine_ort::GpuInfo;
 use downbeat_host::decision_log::DecisionLog;
 use downbeat_host::device::DeviceHost;
+use downbeat_host::device_map::{self, DeviceMap};
 use downbeat_host::gpu_watch::GpuWatch;
 use downbeat_host::model_memory::ModelMemory;
-use downbeat_host::placement::{self, Placement};
 use downbeat_host::run::watchdog::Watchdog;
 use downbeat_host::scheduler::Driver;
 use downbeat_host::shares::{DeviceShares, ShareMetrics};
@@ -55,14 +55,14 @@ impl Registry {
         let repository = with_gpus(repository, &gpus, &options);
         let known = definitions(&repository, &scan.names);
         let parts = partitions.parts.len().max(1);
-        let placement = Placement::new(options.placement.clone(), devices, &gpus, &known, parts)?;
+        let device_map = DeviceMap::new(options.placement.clone(), devices, &gpus, &known, parts)?;
         let metrics = Arc::new(Metrics::new()?);
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
-        let log = open_decision_log(&options, placement.kinds.len(), &metrics)?;
+        let log = open_decision_log(&options, device_map.kinds.len(), &metrics)?;
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.of_most().clone())?;
-        let (parts, kinds) = (&partitions.parts, &placement.kinds);
+        let (parts, kinds) = (&partitions.parts, &device_map.kinds);
         let driver = Driver::start(clock, parts, kinds, &options, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
@@ -70,7 +70,8 @@ impl Registry {
         let (on, said) = (driver.clone(), metrics.clone());
         let shares_woken = Arc::new(tokio::sync::Notify::new());
         let shares = shares(&options, &partitions, &driver, &metrics, &shares_woken)?;
-        let context = LoadContext::new(options.clone(), engines, partitions, on, placement, said, model_memory.clone());
+        let context =
+            LoadContext::new(options.clone(), engines, partitions, on, device_map, said, model_memory.clone());
         let loader = Arc::new(Loader::new(context));
         let budget = ByteBudget::new(limit);
         let gpu_watch = watch_gpus(&gpus, &metrics, &options)?;
@@ -230,7 +231,7 @@ fn with_devices(
     names: &[String],
 ) -> anyhow::Result<(Arc<ServerOptions>, usize)> {
     // The options may name models' devices without setting the number of executors.
-    let named = placement::devices_named(options);
+    let named = device_map::devices_named(options);
     let asked = match options.devices {
         // Models that share groups of operators run side by side on one device.
         0 if engines.gpus.is_empty() && options.device.policy.forms_groups() => named.max(1),
@@ -245,7 +246,7 @@ fn with_devices(
     let devices = engines.devices(asked, partitions)?;
     let options = ServerOptions {
         devices: if engines.gpus.is_empty() { asked } else { devices },
-        placement: placement::chosen(options, devices, names)?,
+        placement: device_map::chosen(options, devices, names)?,
         ..options.clone()
     };
     Ok((Arc::new(options), devices))

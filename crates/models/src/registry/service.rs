@@ -17,7 +17,7 @@ use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, S
 
 use super::Registry;
 use super::model_entry::VersionState;
-use crate::serving::{ServedModel, statistics, unknown_model};
+use crate::serving::{Model, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -40,7 +40,7 @@ impl Registry {
         )))
     }
 
-    fn served(&self, name: &str) -> Result<Arc<ServedModel>, ServiceError> {
+    fn served(&self, name: &str) -> Result<Arc<Model>, ServiceError> {
         self.serving.get(name).ok_or_else(|| self.why_not_served(name))
     }
 

@@ -2,8 +2,8 @@
 
 mod handover;
 mod intake;
+mod model;
 mod preparing;
-mod served_model;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use parking_lot::RwLock;
 use crate::loaded_version::LoadedVersion;
 
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
-pub use served_model::{InFlight, ServedModel, version_of};
+pub use model::{InFlight, Model, version_of};
 
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;
@@ -45,7 +45,7 @@ pub struct Serving {
     options: Arc<ServerOptions>,
     driver: Arc<Driver>,
     budget: Arc<ByteBudget>,
-    models: RwLock<BTreeMap<String, Arc<ServedModel>>>,
+    models: RwLock<BTreeMap<String, Arc<Model>>>,
     watchdog: Arc<Watchdog>,
     draining: AtomicBool,
 }
@@ -63,7 +63,7 @@ impl Serving {
     }
 
     /// The model in service with this name.
-    pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
+    pub fn get(&self, name: &str) -> Option<Arc<Model>> {
         self.models.read().get(name).cloned()
     }
 
@@ -78,7 +78,7 @@ impl Serving {
     }
 
     /// All models in service.
-    pub fn all(&self) -> Vec<Arc<ServedModel>> {
+    pub fn all(&self) -> Vec<Arc<Model>> {
         self.models.read().values().cloned().collect()
     }
 
@@ -88,7 +88,7 @@ impl Serving {
     }
 
     /// Puts a model into service, or takes it out. Returns the model that had the name before.
-    pub fn replace(&self, name: &str, served: Option<Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
+    pub fn replace(&self, name: &str, served: Option<Arc<Model>>) -> Option<Arc<Model>> {
         let mut models = self.models.write();
         match served {
             Some(served) => models.insert(name.to_owned(), served),
@@ -98,7 +98,7 @@ impl Serving {
 
     /// Waits until a model out of service has answered its requests. Then gives up its queues and
     /// ends its runs, as no client waits for them. Returns whether they have ended.
-    pub async fn retire(&self, served: &ServedModel) -> bool {
+    pub async fn retire(&self, served: &Model) -> bool {
         served.wait_idle().await;
         self.forget_queues(served.versions.values());
         let until = self.driver.clock().now() + RUNS_END_WITHIN;
@@ -139,8 +139,8 @@ impl Serving {
     ///
     /// # Errors
     /// `Unavailable` if the server drains, the version's devices are lost, its process is being
-    /// restarted or a run of it does not end; the errors of [`ServedModel::version`].
-    pub fn check<'a>(&self, served: &'a ServedModel, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
+    /// restarted or a run of it does not end; the errors of [`Model::version`].
+    pub fn check<'a>(&self, served: &'a Model, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
         let loaded = served.version(version)?;
         match loaded.out_of_service() {
             Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", loaded.name))),
@@ -152,7 +152,7 @@ impl Serving {
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    pub async fn infer(&self, served: &ServedModel, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
+    pub async fn infer(&self, served: &Model, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
         let slo = self.options.slo(&served.definition.name, served.definition.slo);
@@ -218,7 +218,7 @@ impl Serving {
     /// [`LoadedVersion::check_memory`].
     fn take_in<'a>(
         &self,
-        served: &'a ServedModel,
+        served: &'a Model,
         loaded: &LoadedVersion,
         admitted: &Admitted,
     ) -> Result<InputBytes<'a>, ServiceError> {

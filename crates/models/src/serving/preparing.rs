@@ -15,7 +15,7 @@ use super::intake::RETRY_AFTER;
 use super::{Limits, Serving, hold_inputs};
 use crate::loaded_version::LoadedVersion;
 use crate::preprocess::Preprocess;
-use crate::serving::ServedModel;
+use crate::serving::Model;
 
 /// A place in a model's queue, held by a request that is not ready to join it. Dropping it gives it
 /// up, and counts the request unless it was answered.
@@ -77,7 +77,7 @@ impl Serving {
     /// `InvalidArgument` if an item is none, `QueueFull` and `DeadlineExceeded` as for any request.
     pub(super) async fn prepare<'a>(
         &'a self,
-        served: &'a ServedModel,
+        served: &'a Model,
         loaded: &'a LoadedVersion,
         preprocess: &Arc<Preprocess>,
         request: &mut InferRequest,

@@ -14,10 +14,10 @@ use downbeat_core::device::{ChosenPolicy, PolicyName, SegmentProfile};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_engine::{Cut, Lane, LoadOptions, Model, Part, Place, Share, graph_report};
 use downbeat_host::device as host;
-use downbeat_host::device::{HostedVersion, Padding, PolicyError};
+use downbeat_host::device::{Padding, Placements, PolicyError};
+use downbeat_host::device_map::ModelDevices;
 use downbeat_host::groups::group_predictor::GroupMember;
 use downbeat_host::model_memory::{HeldMemory, MemoryPart};
-use downbeat_host::placement::Placed;
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::request::queue::Queue;
 use downbeat_host::run::row_judgement::RowJudgement;
@@ -80,7 +80,7 @@ pub struct Loading<'a> {
     on_gpus: bool,
     /// Whether its batches are made on the device, to which its requests are routed.
     routed: bool,
-    placed: Placed,
+    placed: ModelDevices,
     /// The part of a device that it is on; `None`: devices are not divided.
     part: Option<&'a Part>,
     /// The number of threads that it may run with.
@@ -134,7 +134,7 @@ impl<'a> Loading<'a> {
         let routed = policy.name.makes_batches();
         let (on, part) = (context.partitions.all_of(name), context.partitions.of(name).map(|(_, part)| part));
         check_partitions(policy, name, on.len())?;
-        let placed = context.placement.of(&definition, &on, !routed, context.driver.devices())?;
+        let placed = context.device_map.of(&definition, &on, !routed, context.driver.devices())?;
         let (cut, threads) = cut_and_threads(context, policy, why, name, part, on_gpus);
         let checked = options.check_dispatch(name, policy.name, definition.dispatch.clone());
         checked.map_err(|reason| PolicyError::new(policy.name, reason))?;
@@ -460,7 +460,7 @@ impl<'a> Loading<'a> {
     /// Gives it a queue, if the scheduler makes its batches, and logs that it is ready.
     fn finish(
         self,
-        hosts: HostedVersion,
+        hosts: Placements,
         (report, chosen, guard): (PolicyReport, Option<Chosen>, Option<Arc<PolicyGuard>>),
         profiles: Vec<LatencyProfile>,
         threads: usize,

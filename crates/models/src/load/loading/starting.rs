@@ -6,7 +6,7 @@ use downbeat_core::ModelId;
 use downbeat_core::device::{AutoInputs, GuardOptions, SegmentProfile};
 use downbeat_engine::{Lane, Model};
 use downbeat_host::device as host;
-use downbeat_host::device::{DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, RequestEvents};
+use downbeat_host::device::{DeviceHost, LaneSetup, LanesWanted, Padding, Placements, RequestEvents};
 use downbeat_host::groups::group_predictor::GroupMember;
 use downbeat_host::run::row_judgement::RowJudgement;
 
@@ -37,7 +37,7 @@ impl Loading<'_> {
         chosen: Option<&Chosen>,
         Profiled { profile, threads, .. }: &Profiled,
         segments: SegmentProfile,
-    ) -> anyhow::Result<(HostedVersion, Option<Arc<PolicyGuard>>)> {
+    ) -> anyhow::Result<(Placements, Option<Arc<PolicyGuard>>)> {
         let (context, definition) = (self.context, &self.definition);
         let samples = warm_up::samples(definition, &codec)?;
         let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
@@ -99,7 +99,7 @@ impl Loading<'_> {
         padding: Option<Arc<Padding>>,
         samples: &[Sample],
         (measured, lane): (usize, Option<Box<dyn Lane>>),
-    ) -> anyhow::Result<HostedVersion> {
+    ) -> anyhow::Result<Placements> {
         let (model, codec) = (setup.model, setup.codec.clone());
         let mut warm_up = self.warm_up(&**model, &codec);
         let mut count = 1;

@@ -7,33 +7,33 @@ use downbeat_service::error::ServiceError;
 use downbeat_service::report::timeline::PastLaunches;
 
 use super::device_host::DeviceHost;
-use super::hosted_model::HostedModel;
 use super::padding::Padding;
+use super::placement::Placement;
 use crate::request::batch_codec::{Admitted, BatchCodec};
 use crate::run::activity::Activity;
 
 /// The devices that a model version is on. Dropping it lets them forget the version.
-pub struct HostedVersion {
+pub struct Placements {
     /// The devices in their order, at least one.
-    devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
+    devices: Vec<(Arc<DeviceHost>, Arc<Placement>)>,
     /// Whether device policies make its batches; otherwise the scheduler does.
     pub is_routed: bool,
     padding: Option<Arc<Padding>>,
 }
 
-impl HostedVersion {
+impl Placements {
     /// Makes a version that is on these devices, at least one.
     pub(super) fn new(
-        devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
+        devices: Vec<(Arc<DeviceHost>, Arc<Placement>)>,
         is_routed: bool,
         padding: Option<Arc<Padding>>,
     ) -> Self {
         assert!(!devices.is_empty(), "a model is on at least one device");
-        HostedVersion { devices, is_routed, padding }
+        Placements { devices, is_routed, padding }
     }
 
     /// The version on its first device.
-    pub fn first(&self) -> &HostedModel {
+    pub fn first(&self) -> &Placement {
         &self.devices[0].1
     }
 
@@ -48,7 +48,7 @@ impl HostedVersion {
 
     /// The working device that will probably be done first with its work of all models. The first
     /// one wins a tie.
-    pub fn soonest(&self) -> &(Arc<DeviceHost>, Arc<HostedModel>) {
+    pub fn soonest(&self) -> &(Arc<DeviceHost>, Arc<Placement>) {
         let working = self.devices.iter().filter(|(_, model)| model.lost().is_none());
         let soonest = || working.min_by_key(|(host, model)| host.free_in(model));
         match &self.devices[..] {
@@ -63,12 +63,12 @@ impl HostedVersion {
     }
 
     /// The devices, with the version on each.
-    pub fn devices(&self) -> &[(Arc<DeviceHost>, Arc<HostedModel>)] {
+    pub fn devices(&self) -> &[(Arc<DeviceHost>, Arc<Placement>)] {
         &self.devices
     }
 
     /// The version on this device; `None`: the version is not there.
-    pub fn on_device(&self, device: usize) -> Option<Arc<HostedModel>> {
+    pub fn on_device(&self, device: usize) -> Option<Arc<Placement>> {
         let (_, model) = self.devices.iter().find(|(host, _)| host.device == device)?;
         Some(model.clone())
     }
@@ -90,7 +90,7 @@ impl HostedVersion {
     }
 
     /// The version on each device.
-    pub fn models(&self) -> Box<[Arc<HostedModel>]> {
+    pub fn models(&self) -> Box<[Arc<Placement>]> {
         self.devices.iter().map(|(_, model)| model.clone()).collect()
     }
 
@@ -105,7 +105,7 @@ impl HostedVersion {
     }
 }
 
-impl Drop for HostedVersion {
+impl Drop for Placements {
     fn drop(&mut self) {
         // The threads of its lanes end by themselves: the last owner of the version may be one of
         // them.

@@ -13,7 +13,7 @@ use downbeat_service::options::{MOST_DEVICES, PlacementPlan, PlannedSubCluster, 
 
 /// The devices of each model: by the options (`[placement]`, `--plan`), or else by its
 /// `instance_group`. All other models are on all devices.
-pub struct Placement {
+pub struct DeviceMap {
     chosen: BTreeMap<String, Vec<usize>>,
     /// By device; none: no device is a GPU.
     gpus: Vec<u32>,
@@ -26,7 +26,7 @@ pub struct Placement {
 
 /// The devices of one model.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Placed {
+pub struct ModelDevices {
     /// The devices that the server had when the model was loaded, ascending.
     pub devices: Arc<[usize]>,
     /// The partitions of these devices, at least one, first the one that it was loaded for. If
@@ -39,7 +39,7 @@ pub struct Placed {
     hardware: Arc<[usize]>,
 }
 
-impl Placement {
+impl DeviceMap {
     /// Places models on `devices` devices with as many `partitions` each, as the options have
     /// [`chosen`]. `gpus` describes the devices, if they are GPUs. The places of the `known` models
     /// decide which devices the scheduler tells apart. Each partition has models of its own.
@@ -55,7 +55,7 @@ impl Placement {
     ) -> anyhow::Result<Self> {
         let hardware = alike(devices, gpus);
         let ordinals = gpus.iter().map(|gpu| gpu.ordinal).collect();
-        let mut placement = Placement { chosen, gpus: ordinals, hardware: hardware.clone().into(), kinds: Vec::new() };
+        let mut placement = DeviceMap { chosen, gpus: ordinals, hardware: hardware.clone().into(), kinds: Vec::new() };
         let sets: Vec<Vec<usize>> = known.iter().filter_map(|model| placement.devices(model)).collect();
         let others = placement.chosen.values().cloned();
         placement.kinds = kinds(&hardware, partitions, &sets.into_iter().chain(others).collect::<Vec<_>>())?;
@@ -87,14 +87,16 @@ impl Placement {
         partitions: &[usize],
         by_scheduler: bool,
         all: usize,
-    ) -> anyhow::Result<Placed> {
+    ) -> anyhow::Result<ModelDevices> {
         let devices = match (self.devices(model), partitions) {
             (Some(devices), _) => devices,
-            (None, []) if self.hardware.iter().all(|hardware| *hardware == 0) => return Ok(Placed::everywhere(all)),
+            (None, []) if self.hardware.iter().all(|hardware| *hardware == 0) => {
+                return Ok(ModelDevices::everywhere(all));
+            }
             (None, _) => (0..all).collect(),
         };
         let partitions = if partitions.is_empty() { &[0] } else { partitions };
-        let mut placed = Placed {
+        let mut placed = ModelDevices {
             devices: devices.into(),
             partitions: partitions.iter().map(|partition| PartitionId(*partition as u32)).collect(),
             kinds: None,
@@ -122,11 +124,11 @@ impl Placement {
     }
 }
 
-impl Placed {
+impl ModelDevices {
     /// A place on all of `devices` devices, which are alike.
     pub fn everywhere(devices: usize) -> Self {
         let (hardware, partitions) = (vec![0; devices].into(), [PartitionId::default()].into());
-        Placed { devices: (0..devices).collect(), partitions, kinds: None, hardware }
+        ModelDevices { devices: (0..devices).collect(), partitions, kinds: None, hardware }
     }
 
     /// The partition that it was loaded for.
@@ -372,7 +374,7 @@ mod tests {
         let gpus = [gpu("large", 132), gpu("small", 20), gpu("large", 132), gpu("large", 60)];
         assert_eq!(alike(4, &gpus), [0, 1, 0, 2]);
         assert_eq!(alike(3, &[]), [0, 0, 0], "the CPU");
-        let placement = Placement::new(BTreeMap::new(), 4, &gpus, &[], 2).unwrap();
+        let placement = DeviceMap::new(BTreeMap::new(), 4, &gpus, &[], 2).unwrap();
         let kinds: Vec<Vec<u32>> =
             placement.kinds.iter().map(|device| device.iter().map(|kind| kind.0).collect()).collect();
         assert_eq!(kinds, [[0, 1], [2, 3], [0, 1], [4, 5]]);

@@ -17,7 +17,7 @@ use crate::groups::group_predictor::GroupMember;
 use crate::run::model_health::ModelHealth;
 
 /// A model version on one device.
-pub struct HostedModel {
+pub struct Placement {
     /// The model's number on the devices.
     pub id: ModelId,
     /// The model's name.
@@ -69,9 +69,9 @@ pub type WarmUpLanes = Arc<dyn Fn(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> a
 
 /// Hears of a model's batches, before the next one is made: how many items each had, and when it
 /// ran.
-pub type BatchControl = Box<dyn Fn(&HostedModel, u32, Span) + Send + Sync>;
+pub type BatchControl = Box<dyn Fn(&Placement, u32, Span) + Send + Sync>;
 
-impl HostedModel {
+impl Placement {
     /// The number of segments that the model is cut into.
     pub fn segments(&self) -> usize {
         self.model.segments()

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use crate::loaded_version::LoadedVersion;
 
 /// A model as it is served now: its configuration and its ready versions.
-pub struct ServedModel {
+pub struct Model {
     /// Configuration, completed.
     pub definition: ModelDefinition,
     /// Ready versions, ascending.
@@ -22,10 +22,10 @@ pub struct ServedModel {
     idle: Notify,
 }
 
-impl ServedModel {
+impl Model {
     /// A model with these ready versions, and without requests.
     pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<LoadedVersion>>) -> Self {
-        ServedModel {
+        Model {
             definition,
             versions,
             in_flight: AtomicU64::new(0),
@@ -101,12 +101,12 @@ pub fn version_of<'a, T>(name: &str, versions: &'a BTreeMap<u64, T>, version: &s
 }
 
 /// A model that cannot leave while this request is in flight.
-pub struct InFlight(pub(super) Arc<ServedModel>);
+pub struct InFlight(pub(super) Arc<Model>);
 
 impl std::ops::Deref for InFlight {
-    type Target = ServedModel;
+    type Target = Model;
 
-    fn deref(&self) -> &ServedModel {
+    fn deref(&self) -> &Model {
         &self.0
     }
 }

@@ -63,8 +63,7 @@ impl Registry {
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.of_most().clone())?;
         let (parts, kinds) = (&partitions.parts, &device_map.kinds);
-        let driver = Driver::start(clock, parts, kinds, &options, &metrics, &watchdog, log)?;
-        let driver = Arc::new(driver);
+        let driver = Arc::new(Driver::start(clock, parts, kinds, &options, &metrics, &watchdog, log)?);
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
         let model_memory = ModelMemory::new(&options, limit);
         let (on, said) = (driver.clone(), metrics.clone());

@@ -1,8 +1,8 @@
 //! Open-loop load on any Open Inference Protocol server. The crate never links the server.
 //!
-//! [`plan`] resolves the command line ([`args`]). [`run`](mod@run) offers the planned load once;
-//! each of its threads drives one [`load::Generator`] over a [`transport`]. [`capacity`] runs the
-//! load at one rate after another. [`report`] and [`html`] show the results.
+//! [`load::plan`] resolves the command line ([`args`]). [`run`](fn@run) offers the planned load once;
+//! each of its threads drives one [`load::Generator`] over a [`client::transport`]. [`load::capacity`] runs the
+//! load at one rate after another. [`results::report`] and [`results::html`] show the results.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

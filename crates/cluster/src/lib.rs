@@ -1,20 +1,15 @@
-//! Frontends, schedulers and backends as separate processes: the state machines of
-//! `downbeat_roles` with sockets, clients and devices.
+//! The processes of a cluster: the state machines of `downbeat_roles` with sockets, clients and
+//! devices.
 //!
-//! | file | contents |
+//! | module | has |
 //! |---|---|
-//! | `processes.rs` | `downbeat frontend`, `downbeat scheduler`, and the backend part of a server of models |
-//! | `node.rs`, `machine.rs`, `timer.rs`, `busy_poll.rs` | the thread of a state machine, its connections, its timer and its waits |
-//! | `wire.rs`, `tensors.rs` | frames as bytes, tensors beside them |
-//! | `arena.rs`, `peer_memory.rs` | large tensors in memory that other processes read: on one machine mapped, elsewhere by UCX |
-//! | `ucx/` | reads by UCX, and their absence in a build without the feature `ucx` |
-//! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | the effects of each state machine's decisions on its process |
-//! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and its knowledge of models that run elsewhere |
-//! | `backend_offer.rs` | the slots and models that a backend offers |
-//! | `planner.rs`, `model_loader.rs` | makes the plans that a scheduler asks for; loads and unloads models on its orders |
-//! | `store.rs`, `membership.rs`, `etcd.rs` | epochs, plans and the list of schedulers, in etcd |
-//! | `cluster_load.rs` | a cluster's load, for advice on the number of its devices |
-//! | `status.rs` | the status and the metrics for people |
+//! | `processes` | `downbeat frontend`, `downbeat scheduler`, and the backend part of a server of models |
+//! | `node` | the thread of a state machine: its connections, timer, waits and status |
+//! | `wire` | frames as bytes, and large tensors in memory that other processes read: mapped, or by UCX |
+//! | `frontend` | a frontend's clients, and the models that run elsewhere |
+//! | `backend` | the slots and models that a backend offers, and the loads that a scheduler orders |
+//! | `scheduler` | a scheduler, the plans that it asks for, and the load of the cluster |
+//! | `store` | epochs, plans and the list of schedulers, in etcd |
 
 mod backend;
 mod frontend;

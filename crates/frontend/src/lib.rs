@@ -1,4 +1,14 @@
-//! Frontends for clients: HTTP, gRPC, connections, shared memory.
+//! Frontends for clients: HTTP, gRPC, and the connections under both.
+//!
+//! | module | has |
+//! |---|---|
+//! | [`connections`] | accepts connections, bounds them, and ends them |
+//! | [`http`], [`grpc`] | the protocol on its two wires |
+//! | [`extension`], [`shared_memory`] | classification, and tensors in memory that client and server share |
+//! | [`ports`], [`metrics_port`] | the ports of a process, and the port for scrapes and probes |
+//!
+//! A frontend knows the trait [`Service`](downbeat_service::service::Service), and nothing behind
+//! that trait.
 
 mod compression;
 pub mod connections;

@@ -1,4 +1,18 @@
-//! A device host: the lanes, launches, memory and shares of a device.
+//! Devices at work: one [`DeviceHost`](device::DeviceHost) for each device, for all models on it.
+//!
+//! | module | has |
+//! |---|---|
+//! | [`device`] | the host of a device: its lock, lanes, launches, input rings, and models on it |
+//! | [`scheduler`] | gives `downbeat_driver` the clock, the waiting requests and the slots of devices, and rehearses |
+//! | [`request`] | a request that waits: its tensors, queue, ticket and reply |
+//! | [`run`] | runs that may fail or hang, and the watchdog that ends them |
+//! | [`shares`] | drives the machine that gives models their shares of a device (GSLICE) |
+//! | [`groups`] | the predictor of operator groups (Abacus), and its training in service |
+//! | [`device_map`], [`model_memory`] | the devices of every model, and the CPU memory of models |
+//! | [`decision_log`], [`gpu_watch`] | the files of the decision log, and the state of GPUs |
+//!
+//! A host tells listeners what happens. It names no model registry and no frontend. Only `device`
+//! reaches a lane.
 
 pub mod decision_log;
 pub mod device;

@@ -24,7 +24,7 @@ use downbeat_service::work::work_pool::{Place, WorkPool};
 use crate::serving::Limits;
 
 /// The parameters of a model's configuration about its input besides tensors: the input's name, of
-/// datatype BYTES and shape [n] or [n, 1].
+/// datatype BYTES and shape `[n]` or `[n, 1]`.
 pub const INPUT_PARAMETER: &str = "preprocess_input";
 /// The media types of its items.
 pub const MEDIA_PARAMETER: &str = "preprocess_media";

@@ -1,4 +1,17 @@
-//! What the parts of the server share: the service, its errors and options, metrics, reports, and threads for work.
+//! The lowest part of the server: what its other parts share.
+//!
+//! | module | has |
+//! |---|---|
+//! | [`service`] | the trait `Service`, which frontends know, and its requests and answers |
+//! | [`error`], [`refusal`], [`unanswered`] | errors with their HTTP and gRPC status, refused requests, and why a request got no result |
+//! | [`options`] | the options of a server, as plain data |
+//! | [`metrics`] | metrics, statistics, and models in trouble |
+//! | [`report`] | reports on devices, policies, the scheduler and the cluster |
+//! | [`work`] | threads for work that a connection must not wait for |
+//! | [`client`], [`budget`], [`memory`] | the sender of a request, the bytes of requests in flight, the memory of the machine |
+//! | [`clock`], [`logging`], [`start`] | the only clock that decides, the log, and the start of a process |
+//!
+//! No module here names a part of the server above.
 
 pub mod budget;
 pub mod classification;

@@ -83,7 +83,7 @@ fn build<O: PolicyOptions>(options: &Value) -> Result<DeviceModel, String> {
     Ok(options.build())
 }
 
-/// The name of a policy in the [table](super::table), or [`PolicyName::AUTO`].
+/// The name of a policy in the table of policies, or [`PolicyName::AUTO`].
 #[derive(Clone, Copy)]
 pub struct PolicyName(pub(super) &'static PolicyEntry);
 
@@ -145,7 +145,7 @@ impl Serialize for PolicyName {
 /// The settings of a policy, from which the policy's options follow. The settings also tell what
 /// the host of a model must prepare for the policy.
 ///
-/// Settings are read from [`WrittenSettings`]. Each may be left out or has a default.
+/// Settings are read from [`WrittenSettings`](super::WrittenSettings). Each may be left out or has a default.
 pub trait PolicySettings: fmt::Debug + Send + Sync {
     /// Checks the settings alone and in combination, without a model.
     ///

@@ -23,7 +23,7 @@
 //! | [`Overlapped`] | nothing: it launches the operators that the arbiter permits | Abacus |
 //!
 //! [`AutoInputs`] chooses a model's policy by measurements. An [`AutoGuard`] watches the chosen
-//! policy. A [`DeviceReplay`] compares policies on recorded requests.
+//! policy. The simulator replays policies on recorded requests.
 //!
 //! [`spatial`] decides the share of the device that each model runs on (GSLICE), for every policy.
 //! [`spatial::Shares`] is the state machine; its driver has models move.

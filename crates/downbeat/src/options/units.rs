@@ -40,7 +40,7 @@ pub fn bytes(text: &str) -> Result<usize, String> {
     bytes_or_zero(text).and_then(|n| if n > 0 { Ok(n) } else { Err(format!("'{}' is out of range", text.trim())) })
 }
 
-/// As [`bytes`], 0 included.
+/// As [`bytes()`], 0 included.
 pub fn bytes_or_zero(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();

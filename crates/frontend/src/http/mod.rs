@@ -1,4 +1,5 @@
-//! The HTTP frontend: Open Inference Protocol v2 with Triton's extensions, over any [`Service`].
+//! The HTTP frontend: Open Inference Protocol v2 with Triton's extensions, over any
+//! [`Service`](downbeat_service::service::Service).
 //!
 //! [`serve`] accepts connections and answers them until told to stop; [`checked_router`] offers the
 //! same protocol as an axum router, for use in another server (`examples/embed`). In [`serve`] inference requests bypass

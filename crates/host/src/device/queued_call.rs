@@ -19,7 +19,7 @@ pub struct QueuedCall {
     /// Index of the request's priority level, 0 the most urgent.
     pub level: u32,
     /// Whether the request's items are counted into the queue already
-    /// ([`LoadedVersion::begin_waiting`](downbeat_models::loaded_version::LoadedVersion::begin_waiting)).
+    /// (`LoadedVersion::begin_waiting`).
     pub has_place: bool,
 }
 

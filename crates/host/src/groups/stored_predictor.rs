@@ -20,7 +20,7 @@ pub struct PredictedModel {
     pub name: String,
     /// The model's version.
     pub version: u64,
-    /// The key of its file's content: [`downbeat_models::measure::profile_store::ProfileStore::file_key`].
+    /// The key of its file's content: `ProfileStore::file_key`.
     pub file: String,
     /// The number of segments that it is cut into; they are the operators of a group.
     pub segments: u16,
@@ -51,7 +51,7 @@ pub struct StoredPredictor {
     format: String,
     format_version: u32,
     /// The place of the measurements, as profiles name it:
-    /// [`downbeat_models::measure::profile_store::ProfileStore::place_key`].
+    /// `ProfileStore::place_key`.
     pub device: String,
     /// Threads of a run of each model.
     pub threads: usize,
@@ -259,8 +259,8 @@ impl StoredPredictor {
     }
 
     /// Checks that the predictor fits this server: its place (`device`, see
-    /// [`downbeat_models::measure::profile_store::ProfileStore::place_key`]), and its models by name, version and
-    /// [`downbeat_models::measure::profile_store::ProfileStore::file_key`]. The predictor may know more models than
+    /// `ProfileStore::place_key`), and its models by name, version and
+    /// `ProfileStore::file_key`. The predictor may know more models than
     /// the server has.
     ///
     /// # Errors

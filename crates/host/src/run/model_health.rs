@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 const NOT_READY_FOR: Duration = Duration::from_millis(60_000);
 
 /// The health of a model version's runs. It is ready again after a run that succeeds, and
-/// [`NOT_READY_FOR`] after a run that was ended. If a run could not be ended, the version is out of
+/// `NOT_READY_FOR` after a run that was ended. If a run could not be ended, the version is out of
 /// service until that run is over, or it is loaded again.
 pub struct ModelHealth {
     /// The model's name.

@@ -93,7 +93,8 @@ impl ReplayedModel {
         found
     }
 
-    /// The policies that may suit, each with its settings and profile.
+    /// The policies that may suit, each with its settings and profile. A policy whose settings are not
+    /// varied here is tried as it is.
     fn asked(&self) -> Vec<(PolicyName, WrittenSettings, &SegmentProfile)> {
         let whole = &self.model.profile;
         let full = whole.total(self.model.max_batch, 0);
@@ -119,6 +120,11 @@ impl ReplayedModel {
             ];
             asked.extend(all.map(|value| (PolicyName::STAGED, settings(value), cut)));
         }
+        let varied = [PolicyName::WINDOWED, PolicyName::ELASTIC, PolicyName::STAGED];
+        let others = PolicyName::all().filter(|policy| policy.makes_batches() && !policy.forms_groups());
+        asked.extend(
+            others.filter(|policy| !varied.contains(policy)).map(|policy| (policy, WrittenSettings::new(), whole)),
+        );
         asked
     }
 

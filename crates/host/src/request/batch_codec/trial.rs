@@ -8,7 +8,7 @@ use super::{Admitted, BatchCodec, LARGEST_TRIAL, PROFILED_LENGTH, ShapeKey};
 
 impl BatchCodec {
     /// The same codec, for a model that answers requests of these values
-    /// ([`downbeat_models::load::warm_up::find_answer`]).
+    /// (`find_answer` in `downbeat_models`).
     #[must_use]
     pub fn with_fill(self, fill: Fill) -> Self {
         BatchCodec { fill, ..self }

@@ -37,7 +37,7 @@ fn the_cut_is_shown_as_a_table_a_page_and_json() {
     assert!(table.contains("with a static plan"), "{table}");
     let live: Vec<&str> = table.lines().filter(|line| line.trim_start().starts_with("live: ")).collect();
     assert_eq!(live.len(), 3, "{table}");
-    let rows = table.lines().take_while(|line| !line.starts_with("activations"));
+    let rows = table.lines().take_while(|line| !line.starts_with("memory"));
     assert!(rows.clone().all(|line| line.chars().count() <= 120), "{table}");
     let page = std::fs::read_to_string(page).unwrap();
     assert_eq!(page.matches("<svg").count(), 2, "two plots");

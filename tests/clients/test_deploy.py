@@ -99,7 +99,7 @@ def default(text, flag):
 
 
 def cluster_port(text, role):
-    return int(re.search({"scheduler": r"port (\d+) of --host", "frontend": r"port (\d+) \(frontend\)"}[role], default(text, "--listen")).group(1))
+    return int(re.search({"scheduler": r"port (\d+) of --host", "frontend": r"frontend: port (\d+)"}[role], default(text, "--listen")).group(1))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -7,8 +7,7 @@
 //! | [`extension`], [`shared_memory`] | classification, and tensors in memory that client and server share |
 //! | [`ports`], [`metrics_port`] | the ports of a process, and the port for scrapes and probes |
 //!
-//! A frontend knows the trait [`Service`](downbeat_service::service::Service), and nothing behind
-//! that trait.
+//! A frontend reaches models only through the trait [`Service`](downbeat_service::service::Service).
 
 mod compression;
 pub mod connections;

@@ -1,4 +1,5 @@
-//! One load thread, which offers requests when they are due and records their ends.
+//! Load on a server: the plan, the arrivals, the runs, and the search for a capacity. A load thread
+//! offers requests when they are due, and records their ends.
 
 pub mod arrivals;
 pub mod capacity;

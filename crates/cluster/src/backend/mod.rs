@@ -1,4 +1,4 @@
-//! The backend of a cluster: the slots and models that it offers, and its loads.
+//! The backend of a cluster: the slots and models that it offers, and the models that it loads.
 
 pub(crate) mod backend_offer;
 pub(crate) mod backend_role;

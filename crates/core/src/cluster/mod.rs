@@ -8,8 +8,8 @@
 //! | [`Matchmaker`] | one | which candidate may start when, which device is free | RankThread |
 //!
 //! A queue tells the matchmaker its newest [`Candidate`]; the matchmaker answers with a grant of a
-//! device; the queue then takes the batch. Queues that share a thread are a [`Shard`];
-//! [`Scheduler`] is one shard and the matchmaker. How a candidate is made ([`DropPolicy`]) and when
+//! device; the queue then takes the batch. A [`Shard`] is the queues of some models, on which one
+//! thread at a time works. A [`Scheduler`] is one shard and the matchmaker. How a candidate is made ([`DropPolicy`]) and when
 //! it may start ([`DispatchPolicy`]) are separate choices.
 
 mod autoscale;

@@ -1,4 +1,4 @@
-//! The other commands.
+//! The commands of `downbeat` that neither serve, nor profile, nor offer load.
 
 pub(crate) mod config_check;
 pub(crate) mod device_advice_command;

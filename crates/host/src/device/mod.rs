@@ -2,8 +2,9 @@
 //! carry the decisions out.
 //!
 //! All work of a device runs on its lanes, and has one of two sources. The scheduler grants a batch
-//! a *slot*, a lane for batches of any model. A model's device policy gets each request of the
-//! model and has lanes of its own:
+//! a slot, and the batch runs on that slot's shared lane. A model's device policy gets each request
+//! of the model and has lanes of its own. A `Seat` is a lane with its waiting launches. A `Crew` is
+//! the threads that run the lanes of one partition:
 //!
 //! ```text
 //! Driver ── batches ──────────────────┐

@@ -5,7 +5,7 @@
 //! the strangers.
 //!
 //! The pass follows the rows from the first axis of every input to the outputs. It computes the
-//! sizes of all values for several batch sizes side by side (`sizes.rs`). A table has each
+//! sizes of all values for several batch sizes side by side (`../sizes.rs`). A table has each
 //! operator's effect on the rows (`rules.rs`). An operator that mixes rows counts only if an output
 //! is made of its values.
 

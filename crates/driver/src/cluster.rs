@@ -354,13 +354,6 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// When the next mailbox must be woken up; `None` without alarms. For a driver without a thread
-    /// in [`Cluster::ring_alarms`], such as a benchmark with a virtual clock. Such a driver calls
-    /// [`Cluster::ring_due`] by then.
-    pub fn next_alarm(&self) -> Option<Time> {
-        self.alarm.earliest().map(|(due, _)| due)
-    }
-
     /// Wakes up every mailbox whose alarm is due, on the calling thread.
     pub fn ring_due(&self) {
         while let Some((due, mailbox)) = self.alarm.earliest()

@@ -112,9 +112,6 @@ impl PolicyName {
     /// DVABatch's policy.
     pub const STAGED: PolicyName = PolicyName::of::<StagedOptions>();
 
-    /// Abacus' policy.
-    pub const OVERLAP: PolicyName = PolicyName::of::<OverlappedOptions>();
-
     /// The choice of a policy by measurements, where the model is served
     /// ([`AutoInputs::choose`](super::AutoInputs::choose)). It is not in the table.
     pub const AUTO: PolicyName = PolicyName(&PolicyEntry {

@@ -1,11 +1,13 @@
 //! The scheduler that a frontend or a backend follows.
 
 use crate::epoch::Epoch;
-use crate::message::NodeId;
+use crate::links::Links;
+use crate::message::{Message, NodeId, Role};
+use downbeat_core::time::Time;
 
 /// The response to a scheduler that claims to lead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Claimed {
+enum Claimed {
     /// The node follows this scheduler from now on.
     Followed,
     /// The node already follows this scheduler.
@@ -41,8 +43,17 @@ impl Following {
         self.whose.filter(|_| self.is_there)
     }
 
-    /// Handles a scheduler's claim that it leads.
-    pub fn handle_leads(&mut self, from: NodeId, epoch: Epoch) -> Claimed {
+    /// Handles a scheduler's claim that it leads. Returns true if the node follows this scheduler
+    /// from now on, and did not before.
+    pub fn handle_leads<P: Clone>(&mut self, now: Time, links: &mut Links<P>, from: NodeId, epoch: Epoch) -> bool {
+        let claimed = self.claimed(from, epoch);
+        if let Claimed::Outdone(epoch) = claimed {
+            links.say(now, from, Message::Standing { epoch, leads: false });
+        }
+        claimed == Claimed::Followed
+    }
+
+    fn claimed(&mut self, from: NodeId, epoch: Epoch) -> Claimed {
         if epoch > self.epoch {
             *self = Following { epoch, whose: Some(from), is_there: true };
             return Claimed::Followed;
@@ -62,9 +73,25 @@ impl Following {
     }
 
     /// Handles the loss of a peer. Returns true if it was the leader.
-    pub fn handle_lost(&mut self, peer: NodeId) -> bool {
+    pub fn handle_lost<P: Clone>(&mut self, now: Time, links: &mut Links<P>, peer: NodeId) -> bool {
         let was_leader = self.leader() == Some(peer);
-        self.is_there &= !was_leader;
+        if was_leader {
+            self.is_there = false;
+            self.tell_epoch(now, links);
+        }
         was_leader
+    }
+
+    /// Tells all schedulers the last epoch while its leader is gone. A scheduler that never heard
+    /// of this epoch must take a greater one.
+    pub fn tell_epoch<P: Clone>(&self, now: Time, links: &mut Links<P>) {
+        let epoch = self.epoch;
+        if self.leader().is_some() || epoch == Epoch::NONE {
+            return;
+        }
+        let schedulers = links.peers().filter(|peer| matches!(peer.role, Role::Scheduler { .. }));
+        for scheduler in schedulers.map(|peer| peer.node).collect::<Vec<_>>() {
+            links.say(now, scheduler, Message::Standing { epoch, leads: false });
+        }
     }
 }

@@ -37,6 +37,7 @@
 //! | `epoch.rs`, `scheduler/election.rs` | the choice of the leader |
 //! | `assignment.rs`, `scheduler/assigner.rs`, `backend/loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
 //! | `frontend/frontend_node.rs`, `scheduler/scheduler_node.rs`, `backend/backend_node.rs` | the roles |
+//! | `role_node.rs`, `following.rs` | the inputs that all roles have; the leader that a frontend or a backend follows |
 
 mod assignment;
 mod backend;
@@ -48,6 +49,7 @@ mod link;
 mod links;
 mod message;
 mod queue_names;
+mod role_node;
 mod scheduler;
 
 pub use assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
@@ -61,4 +63,5 @@ pub use message::{
     BatchKey, Delays, HandedIn, Hello, Loadable, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan,
     QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
 };
+pub use role_node::RoleNode;
 pub use scheduler::{ModelBudget, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterOptions};

@@ -14,8 +14,8 @@ use downbeat_models::registry::Registry;
 use downbeat_models::serving::InFlight;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BackendOutput, BatchKey, Doing, Frame, Hello, Member, NodeId, Offer, Outcome,
-    QueueKey, RequestKey, Role,
+    BackendNode, BackendOptions, BackendOutput, BatchKey, Doing, Member, NodeId, Offer, Outcome, QueueKey, RequestKey,
+    Role,
 };
 use downbeat_service::error::ServiceError;
 use tokio::sync::mpsc;
@@ -231,24 +231,19 @@ fn admit(
 }
 
 impl Machine for BackendRole {
+    type Node = BackendNode<Tensors>;
     type Event = BackendEvent;
+
+    fn node(&self) -> &Self::Node {
+        &self.node
+    }
+
+    fn node_mut(&mut self) -> &mut Self::Node {
+        &mut self.node
+    }
 
     fn accepts(&self, _role: Role) -> bool {
         false
-    }
-
-    fn handle_connected(&mut self, now: Time, peer: &Hello) {
-        self.board.connected(peer);
-        self.node.handle_connected(now, peer);
-    }
-
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
-        self.board.disconnected(peer);
-        self.node.handle_disconnected(now, peer);
-    }
-
-    fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>) {
-        self.node.handle_frame(now, frame);
     }
 
     fn handle_event(&mut self, now: Time, event: BackendEvent) {
@@ -265,19 +260,12 @@ impl Machine for BackendRole {
         }
     }
 
-    fn handle_timeout(&mut self, now: Time) {
-        self.node.handle_timeout(now);
-    }
-
     fn poll_step(&mut self, now: Time) -> Option<Step> {
         loop {
             match self.node.poll_output(now)? {
                 BackendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
                 BackendOutput::Connect { frontend, address } => return Some(Step::Connect(frontend, address)),
-                BackendOutput::Lost(peer) => {
-                    self.board.disconnected(peer);
-                    return Some(Step::Close(peer));
-                }
+                BackendOutput::Lost(peer) => return Some(Step::Close(peer)),
                 BackendOutput::Run { batch, slot, queue, members } => {
                     self.waiting.entry(slot).or_default().push_back(Waiting { batch, queue, members });
                     self.begin(now, slot);
@@ -291,13 +279,5 @@ impl Machine for BackendRole {
                 BackendOutput::Drained => return Some(Step::End),
             }
         }
-    }
-
-    fn report(&self) {
-        self.board.measured(self.node.links());
-    }
-
-    fn poll_timeout(&self) -> Option<Time> {
-        self.node.poll_timeout().map(|(at, _)| at)
     }
 }

@@ -9,7 +9,7 @@ use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_host::device::CounterHasher;
 use downbeat_host::request::reply::{Answer, Reply};
 use downbeat_roles::{
-    Frame, FrontendNode, FrontendOptions, FrontendOutput, Hello, NewRequest, NodeId, Outcome, Refusal, RequestEnd, Role,
+    FrontendNode, FrontendOptions, FrontendOutput, NewRequest, NodeId, Outcome, Refusal, RequestEnd, Role,
 };
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::Metrics;
@@ -125,24 +125,19 @@ fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Ten
 }
 
 impl Machine for FrontendRole {
+    type Node = FrontendNode<Tensors>;
     type Event = FrontendEvent;
+
+    fn node(&self) -> &Self::Node {
+        &self.node
+    }
+
+    fn node_mut(&mut self) -> &mut Self::Node {
+        &mut self.node
+    }
 
     fn accepts(&self, role: Role) -> bool {
         role == Role::Backend
-    }
-
-    fn handle_connected(&mut self, now: Time, peer: &Hello) {
-        self.board.connected(peer);
-        self.node.handle_connected(now, peer);
-    }
-
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
-        self.board.disconnected(peer);
-        self.node.handle_disconnected(now, peer);
-    }
-
-    fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>) {
-        self.node.handle_frame(now, frame);
     }
 
     fn handle_event(&mut self, now: Time, event: FrontendEvent) {
@@ -161,18 +156,11 @@ impl Machine for FrontendRole {
         }
     }
 
-    fn handle_timeout(&mut self, now: Time) {
-        self.node.handle_timeout(now);
-    }
-
     fn poll_step(&mut self, now: Time) -> Option<Step> {
         loop {
             match self.node.poll_output(now)? {
                 FrontendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
-                FrontendOutput::Lost(peer) => {
-                    self.board.disconnected(peer);
-                    return Some(Step::Close(peer));
-                }
+                FrontendOutput::Lost(peer) => return Some(Step::Close(peer)),
                 FrontendOutput::End { number, end } => self.end(now, number, end),
                 FrontendOutput::Models(models) => self.models.replace(models, &self.metrics),
                 FrontendOutput::Leader { epoch, handed_in, .. } => {
@@ -184,11 +172,6 @@ impl Machine for FrontendRole {
     }
 
     fn report(&self) {
-        self.board.measured(self.node.links());
         self.board.run_again(self.node.run_again());
-    }
-
-    fn poll_timeout(&self) -> Option<Time> {
-        self.node.poll_timeout().map(|(at, _)| at)
     }
 }

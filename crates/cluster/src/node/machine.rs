@@ -1,7 +1,7 @@
 //! The interface of a role's state machine to the loop that has the sockets.
 
 use downbeat_core::Time;
-use downbeat_roles::{Frame, Hello, NodeId, Role};
+use downbeat_roles::{Frame, NodeId, Role, RoleNode};
 
 use crate::wire::tensors::Tensors;
 
@@ -17,35 +17,28 @@ pub enum Step {
     End,
 }
 
-/// A role's state machine, with the effects of its decisions on the process.
+/// A role in its process: the state machine, and the effects of its decisions.
 pub trait Machine: 'static {
+    /// The state machine.
+    type Node: RoleNode<Tensors>;
     /// An event from other threads.
     type Event: Send + 'static;
+
+    /// The state machine. The loop brings connections, frames and timeouts to it.
+    fn node(&self) -> &Self::Node;
+
+    /// The state machine, for an input.
+    fn node_mut(&mut self) -> &mut Self::Node;
 
     /// Whether a peer of this role may connect to this process.
     fn accepts(&self, role: Role) -> bool;
 
-    /// A connection to a peer is there.
-    fn handle_connected(&mut self, now: Time, peer: &Hello);
-
-    /// The connection to a peer has ended.
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId);
-
-    /// Handles a frame from a peer.
-    fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>);
-
     /// Handles an event from another thread.
     fn handle_event(&mut self, now: Time, event: Self::Event);
-
-    /// Does everything that is due.
-    fn handle_timeout(&mut self, now: Time);
 
     /// The next step for the loop. The state machine does its other outputs itself.
     fn poll_step(&mut self, now: Time) -> Option<Step>;
 
-    /// Reports the state of its links, from time to time.
-    fn report(&self);
-
-    /// When to call [`Machine::handle_timeout`].
-    fn poll_timeout(&self) -> Option<Time>;
+    /// Reports the state of the role, from time to time. The loop reports the links.
+    fn report(&self) {}
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use downbeat_core::{Duration as Span, Time};
-use downbeat_roles::{Frame, Hello, NodeId, PROTOCOL, Role};
+use downbeat_roles::{Frame, Hello, NodeId, PROTOCOL, Role, RoleNode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -211,7 +211,7 @@ impl<M: Machine> Node<M> {
         loop {
             self.busy_poll.look(due, || !events.is_empty()).await;
             tokio::select! {
-                _ = reports.tick() => self.inner.borrow().machine.report(),
+                _ = reports.tick() => self.report(),
                 () = self.woken.notified() => {}
                 count = events.recv_many(&mut come, EVENTS) => {
                     if count == 0 {
@@ -232,9 +232,16 @@ impl<M: Machine> Node<M> {
             if is_over {
                 return Ok(());
             }
-            due = self.inner.borrow().machine.poll_timeout().unwrap_or(Time::MAX);
+            due = self.inner.borrow().due();
             timer.set(due)?;
         }
+    }
+
+    /// Reports the state of the links and of the role.
+    fn report(&self) {
+        let inner = self.inner.borrow();
+        self.board.measured(inner.machine.node().links());
+        inner.machine.report();
     }
 
     /// Takes in the events, takes the state machine's steps, and writes to the connections. Returns
@@ -242,14 +249,15 @@ impl<M: Machine> Node<M> {
     fn turn(self: &Rc<Self>, now: Time, come: &mut Vec<M::Event>) -> bool {
         let inner = &mut *self.inner.borrow_mut();
         come.drain(..).for_each(|event| inner.machine.handle_event(now, event));
-        if inner.machine.poll_timeout().is_some_and(|at| at <= now) {
-            inner.machine.handle_timeout(now);
+        if inner.due() <= now {
+            inner.machine.node_mut().handle_timeout(now);
         }
         while let Some(step) = inner.machine.poll_step(now) {
             match step {
                 Step::Send(peer, frame) => self.send(inner, peer, &frame),
                 Step::Connect(peer, address) => drop(spawn_local(self.clone().dial_peer(peer, address))),
                 Step::Close(peer) => {
+                    self.board.disconnected(peer);
                     if let Some(wire) = inner.wires.remove(&peer) {
                         wire.closed.notify_one();
                     }
@@ -282,7 +290,8 @@ impl<M: Machine> Node<M> {
     fn end(&self, inner: &mut Inner<M>, peer: NodeId) {
         if let Some(wire) = inner.wires.remove(&peer) {
             wire.closed.notify_one();
-            inner.machine.handle_disconnected(self.clock.now(), peer);
+            self.board.disconnected(peer);
+            inner.machine.node_mut().handle_disconnected(self.clock.now(), peer);
             self.woken.notify_one();
         }
     }
@@ -412,7 +421,8 @@ impl<M: Machine> Node<M> {
             let (is_full, its) = (false, (writes.clone(), closed.clone()));
             let wire = Wire { number, outbox, half, is_full, reads_mine, writes: its.0, closed: its.1 };
             inner.wires.insert(peer.node, wire);
-            inner.machine.handle_connected(self.clock.now(), peer);
+            self.board.connected(peer);
+            inner.machine.node_mut().handle_connected(self.clock.now(), peer);
             let reads_its = memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport);
             self.board.goes(peer.node, reads_mine.min(reads_its));
             (number, closed, writes)
@@ -459,7 +469,7 @@ impl<M: Machine> Node<M> {
                 if !frame.messages.is_empty() {
                     self.busy_poll.has_come(now);
                 }
-                inner.machine.handle_frame(now, frame);
+                inner.machine.node_mut().handle_frame(now, frame);
                 self.woken.notify_one();
             }
         }
@@ -481,6 +491,13 @@ impl<M: Machine> Node<M> {
                 }
             }
         }
+    }
+}
+
+impl<M: Machine> Inner<M> {
+    /// When the state machine has something to do; [`Time::MAX`]: not without an input.
+    fn due(&self) -> Time {
+        self.machine.node().poll_timeout().map_or(Time::MAX, |(at, _)| at)
     }
 }
 

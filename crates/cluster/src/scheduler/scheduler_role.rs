@@ -1,9 +1,7 @@
 //! A scheduler's state machine in its process. A scheduler has no models and no tensors.
 
 use downbeat_core::Time;
-use downbeat_roles::{
-    Frame, Hello, NodeId, PlanWanted, Role, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
-};
+use downbeat_roles::{NodeId, PlanWanted, Role, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan};
 use tokio::sync::{mpsc, oneshot};
 
 use super::cluster_load::ClusterLoad;
@@ -57,25 +55,20 @@ impl SchedulerRole {
 }
 
 impl Machine for SchedulerRole {
+    type Node = SchedulerNode<Tensors>;
     type Event = SchedulerEvent;
+
+    fn node(&self) -> &Self::Node {
+        &self.node
+    }
+
+    fn node_mut(&mut self) -> &mut Self::Node {
+        &mut self.node
+    }
 
     fn accepts(&self, role: Role) -> bool {
         // Of two schedulers, the later one in the list connects.
         !matches!(role, Role::Scheduler { rank } if rank <= self.rank)
-    }
-
-    fn handle_connected(&mut self, now: Time, peer: &Hello) {
-        self.board.connected(peer);
-        self.node.handle_connected(now, peer);
-    }
-
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
-        self.board.disconnected(peer);
-        self.node.handle_disconnected(now, peer);
-    }
-
-    fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>) {
-        self.node.handle_frame(now, frame);
     }
 
     fn handle_event(&mut self, now: Time, event: SchedulerEvent) {
@@ -93,18 +86,11 @@ impl Machine for SchedulerRole {
         }
     }
 
-    fn handle_timeout(&mut self, now: Time) {
-        self.node.handle_timeout(now);
-    }
-
     fn poll_step(&mut self, now: Time) -> Option<Step> {
         loop {
             match self.node.poll_output(now)? {
                 SchedulerOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
-                SchedulerOutput::Lost(peer) => {
-                    self.board.disconnected(peer);
-                    return Some(Step::Close(peer));
-                }
+                SchedulerOutput::Lost(peer) => return Some(Step::Close(peer)),
                 SchedulerOutput::Leads(epoch) => self.board.follows(epoch, true),
                 SchedulerOutput::StandsBy(epoch) => self.board.follows(epoch, false),
                 SchedulerOutput::Note(note) => tracing::warn!("{note}"),
@@ -131,15 +117,10 @@ impl Machine for SchedulerRole {
     }
 
     fn report(&self) {
-        self.board.measured(self.node.links());
         self.board.divided(self.node.sub_clusters());
         self.board.plans_with(self.node.budgets());
         if let Some(load) = &self.load {
             load.look(self.node.leads(), self.node.sample());
         }
-    }
-
-    fn poll_timeout(&self) -> Option<Time> {
-        self.node.poll_timeout().map(|(at, _)| at)
     }
 }

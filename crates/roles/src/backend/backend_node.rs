@@ -8,11 +8,12 @@ use super::loading::{Doing, Loading};
 use super::under_way::UnderWay;
 use crate::delay::FetchEstimate;
 use crate::epoch::Epoch;
-use crate::following::{Claimed, Following};
+use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{BatchKey, Delays, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role};
 use crate::queue_names::HeardNames;
+use crate::role_node::RoleNode;
 use downbeat_core::time::{Duration, Time};
 
 /// The most batches that a backend holds. A plan beyond that goes back to the leader without a run.
@@ -85,8 +86,8 @@ struct Met {
 /// epoch it begins no batch of a lower one. Frontends decide which members of a batch may run, one
 /// by one.
 ///
-/// After any of the `handle_*` take all outputs. At [`BackendNode::poll_timeout`] call
-/// [`BackendNode::handle_timeout`], after all frames that have come. Time never goes back.
+/// After any of the `handle_*` take all outputs. At [`RoleNode::poll_timeout`] call
+/// [`RoleNode::handle_timeout`], after all frames that have come. Time never goes back.
 ///
 /// Bounds: 4096 batches, 4096 frontends without a link, 65 536 names of queues for each scheduler.
 /// Links have bounds of their own.
@@ -158,35 +159,6 @@ impl<P: Clone> BackendNode<P> {
     /// Plans so far from schedulers that the backend no longer obeys.
     pub fn refused_plans(&self) -> u64 {
         self.refused_plans
-    }
-
-    /// The links, whose delays are metrics.
-    pub fn links(&self) -> &Links<P> {
-        &self.links
-    }
-
-    /// A connection to a peer is there, and replaces any other. The backend sends other backends
-    /// away.
-    pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
-        if peer.role == Role::Backend {
-            self.outputs.push_back(BackendOutput::Lost(peer.node));
-            return;
-        }
-        let BackendOptions { heartbeat, lost_after, .. } = self.options;
-        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after });
-        self.settle(now);
-    }
-
-    /// The last connection to a peer has ended.
-    pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
-        self.links.handle_disconnected(peer);
-        self.settle(now);
-    }
-
-    /// Handles a frame from a peer.
-    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
-        self.links.handle_frame(now, frame);
-        self.settle(now);
     }
 
     /// Sets the slots and models that the backend has from now on.
@@ -278,21 +250,6 @@ impl<P: Clone> BackendNode<P> {
         is_alone.then(|| self.leaderless_since + self.options.lost_after)
     }
 
-    /// Does everything that is due.
-    pub fn handle_timeout(&mut self, now: Time) {
-        self.links.handle_timeout(now);
-        self.settle(now);
-        for slot in 0..self.under_way.slots() {
-            self.start(now, slot);
-        }
-        self.is_let_go |= self.is_left_alone_at().is_some_and(|at| at <= now);
-        if self.delays_at <= now {
-            self.delays_at = now + DELAYS_EVERY;
-            self.tell_delays(now);
-        }
-        self.settle(now);
-    }
-
     /// The next action that the backend asks for.
     pub fn poll_output(&mut self, now: Time) -> Option<BackendOutput<P>> {
         if let Some(output) = self.outputs.pop_front() {
@@ -309,19 +266,11 @@ impl<P: Clone> BackendNode<P> {
         None
     }
 
-    /// When to call [`BackendNode::handle_timeout`], and why.
-    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
-        let gathers = self.under_way.next_due().map(|at| (at, "inputs that have not come"));
-        let delays = self.following.leader().map(|_| (self.delays_at, "delays"));
-        let alone = self.is_left_alone_at().map(|at| (at, "a scheduler that lets it go"));
-        [self.links.poll_timeout(), gathers, delays, alone].into_iter().flatten().min()
-    }
-
     fn settle(&mut self, now: Time) {
         while let Some(event) = self.links.poll_event() {
             match event {
                 LinkEvent::Up(hello) if hello.role == Role::Frontend => self.handle_frontend(now, hello.node),
-                LinkEvent::Up(_) => self.tell_epoch(now),
+                LinkEvent::Up(_) => self.following.tell_epoch(now, &mut self.links),
                 LinkEvent::Message(from, message) => self.handle_message(now, from, message),
                 LinkEvent::Lost { peer, close } => {
                     if close {
@@ -363,36 +312,20 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
-    /// Tells all schedulers the last epoch while its leader is gone. A scheduler that never heard
-    /// of this epoch must take a greater one.
-    fn tell_epoch(&mut self, now: Time) {
-        let epoch = self.following.epoch();
-        if self.following.leader().is_some() || epoch == Epoch::NONE {
+    fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
+        if !self.following.handle_leads(now, &mut self.links, from, epoch) {
             return;
         }
-        let schedulers = self.links.peers().filter(|peer| matches!(peer.role, Role::Scheduler { .. }));
-        for scheduler in schedulers.map(|peer| peer.node).collect::<Vec<_>>() {
-            self.links.say(now, scheduler, Message::Standing { epoch, leads: false });
+        self.outputs.push_back(BackendOutput::Leader(from, epoch));
+        let under_way = self.under_way.running(now);
+        self.links.say(now, from, Message::UnderWay(under_way));
+        self.is_let_go = false;
+        self.links.say(now, from, Message::Offer(self.loading.said(&self.offer)));
+        if self.is_draining {
+            self.links.say(now, from, Message::Leave);
         }
-    }
-
-    fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
-        match self.following.handle_leads(from, epoch) {
-            Claimed::Known => {}
-            Claimed::Outdone(epoch) => self.links.say(now, from, Message::Standing { epoch, leads: false }),
-            Claimed::Followed => {
-                self.outputs.push_back(BackendOutput::Leader(from, epoch));
-                let under_way = self.under_way.running(now);
-                self.links.say(now, from, Message::UnderWay(under_way));
-                self.is_let_go = false;
-                self.links.say(now, from, Message::Offer(self.loading.said(&self.offer)));
-                if self.is_draining {
-                    self.links.say(now, from, Message::Leave);
-                }
-                self.said = None;
-                self.tell_delays(now);
-            }
-        }
+        self.said = None;
+        self.tell_delays(now);
     }
 
     fn handle_meet(&mut self, frontend: NodeId, address: String) {
@@ -509,9 +442,8 @@ impl<P: Clone> BackendNode<P> {
     }
 
     fn handle_lost(&mut self, now: Time, peer: NodeId) {
-        if self.following.handle_lost(peer) {
+        if self.following.handle_lost(now, &mut self.links, peer) {
             self.leaderless_since = now;
-            self.tell_epoch(now);
         }
         self.names.remove(&peer);
         if let Some(met) = self.met.get_mut(&peer) {
@@ -557,5 +489,52 @@ impl<P: Clone> BackendNode<P> {
             self.said = Some(delays);
             self.tell_leader(now, Message::Delays(delays));
         }
+    }
+}
+
+impl<P: Clone> RoleNode<P> for BackendNode<P> {
+    fn links(&self) -> &Links<P> {
+        &self.links
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        if peer.role == Role::Backend {
+            self.outputs.push_back(BackendOutput::Lost(peer.node));
+            return;
+        }
+        let BackendOptions { heartbeat, lost_after, .. } = self.options;
+        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after });
+        self.settle(now);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.links.handle_disconnected(peer);
+        self.settle(now);
+    }
+
+    fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        self.links.handle_frame(now, frame);
+        self.settle(now);
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.links.handle_timeout(now);
+        self.settle(now);
+        for slot in 0..self.under_way.slots() {
+            self.start(now, slot);
+        }
+        self.is_let_go |= self.is_left_alone_at().is_some_and(|at| at <= now);
+        if self.delays_at <= now {
+            self.delays_at = now + DELAYS_EVERY;
+            self.tell_delays(now);
+        }
+        self.settle(now);
+    }
+
+    fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        let gathers = self.under_way.next_due().map(|at| (at, "inputs that have not come"));
+        let delays = self.following.leader().map(|_| (self.delays_at, "delays"));
+        let alone = self.is_left_alone_at().map(|at| (at, "a scheduler that lets it go"));
+        [self.links.poll_timeout(), gathers, delays, alone].into_iter().flatten().min()
     }
 }

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 
 use super::open_requests::{NewRequest, OpenRequests, Place};
 use crate::epoch::Epoch;
-use crate::following::{Claimed, Following};
+use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{BatchKey, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel};
+use crate::role_node::RoleNode;
 use downbeat_core::time::{Duration, Time};
 
 /// The most requests in one message.
@@ -84,7 +85,7 @@ enum Back {
 /// time can claim a request, and each request ends once.
 ///
 /// After any of the `handle_*` take all outputs. Events between two rounds of outputs share
-/// messages and frames. At [`FrontendNode::poll_timeout`] call [`FrontendNode::handle_timeout`],
+/// messages and frames. At [`RoleNode::poll_timeout`] call [`RoleNode::handle_timeout`],
 /// after all frames that have come. Time never goes back.
 ///
 /// Bounds: the caller of [`FrontendNode::handle_request`] bounds the requests and their bytes.
@@ -141,35 +142,6 @@ impl<P: Clone> FrontendNode<P> {
         self.following.epoch()
     }
 
-    /// The links, whose delays are metrics.
-    pub fn links(&self) -> &Links<P> {
-        &self.links
-    }
-
-    /// A connection to a peer is there, and replaces any other. The frontend sends other frontends
-    /// away.
-    pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
-        if peer.role == Role::Frontend {
-            self.outputs.push_back(FrontendOutput::Lost(peer.node));
-            return;
-        }
-        let FrontendOptions { heartbeat, lost_after, .. } = self.options;
-        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after });
-        self.settle(now);
-    }
-
-    /// The last connection to a peer has ended.
-    pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
-        self.links.handle_disconnected(peer);
-        self.settle(now);
-    }
-
-    /// Handles a frame from a peer.
-    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
-        self.links.handle_frame(now, frame);
-        self.settle(now);
-    }
-
     /// Takes a client's request. Returns the number that [`FrontendOutput::End`] will name.
     pub fn handle_request(&mut self, now: Time, request: NewRequest<P>) -> u64 {
         let number = self.requests.add(request);
@@ -180,17 +152,6 @@ impl<P: Clone> FrontendNode<P> {
     /// Removes the request of a client that has gone. No [`FrontendOutput::End`] follows.
     pub fn handle_cancel(&mut self, _now: Time, number: u64) {
         self.remove(number);
-    }
-
-    /// Does everything that is due.
-    pub fn handle_timeout(&mut self, now: Time) {
-        self.links.handle_timeout(now);
-        self.settle(now);
-        while let Some(numbers) = self.requests.expired(now) {
-            for number in numbers {
-                self.expire(now, number);
-            }
-        }
     }
 
     /// The next action that the frontend asks for.
@@ -205,16 +166,10 @@ impl<P: Clone> FrontendNode<P> {
         self.links.poll_frame(now).map(|(peer, frame)| FrontendOutput::Send(peer, frame))
     }
 
-    /// When to call [`FrontendNode::handle_timeout`], and why.
-    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
-        let expiry = self.requests.next_expiry().map(|at| (at, "a deadline"));
-        [self.links.poll_timeout(), expiry].into_iter().flatten().min()
-    }
-
     fn settle(&mut self, now: Time) {
         while let Some(event) = self.links.poll_event() {
             match event {
-                LinkEvent::Up(_) => self.tell_epoch(now),
+                LinkEvent::Up(_) => self.following.tell_epoch(now, &mut self.links),
                 LinkEvent::Message(from, message) => self.handle_message(now, from, message),
                 LinkEvent::Lost { peer, close } => {
                     if close {
@@ -260,29 +215,12 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Tells all schedulers the last epoch while its leader is gone. A scheduler that never heard
-    /// of this epoch must take a greater one.
-    fn tell_epoch(&mut self, now: Time) {
-        let epoch = self.following.epoch();
-        if self.following.leader().is_some() || epoch == Epoch::NONE {
-            return;
-        }
-        let schedulers = self.links.peers().filter(|peer| matches!(peer.role, Role::Scheduler { .. }));
-        for scheduler in schedulers.map(|peer| peer.node).collect::<Vec<_>>() {
-            self.links.say(now, scheduler, Message::Standing { epoch, leads: false });
-        }
-    }
-
     fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
-        match self.following.handle_leads(from, epoch) {
-            Claimed::Known => {}
-            Claimed::Outdone(epoch) => self.links.say(now, from, Message::Standing { epoch, leads: false }),
-            Claimed::Followed => {
-                self.to_cancel.clear();
-                self.to_hand_in = self.requests.withdraw();
-                let handed_in = self.to_hand_in.len() as u64;
-                self.outputs.push_back(FrontendOutput::Leader { scheduler: from, epoch, handed_in });
-            }
+        if self.following.handle_leads(now, &mut self.links, from, epoch) {
+            self.to_cancel.clear();
+            self.to_hand_in = self.requests.withdraw();
+            let handed_in = self.to_hand_in.len() as u64;
+            self.outputs.push_back(FrontendOutput::Leader { scheduler: from, epoch, handed_in });
         }
     }
 
@@ -320,8 +258,7 @@ impl<P: Clone> FrontendNode<P> {
     }
 
     fn handle_lost(&mut self, now: Time, peer: NodeId) {
-        if self.following.handle_lost(peer) {
-            self.tell_epoch(now);
+        if self.following.handle_lost(now, &mut self.links, peer) {
             self.to_hand_in.clear();
             self.to_cancel.clear();
             for number in self.requests.withdraw() {
@@ -424,5 +361,46 @@ impl<P: Clone> FrontendNode<P> {
                 self.links.say(now, leader, Message::Requests(handed_in));
             }
         }
+    }
+}
+
+impl<P: Clone> RoleNode<P> for FrontendNode<P> {
+    fn links(&self) -> &Links<P> {
+        &self.links
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        if peer.role == Role::Frontend {
+            self.outputs.push_back(FrontendOutput::Lost(peer.node));
+            return;
+        }
+        let FrontendOptions { heartbeat, lost_after, .. } = self.options;
+        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after });
+        self.settle(now);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.links.handle_disconnected(peer);
+        self.settle(now);
+    }
+
+    fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        self.links.handle_frame(now, frame);
+        self.settle(now);
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.links.handle_timeout(now);
+        self.settle(now);
+        while let Some(numbers) = self.requests.expired(now) {
+            for number in numbers {
+                self.expire(now, number);
+            }
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        let expiry = self.requests.next_expiry().map(|at| (at, "a deadline"));
+        [self.links.poll_timeout(), expiry].into_iter().flatten().min()
     }
 }

@@ -11,6 +11,7 @@ use crate::epoch::Epoch;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{Hello, Message, NodeId, Role};
+use crate::role_node::RoleNode;
 use downbeat_core::cluster::{AutoscaleSample, Scheduler};
 use downbeat_core::time::{Duration, Time};
 
@@ -128,39 +129,6 @@ impl<P: Clone> SchedulerNode<P> {
         self.lead.iter().flat_map(Lead::budgets)
     }
 
-    /// The links, whose delays are metrics.
-    pub fn links(&self) -> &Links<P> {
-        &self.links
-    }
-
-    /// A connection to a peer is there.
-    pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
-        self.election.handle_awake(now);
-        let heartbeat = match peer.role {
-            Role::Scheduler { .. } => self.options.heartbeat,
-            Role::Frontend | Role::Backend => self.options.peer_heartbeat,
-        };
-        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after: self.options.lost_after });
-        self.attend(now);
-    }
-
-    /// The last connection to a peer has ended.
-    pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
-        self.election.handle_awake(now);
-        self.links.handle_disconnected(peer);
-        self.attend(now);
-    }
-
-    /// Handles a frame from a peer.
-    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
-        self.election.handle_awake(now);
-        if let Some(Role::Scheduler { rank }) = self.roles.get(&frame.from) {
-            self.election.handle_heard(now, *rank);
-        }
-        self.links.handle_frame(now, frame);
-        self.attend(now);
-    }
-
     /// Takes the store's answer to [`SchedulerOutput::WantEpoch`]: the allotted number, or `None`
     /// if the store has none now.
     pub fn handle_epoch(&mut self, now: Time, number: Option<u64>) {
@@ -194,18 +162,6 @@ impl<P: Clone> SchedulerNode<P> {
     /// sub-clusters.
     pub fn sub_clusters(&self) -> Vec<SubCluster> {
         self.lead.as_ref().map(Lead::sub_clusters).unwrap_or_default()
-    }
-
-    /// Does everything that is due.
-    pub fn handle_timeout(&mut self, now: Time) {
-        self.election.handle_awake(now);
-        self.links.handle_timeout(now);
-        self.attend(now);
-        self.election.handle_timeout(now);
-        if let Some(lead) = &mut self.lead {
-            lead.handle_timeout(now, &self.links);
-        }
-        self.attend(now);
     }
 
     /// Handles the events of links and of the election.
@@ -333,9 +289,50 @@ impl<P: Clone> SchedulerNode<P> {
         }
         self.links.poll_frame(now).map(|(to, frame)| SchedulerOutput::Send(to, frame))
     }
+}
 
-    /// When to call [`SchedulerNode::handle_timeout`], and why.
-    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+impl<P: Clone> RoleNode<P> for SchedulerNode<P> {
+    fn links(&self) -> &Links<P> {
+        &self.links
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        self.election.handle_awake(now);
+        let heartbeat = match peer.role {
+            Role::Scheduler { .. } => self.options.heartbeat,
+            Role::Frontend | Role::Backend => self.options.peer_heartbeat,
+        };
+        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after: self.options.lost_after });
+        self.attend(now);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.election.handle_awake(now);
+        self.links.handle_disconnected(peer);
+        self.attend(now);
+    }
+
+    fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        self.election.handle_awake(now);
+        if let Some(Role::Scheduler { rank }) = self.roles.get(&frame.from) {
+            self.election.handle_heard(now, *rank);
+        }
+        self.links.handle_frame(now, frame);
+        self.attend(now);
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.election.handle_awake(now);
+        self.links.handle_timeout(now);
+        self.attend(now);
+        self.election.handle_timeout(now);
+        if let Some(lead) = &mut self.lead {
+            lead.handle_timeout(now, &self.links);
+        }
+        self.attend(now);
+    }
+
+    fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         let election = self.election.poll_timeout().map(|at| (at, "a silent leader"));
         let lead = self.lead.as_ref().map(Lead::poll_timeout).filter(|(at, _)| *at < Time::MAX);
         [self.links.poll_timeout(), election, lead].into_iter().flatten().min()

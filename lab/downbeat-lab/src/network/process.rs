@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
     BackendNode, BackendOptions, BatchKey, Doing, Frame, FrontendNode, FrontendOptions, Hello, Loadable, NewRequest,
-    NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, SchedulerNode, SchedulerOptions, Slot,
-    SubClusterPlan,
+    NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode, SchedulerNode,
+    SchedulerOptions, Slot, SubClusterPlan,
 };
 
 use super::scenario::{Host, NetworkScenario};
@@ -58,6 +58,18 @@ pub(super) enum Machine {
     Backend(Box<BackendNode<Tensors>>),
     /// The process is dead.
     None,
+}
+
+impl Machine {
+    /// The state machine; `None`: the process is dead.
+    fn node_mut(&mut self) -> Option<&mut dyn RoleNode<Tensors>> {
+        match self {
+            Machine::Frontend(node) => Some(&mut **node),
+            Machine::Scheduler(node) => Some(&mut **node),
+            Machine::Backend(node) => Some(&mut **node),
+            Machine::None => None,
+        }
+    }
 }
 
 /// A model's state on a backend.
@@ -182,39 +194,34 @@ impl Process {
 
     /// Returns the time when its machine wants to be woken up.
     pub fn timeout(&self) -> Option<Time> {
-        let due = match &self.machine {
-            Machine::Frontend(node) => node.poll_timeout(),
-            Machine::Scheduler(node) => node.poll_timeout(),
-            Machine::Backend(node) => node.poll_timeout(),
-            Machine::None => None,
+        let node: &dyn RoleNode<Tensors> = match &self.machine {
+            Machine::Frontend(node) => &**node,
+            Machine::Scheduler(node) => &**node,
+            Machine::Backend(node) => &**node,
+            Machine::None => return None,
         };
-        due.map(|(at, _)| self.global(at))
+        node.poll_timeout().map(|(at, _)| self.global(at))
     }
 
     /// Handles a due timeout.
     pub fn handle_timeout(&mut self, now: Time) {
         let local = self.local(now);
-        match &mut self.machine {
-            Machine::Frontend(node) => node.handle_timeout(local),
-            Machine::Scheduler(node) => node.handle_timeout(local),
-            Machine::Backend(node) => node.handle_timeout(local),
-            Machine::None => {}
+        if let Some(node) = self.machine.node_mut() {
+            node.handle_timeout(local);
         }
     }
 
     /// Handles an input that any role may get.
     pub fn handle(&mut self, now: Time, inbound: Inbound) {
         let local = self.local(now);
+        let Some(node) = self.machine.node_mut() else { return };
+        match inbound {
+            Inbound::Frame(frame) => return node.handle_frame(local, frame),
+            Inbound::Connected(hello) => return node.handle_connected(local, &hello),
+            Inbound::Disconnected(peer) => return node.handle_disconnected(local, peer),
+            _ => {}
+        }
         match (&mut self.machine, inbound) {
-            (Machine::Frontend(node), Inbound::Frame(frame)) => node.handle_frame(local, frame),
-            (Machine::Scheduler(node), Inbound::Frame(frame)) => node.handle_frame(local, frame),
-            (Machine::Backend(node), Inbound::Frame(frame)) => node.handle_frame(local, frame),
-            (Machine::Frontend(node), Inbound::Connected(hello)) => node.handle_connected(local, &hello),
-            (Machine::Scheduler(node), Inbound::Connected(hello)) => node.handle_connected(local, &hello),
-            (Machine::Backend(node), Inbound::Connected(hello)) => node.handle_connected(local, &hello),
-            (Machine::Frontend(node), Inbound::Disconnected(peer)) => node.handle_disconnected(local, peer),
-            (Machine::Scheduler(node), Inbound::Disconnected(peer)) => node.handle_disconnected(local, peer),
-            (Machine::Backend(node), Inbound::Disconnected(peer)) => node.handle_disconnected(local, peer),
             (Machine::Frontend(node), Inbound::Cancel(number)) => node.handle_cancel(local, number),
             (Machine::Scheduler(node), Inbound::Epoch(number, plan)) => {
                 plan.into_iter().for_each(|plan| node.handle_kept_plan(plan));

@@ -43,7 +43,7 @@ pub async fn ask_etcd(server: String) {
     }
 }
 
-/// Reads bytes as those of a peer: its greeting, then frames with at most `most` bytes of tensors
+/// Reads bytes as a peer would send: a greeting, then frames with at most `most` bytes of tensors
 /// each, and their model definitions. Returns the number of readable frames. For tests with
 /// arbitrary bytes.
 pub async fn read_as_peer(mut bytes: &[u8], most: u64) -> usize {

@@ -11,8 +11,8 @@ pub trait RoleNode<P> {
     /// The links, whose delays are metrics.
     fn links(&self) -> &Links<P>;
 
-    /// A connection to a peer is there, and replaces any other. A node sends peers away that have
-    /// nothing to say to its role.
+    /// A connection to a peer is there, and replaces any other. A node sends a peer away if
+    /// the roles of both have no messages for each other.
     fn handle_connected(&mut self, now: Time, peer: &Hello);
 
     /// The last connection to a peer has ended.

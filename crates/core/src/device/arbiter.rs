@@ -56,8 +56,8 @@ pub trait DeviceArbiter: Debug + Send {
     /// policy no longer has a request.
     fn handle_begin(&mut self, now: Time, launches: usize);
 
-    /// Handles the end of a permitted launch. Returns a note if the launch was the last of those
-    /// that began together, with the model that the note is about.
+    /// Handles the end of a permitted launch. The last of the launches that began together gives a
+    /// note about a model.
     fn handle_completion(&mut self, now: Time, span: Span) -> Option<(ModelId, Note)>;
 
     /// Handles the time that [`poll_timeout`](Self::poll_timeout) returned. A call at another time

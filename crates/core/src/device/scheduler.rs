@@ -41,7 +41,9 @@ pub enum BadLayout {
     #[error("{0} shared lanes are more than the {MOST_SHARED_LANES} that a device may have")]
     TooMany(u64),
     /// The layout would remove a partition that a model is in.
-    #[error("partition {partition} cannot go: model {model} is there; move it, or take it off the device first")]
+    #[error(
+        "partition {partition} cannot be removed: model {model} is there; move the model, or take it off the device first"
+    )]
     InUse {
         /// The partition.
         partition: PartitionId,
@@ -78,10 +80,10 @@ pub enum BadMove {
     #[error("the device has no partition {0}")]
     NoPartition(PartitionId),
     /// The model has no lanes of its own to move.
-    #[error("{0} runs on shared lanes, which do not move with it: give it a policy that makes batches")]
+    #[error("{0} runs on shared lanes, which do not move with the model: give the model a policy that makes batches")]
     SharedLanes(ModelId),
     /// Other lanes are being made for the model.
-    #[error("lanes are being made for {0}: wait until they are")]
+    #[error("lanes are being made for {0}: wait until they are ready")]
     Busy(ModelId),
 }
 

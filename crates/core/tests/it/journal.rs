@@ -220,11 +220,11 @@ fn what_is_no_log_is_an_error_in_words() {
     assert_eq!(error(b""), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"DBLOG"), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"model = \"mlp\"\n"), "not a decision log: it does not begin with 'DBLOG'");
-    assert_eq!(error(b"DBLOG\x04"), "what comes after entry 0 is damaged: it names no machine");
-    assert_eq!(error(b"DBLOG\x04\x09"), "what comes after entry 0 is damaged: it names no machine");
-    assert_eq!(error(b"DBLOG\x04\x01\x02\x02"), "what comes after entry 0 is damaged: shards are counted from zero");
+    assert_eq!(error(b"DBLOG\x04"), "the log is damaged after entry 0: it names no machine");
+    assert_eq!(error(b"DBLOG\x04\x09"), "the log is damaged after entry 0: it names no machine");
+    assert_eq!(error(b"DBLOG\x04\x01\x02\x02"), "the log is damaged after entry 0: shards are counted from zero");
     let damaged = error(b"DBLOG\x04\0\x63");
-    assert!(damaged.starts_with("what comes after entry 0 is damaged: "), "{damaged}");
+    assert!(damaged.starts_with("the log is damaged after entry 0: "), "{damaged}");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn a_log_of_another_version_is_refused_with_its_version() {
 #[test]
 fn the_log_of_another_machine_is_named() {
     let error = read::<device::DeviceRecords>(b"DBLOG\x04\x01\x02\x03").err().unwrap().to_string();
-    assert_eq!(error, "this is the decision log of shard 2 of 3: a log of another machine is needed here");
+    assert_eq!(error, "this is the decision log of shard 2 of 3: this command needs a log of the other kind");
     let error = read::<ClusterRecords>(b"DBLOG\x04\x03\x02").err().unwrap().to_string();
     assert!(error.starts_with("this is the decision log of device 2: "), "{error}");
 }

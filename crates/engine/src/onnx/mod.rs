@@ -94,7 +94,7 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     let file = file::read(BufReader::new(opened), len).map_err(|e| not_a_model(path, e))?;
     let missing = |what: &str| {
         error(format!(
-            "not an ONNX model: it has no {what}; the file is truncated or of another format. Export or copy it again"
+            "not an ONNX model: the file has no {what}; it is truncated or of another format. Export or copy it again"
         ))
     };
     match &file.graph {

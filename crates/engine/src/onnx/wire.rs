@@ -14,17 +14,17 @@ const FIELD_LIMIT: u64 = 50_000_000;
 /// The reason why bytes are not a message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WireError {
-    #[error("it ends in the middle of a value at byte {0}: the file is truncated")]
+    #[error("the file ends in the middle of a value at byte {0}: it is truncated")]
     Truncated(u64),
     #[error(
-        "the value at byte {at} says it is {len} bytes long, but only {left} follow: the file is truncated or corrupt"
+        "the value at byte {at} has a length of {len} bytes, but only {left} follow: the file is truncated or corrupt"
     )]
     TooLong { at: u64, len: u64, left: u64 },
     #[error("the bytes at {0} are not those of an ONNX model: the file is corrupt or of another format")]
     Invalid(u64),
     #[error("messages are nested more than {0} deep")]
     TooDeep(u32),
-    #[error("it has more than {FIELD_LIMIT} fields")]
+    #[error("the file has more than {FIELD_LIMIT} fields")]
     TooManyFields,
     #[error("it cannot be read: {0}")]
     Io(#[from] std::io::Error),

@@ -92,7 +92,7 @@ impl Engine for Rten {
         {
             if version > newest {
                 return Err(error(format!(
-                    "it is made for version {version} of {what}, the newest known here is {newest}. Export it for an older version"
+                    "the model is made for version {version} of {what}; the newest known version is {newest}. Export the model for an older version"
                 )));
             }
         }
@@ -103,7 +103,7 @@ impl Engine for Rten {
         for (what, specs) in [("input", &signature.inputs), ("output", &signature.outputs)] {
             if let Some(spec) = specs.iter().find(|s| !supported(s.datatype)) {
                 return Err(error(format!(
-                    "{what} '{}' is of datatype {}, of which it has FP32, INT64, INT32, INT8, UINT8 and BOOL only. {REMEDY}",
+                    "{what} '{}' is of datatype {}; rten has FP32, INT64, INT32, INT8, UINT8 and BOOL only. {REMEDY}",
                     spec.name, spec.datatype
                 )));
             }

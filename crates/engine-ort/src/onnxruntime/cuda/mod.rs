@@ -89,7 +89,7 @@ impl OnnxruntimeCuda {
         let EngineInfo { version, device, .. } = self.info();
         let folder = tensorrt::Folder::new(cache, files, &options.tensorrt, &format!("{version}-{device}"));
         let warn = |error| {
-            tracing::warn!(path = %options.path.display(), %error, "what TensorRT compiles is not kept, and compiled again at each start");
+            tracing::warn!(path = %options.path.display(), %error, "compiled TensorRT engines are not kept: each start compiles them again");
         };
         folder.map_err(warn).ok()
     }
@@ -154,7 +154,7 @@ impl Engine for OnnxruntimeCuda {
         };
         if self.options.provider == Provider::Tensorrt && options.cut != Cut::Whole {
             return Err(error(
-                "TensorRT compiles a model as a whole, it cannot be cut into stages. Use the engine cuda, or another device policy than staged",
+                "TensorRT compiles a model as a whole, so it cannot be cut into stages. Use the engine cuda, or another device policy than staged",
             ));
         }
         let working = self.gpus.iter().find(|gpu| gpu.device.lost().is_none());

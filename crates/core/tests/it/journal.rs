@@ -412,7 +412,7 @@ fn a_trial_is_told_and_takes_few_bytes() {
     let expected = [
         format!("trial 7 of 3 candidates: what is done goes on\n{:>27}{}", "", before.replace("{*}", "*")),
         format!(
-            "trial 7 of 3 candidates: candidate 1 from now on, because of what the worst model loses at 110% of the rate\n\
+            "trial 7 of 3 candidates: candidate 1 from now on, by what the worst model loses at 110% of the rate\n\
              {0:>27}{1}\n{0:>32}1* bad (worst model), 0% (0%) at 100%, 0% (0%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts, order fair: m0 to m2 wait 50, aim 94/75, limit 90, margin 5\n\
              {0:>32}2  bad (worst model), 2% (4%) at 100%, 2% (4%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts, order fair: m0 as follows from the load m1 wait 50, aim 94/75, limit 90, margin 5",
             "",

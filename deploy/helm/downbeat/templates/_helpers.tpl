@@ -63,6 +63,9 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 - --config=/config/downbeat.toml
 {{- end }}
 {{- end }}
+{{- if and .models .root.Values.models.url }}
+- --model-cache=/models
+{{- end }}
 {{- range .own.args }}
 - {{ . | quote }}
 {{- end }}

@@ -9,8 +9,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// An event loop that takes no turn for so long hangs: no work on a loop takes seconds, and a
-/// machine under load still gives each thread a turn.
+/// An event loop that takes no turn for so long hangs. No work on a loop takes seconds, and a busy
+/// machine still gives each thread a turn.
 pub const HUNG_AFTER: Duration = Duration::from_secs(30);
 
 /// The event loops that must go on for a process to be live.
@@ -53,7 +53,7 @@ impl EventLoops {
         let Some(watched) = self.loops.get(index) else { return };
         let (answer, mut answered) = oneshot::channel();
         watched.handle.spawn(async move {
-            // The receiver waits until the answer is there.
+            // Only the end of the process drops the receiver.
             let _ = answer.send(());
         });
         // A loop that has ended drops the question, which counts as an answer: the process ends.

@@ -81,16 +81,16 @@ def test_the_probes_of_all_roles_ask_what_they_are_for():
 
 
 @pytest.mark.parametrize("role", ["serve", "backend"])
-def test_models_that_are_being_loaded_leave_a_process_live_and_unready(probed, repository, role):
-    models.slow_to_load(repository)
+def test_while_models_are_loaded_a_process_is_live_and_unready(probed, repository, role):
+    """The load of `endless` tries the model, which takes half an hour."""
+    models.add(repository, "one", 1)
+    models.loop(repository, "endless", trips=2_000_000_000)
     apart = [f"--schedulers=127.0.0.1:{free_ports(1)[0]}"] if role == "backend" else []
-    one = probed(role, *apart, repository=repository)
+    one = probed(role, *apart, "--load-run-timeout=3600", repository=repository)
     one.wait("startup", 200)
-    # The load takes seconds, and the ports are open before it.
-    assert one.asks("readiness") == 503 and one.asks("liveness") == 200
-    if role == "serve":
-        one.wait("readiness", 200)
-        one.end()
+    for _ in range(20):
+        assert one.asks("readiness") == 503 and one.asks("liveness") == 200
+        time.sleep(0.1)
 
 
 def test_a_broken_model_and_an_empty_folder_stay_unready(probed, repository):

@@ -7,8 +7,9 @@ import sys
 import grpc
 import httpx
 import numpy as np
-from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest
+from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, Model
 from kserve.inference_client import RESTConfig
+from kserve.model import PredictorConfig
 from kserve.protocol.infer_type import RequestedOutput
 
 MODEL = sys.argv[3] if len(sys.argv) > 3 else "simple"
@@ -68,5 +69,13 @@ async def over_grpc(address):
             assert error.code() == grpc.StatusCode.NOT_FOUND, error
 
 
+async def transformer(host, protocol):
+    """A transformer's own model, which hands each request to the predictor at this host."""
+    model = Model(MODEL, PredictorConfig(predictor_host=host, predictor_protocol=protocol))
+    check(await model.predict(InferRequest(MODEL, inputs(False), request_id="eight"), headers={}))
+
+
 asyncio.run(rest(sys.argv[1]))
 asyncio.run(over_grpc(sys.argv[2]))
+asyncio.run(transformer(sys.argv[1].removeprefix("http://"), "v2"))
+asyncio.run(transformer(sys.argv[2], "grpc-v2"))

@@ -70,7 +70,7 @@ def arguments(runtime, mounted):
     spec, = [document["spec"] for document in yaml.safe_load_all(RUNTIMES.read_text()) if document["metadata"]["name"] == runtime]
     role, *rest = spec["containers"][0]["args"]
     assert role == "serve"
-    return [argument.replace("{{.Name}}", NAME).replace("/mnt/models", str(mounted)) for argument in rest if not argument.startswith(("--host=", "--http-port=", "--grpc-port="))]
+    return [argument.replace("{{.Name}}", NAME).replace("/mnt/models", str(mounted)) for argument in rest if not argument.startswith(("--host=", "--http-port=", "--grpc-port=", "--metrics-port="))]
 
 
 @pytest.fixture

@@ -491,7 +491,9 @@ def test_the_charts_autoscaler_asks_what_the_folders_does():
 def test_a_secret_reaches_only_the_pods_that_run_models():
     workload, = workloads(rendered("helm-single-download"))
     its = container(workload)
-    assert its["args"][-1] == "s3://models/digits"
+    assert its["args"][-2:] == ["--model-cache=/models", "s3://models/digits"]
+    # The ports open after the download.
+    assert its["startupProbe"]["failureThreshold"] * its["startupProbe"]["periodSeconds"] == 1800
     assert its["envFrom"] == [{"secretRef": {"name": "s3"}}, {"secretRef": {"name": "more"}}] and its["env"][0]["name"] == "AWS_REGION"
     claims = [document for document in rendered("helm-single-download") if document["kind"] == "PersistentVolumeClaim"]
     assert not claims

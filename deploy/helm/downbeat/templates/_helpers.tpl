@@ -164,8 +164,8 @@ envFrom:
 {{- end }}
 ports:
   {{- include "downbeat.ports" . | nindent 2 }}
-# Until the ports are open; while models are loaded the process is live and not ready.
-startupProbe: { httpGet: { path: /v2/health/live, port: health }, periodSeconds: 2, failureThreshold: 60 }
+# Until the ports are open, which they are after a download; while models are loaded the process is live and not ready.
+startupProbe: { httpGet: { path: /v2/health/live, port: health }, periodSeconds: 2, failureThreshold: {{ if and .models $values.models.url }}{{ div (add $values.models.downloadSeconds 1) 2 }}{{ else }}60{{ end }} }
 livenessProbe: { httpGet: { path: /v2/health/live, port: health }, periodSeconds: 10, failureThreshold: 3 }
 readinessProbe: { httpGet: { path: /v2/health/ready, port: health }, periodSeconds: 5 }
 resources:

@@ -192,7 +192,7 @@ def stopped(process, name):
             ptrace(DETACH, task)
 
 
-@pytest.mark.parametrize(("role", "name"), [("serve", "frontend"), ("serve", "tokio-rt-worker"), ("scheduler", "tokio-rt-worker")])
+@pytest.mark.parametrize(("role", "name"), [("serve", "frontend"), ("serve", "server"), ("scheduler", "server")])
 def test_a_process_whose_event_loops_hang_is_not_live(probed, repository, role, name):
     """The health port has a thread of its own, which still answers then."""
     models.add(repository, "one", 1)

@@ -61,8 +61,23 @@ pub(crate) async fn download(
     file: &RemoteFile,
     bars: &MultiProgress,
 ) -> Result<CachedFile, FetchError> {
-    let mut download = Download::open(cache, file, bars)?;
-    let (begun, mut failures) = (download.done, 0);
+    let download = Download::open(cache, file, bars)?;
+    let (bar, begun) = (download.bar.clone(), download.done);
+    let outcome = run(download, remote, cache).await;
+    bar.finish_and_clear();
+    match outcome {
+        // The part that an earlier process left may have been wrong.
+        Err(FetchError::Checksum(reason)) if begun > 0 => {
+            tracing::warn!(file = %file.path, %reason, "downloading the whole file again");
+            Box::pin(self::download(remote, cache, file, bars)).await
+        }
+        outcome => outcome,
+    }
+}
+
+/// Runs a download to its end. A connection that breaks off is taken up again.
+async fn run(mut download: Download<'_>, remote: &Remote, cache: &Cache) -> Result<CachedFile, FetchError> {
+    let (file, begun, mut failures) = (download.file, download.done, 0);
     if begun > 0 {
         tracing::info!(file = %file.path, "the download goes on after {}", HumanBytes(begun));
     }
@@ -85,14 +100,7 @@ pub(crate) async fn download(
             }
         }
     }
-    match download.finish(cache) {
-        // The part that an earlier process left may have been wrong.
-        Err(FetchError::Checksum(reason)) if begun > 0 => {
-            tracing::warn!(file = %file.path, %reason, "downloading the whole file again");
-            Box::pin(self::download(remote, cache, file, bars)).await
-        }
-        finished => finished,
-    }
+    download.finish(cache)
 }
 
 impl<'a> Download<'a> {
@@ -111,6 +119,8 @@ impl<'a> Download<'a> {
         // Without a validator nobody knows whether the file is still the same.
         if known.is_some() && file.size.is_none_or(|size| length <= size) {
             done = read_into(&mut to, &mut digests).map_err(FetchError::cache(&partial))?;
+        } else {
+            to.set_len(0).map_err(FetchError::cache(&partial))?;
         }
         let template = "{prefix:>16} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -193,7 +203,6 @@ impl<'a> Download<'a> {
 
     /// Checks the whole file, and takes it into the cache.
     fn finish(self, cache: &Cache) -> Result<CachedFile, FetchError> {
-        self.bar.finish_and_clear();
         let sha256 = self.digests.finish().map_err(|(wanted, found)| {
             // The next try begins anew.
             let _ = fs::remove_file(&self.partial);

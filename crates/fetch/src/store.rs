@@ -137,7 +137,7 @@ impl Store {
             _ if is(&["301 Moved", "307 Temporary", "bare redirect", "Received redirect without"]) => FetchError::Answer(
                 format!("{url}: the bucket is in another region; set AWS_REGION to the region of the bucket"),
             ),
-            _ if is(&["error sending request", "timed out", "timeout", "connect", "dns error", "Server error", "50"]) => {
+            _ if is(&["error sending request", "timed out", "timeout", "connect", "dns error", "status code: 5"]) => {
                 FetchError::Unreachable(format!("{url} does not answer: {text}"))
             }
             _ => FetchError::Answer(format!("{url}: {text}")),

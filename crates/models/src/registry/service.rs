@@ -201,8 +201,10 @@ impl Service for Registry {
         self.check_control("loaded")?;
         let (this, name) = (self.clone(), name.to_owned());
         finish(async move {
+            // A source that never had the model may fail.
+            let is_known = this.repository.has(&name);
             if overrides.files.is_empty()
-                && let Some(error) = this.refresh(Some(&name)).await
+                && let Some(error) = this.refresh(Some(&name)).await.filter(|_| is_known)
             {
                 return Err(ServiceError::Unavailable(format!("failed to load '{name}': {error}")));
             }

@@ -404,7 +404,7 @@ fn flags_of_triton_mean_what_they_mean_there() {
 
 #[test]
 fn contradictions_are_refused() {
-    assert!(refused("", &[]).starts_with("no model repository is given"));
+    assert!(refused("", &[]).starts_with("no models are given"));
     assert_eq!(
         refused("", &["m", "--http-port", "8001"]),
         "HTTP and gRPC both have port 8001; give one of them another"

@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::server::{Reply, Server, bring, description, file, files_below, model, options, reply, sha256};
 
@@ -150,8 +151,10 @@ fn a_file_that_was_changed_in_the_cache_is_brought_again() {
     let brought = bring(&address, &options).unwrap().join("model.onnx");
     let blob = folder.path().join("cache/blobs").join(sha256(&model(900)));
     // The link in the snapshot is the same file.
-    fs::remove_file(&blob).unwrap();
+    fs::set_permissions(&blob, fs::Permissions::from_mode(0o644)).unwrap();
     fs::write(&blob, vec![8; 900]).unwrap();
+    fs::File::options().write(true).open(&blob).unwrap().set_modified(UNIX_EPOCH).unwrap();
+    assert_ne!(fs::read(&brought).unwrap(), model(900));
     let brought_again = bring(&address, &options).unwrap().join("model.onnx");
     assert_eq!(brought_again, brought);
     assert_eq!(fs::read(brought_again).unwrap(), model(900));

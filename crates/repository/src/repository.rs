@@ -271,7 +271,8 @@ impl ModelRepository {
         let written = match layout {
             Layout::File(_) => None,
             Layout::One(dir) => {
-                let source = ConfigSource::read(&dir.join(self.config_file(dir)), String::new()).ok().flatten();
+                let file = Some(dir.join(self.config_file(dir))).filter(|file| self.boundary.check(file).is_ok());
+                let source = file.and_then(|file| ConfigSource::read(&file, String::new()).ok().flatten());
                 source.map(|source| source.config.name).filter(|name| Self::check_name(name).is_ok())
             }
             Layout::Several => return None,

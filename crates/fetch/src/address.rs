@@ -97,7 +97,10 @@ impl Address {
         let of_path = |url: &Url| {
             let last = url.path_segments().and_then(|parts| parts.filter(|part| !part.is_empty()).next_back());
             let last = last.map(str::to_owned).or_else(|| url.host_str().map(str::to_owned)).unwrap_or_default();
-            let stem = last.len().checked_sub(5).filter(|at| last.get(*at..).is_some_and(|end| end.eq_ignore_ascii_case(".onnx")));
+            let stem = last
+                .len()
+                .checked_sub(5)
+                .filter(|at| last.get(*at..).is_some_and(|end| end.eq_ignore_ascii_case(".onnx")));
             last[..stem.unwrap_or(last.len())].to_owned()
         };
         derived_name(&match self {

@@ -109,16 +109,20 @@ impl Hub {
         let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
         let of_revision = format!("hf://{repository}@{}", self.revision);
         match (code, status) {
-            ("RevisionNotFound", _) => FetchError::Missing(format!("{of_revision}: the repository has no such revision")),
+            ("RevisionNotFound", _) => {
+                FetchError::Missing(format!("{of_revision}: the repository has no such revision"))
+            }
             ("EntryNotFound", _) => FetchError::Missing(format!("{of_revision}: the repository has no such file")),
             ("GatedRepo", _) => FetchError::Denied(format!(
                 "hf://{repository}: the owner asks for an agreement; accept it on {}{repository}, and set HF_TOKEN to \
                  the token of that account",
                 self.endpoint
             )),
-            ("RepoNotFound", _) | (_, StatusCode::UNAUTHORIZED) if self.token.is_none() => FetchError::Missing(format!(
-                "hf://{repository}: no such repository, or it is private ({status}); check the name, or set HF_TOKEN"
-            )),
+            ("RepoNotFound", _) | (_, StatusCode::UNAUTHORIZED) if self.token.is_none() => {
+                FetchError::Missing(format!(
+                    "hf://{repository}: no such repository, or it is private ({status}); check the name, or set HF_TOKEN"
+                ))
+            }
             ("RepoNotFound", _) => FetchError::Missing(format!(
                 "hf://{repository}: no such repository, or the token in use may not read it ({status})"
             )),

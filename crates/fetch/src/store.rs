@@ -34,7 +34,9 @@ fn hint(scheme: &str) -> &'static str {
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket set \
              AWS_SKIP_SIGNATURE=true; for another server than Amazon's set AWS_ENDPOINT_URL"
         }
-        "gs" => "set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+        "gs" => {
+            "set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+        }
         _ => {
             "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_KEY), or \
              AZURE_SKIP_SIGNATURE=true for a public container"
@@ -134,9 +136,11 @@ impl Store {
             _ if is(&["169.254.169.254", "metadata.google", "latest/api/token", "computeMetadata"]) => {
                 FetchError::Denied(format!("{url}: there are no credentials; {hint}"))
             }
-            _ if is(&["301 Moved", "307 Temporary", "bare redirect", "Received redirect without"]) => FetchError::Answer(
-                format!("{url}: the bucket is in another region; set AWS_REGION to the region of the bucket"),
-            ),
+            _ if is(&["301 Moved", "307 Temporary", "bare redirect", "Received redirect without"]) => {
+                FetchError::Answer(format!(
+                    "{url}: the bucket is in another region; set AWS_REGION to the region of the bucket"
+                ))
+            }
             _ if is(&["error sending request", "timed out", "timeout", "connect", "dns error", "status code: 5"]) => {
                 FetchError::Unreachable(format!("{url} does not answer: {text}"))
             }
@@ -179,7 +183,8 @@ fn s3(url: &Url, options: &FetchOptions) -> Result<AmazonS3Builder, FetchError> 
     let mut builder = AmazonS3Builder::new();
     let profile = aws_profile::variables(options)?;
     for (name, value) in options.variables.iter().chain(&profile) {
-        let key = name.starts_with("AWS_").then(|| name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>().ok()).flatten();
+        let key =
+            name.starts_with("AWS_").then(|| name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>().ok()).flatten();
         if let Some(key) = key.filter(|_| !value.is_empty()) {
             builder = builder.with_config(key, value);
         }
@@ -191,7 +196,8 @@ fn s3(url: &Url, options: &FetchOptions) -> Result<AmazonS3Builder, FetchError> 
 fn gcs(url: &Url, options: &FetchOptions) -> GoogleCloudStorageBuilder {
     let mut builder = GoogleCloudStorageBuilder::new();
     for (name, value) in &options.variables {
-        let key = name.starts_with("GOOGLE_").then(|| name.to_ascii_lowercase().parse::<GoogleConfigKey>().ok()).flatten();
+        let key =
+            name.starts_with("GOOGLE_").then(|| name.to_ascii_lowercase().parse::<GoogleConfigKey>().ok()).flatten();
         if let Some(key) = key.filter(|_| !value.is_empty()) {
             builder = builder.with_config(key, value);
         }
@@ -199,7 +205,8 @@ fn gcs(url: &Url, options: &FetchOptions) -> GoogleCloudStorageBuilder {
     // The variable of Google's own emulator clients.
     if let Some(endpoint) = options.variable("STORAGE_EMULATOR_HOST") {
         let endpoint = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
-        builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint).with_config(GoogleConfigKey::SkipSignature, "true");
+        builder =
+            builder.with_config(GoogleConfigKey::BaseUrl, endpoint).with_config(GoogleConfigKey::SkipSignature, "true");
     }
     let bucket = url.host_str().unwrap_or_default();
     builder.with_bucket_name(bucket).with_client_options(client(options)).with_retry(retries(options))

@@ -107,7 +107,9 @@ impl RemoteSupply {
         if self.options.offline {
             let cached = before.and_then(|before| self.cached(before));
             let cached = cached.ok_or_else(|| {
-                FetchError::Offline(format!("the cache does not have all files, and the server is started offline ({address})"))
+                FetchError::Offline(format!(
+                    "the cache does not have all files, and the server is started offline ({address})"
+                ))
             })?;
             tracing::info!(%address, "offline: serving the files in the model cache");
             return Ok(cached);
@@ -149,7 +151,9 @@ impl RemoteSupply {
                 for location in external {
                     let path = beside(&file.path, &location);
                     let is_known = |known: &str| known == path;
-                    if cached.iter().chain(&came).any(|file| is_known(&file.path)) || next.iter().any(|f| is_known(&f.path)) {
+                    if cached.iter().chain(&came).any(|file| is_known(&file.path))
+                        || next.iter().any(|f| is_known(&f.path))
+                    {
                         continue;
                     }
                     next.push(match others.iter().find(|other| is_known(&other.path)) {
@@ -184,7 +188,11 @@ impl RemoteSupply {
     }
 
     /// Brings these files into the cache, in this order.
-    async fn bring_files(&self, files: &[RemoteFile], before: Option<&Manifest>) -> Result<Vec<CachedFile>, FetchError> {
+    async fn bring_files(
+        &self,
+        files: &[RemoteFile],
+        before: Option<&Manifest>,
+    ) -> Result<Vec<CachedFile>, FetchError> {
         let mut cached: Vec<Option<CachedFile>> = files.iter().map(|file| self.in_cache(file, before)).collect();
         let missing: Vec<&RemoteFile> =
             files.iter().zip(&cached).filter(|(_, cached)| cached.is_none()).map(|(file, _)| file).collect();
@@ -228,7 +236,9 @@ impl Supply for RemoteSupply {
             brought
         };
         let brought = std::thread::scope(|scope| scope.spawn(bring).join());
-        brought.unwrap_or_else(|_| Err("the download ended in a panic".to_owned())).map_err(|message| SupplyError { message })
+        brought
+            .unwrap_or_else(|_| Err("the download ended in a panic".to_owned()))
+            .map_err(|message| SupplyError { message })
     }
 
     fn address(&self) -> &str {

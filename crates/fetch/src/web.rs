@@ -61,9 +61,9 @@ impl Web {
         }
         let headers = response.headers();
         let size = match response.status() {
-            StatusCode::PARTIAL_CONTENT => headers
-                .get("content-range")
-                .and_then(|range| range.to_str().ok()?.rsplit_once('/')?.1.parse().ok()),
+            StatusCode::PARTIAL_CONTENT => {
+                headers.get("content-range").and_then(|range| range.to_str().ok()?.rsplit_once('/')?.1.parse().ok())
+            }
             _ => headers.get("content-length").and_then(|length| length.to_str().ok()?.parse().ok()),
         };
         let tag = tag(headers);

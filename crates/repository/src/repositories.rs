@@ -170,7 +170,10 @@ impl ModelRepositories {
             }
             [one] => Ok(all.swap_remove(one)),
             [] if all.is_empty() => Err(RepositoryError::NotFound(name.to_owned(), PathBuf::new(), String::new())),
-            [] => Ok(near().map_or(0, |at| at)).map(|at| all.swap_remove(at)),
+            [] => {
+                let at = near().unwrap_or(0);
+                Ok(all.swap_remove(at))
+            }
         }
     }
 }

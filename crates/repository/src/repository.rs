@@ -256,9 +256,8 @@ impl ModelRepository {
 
     /// Whether the repository has a model of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.place(name).is_ok_and(|place| {
-            place.file.is_some() || looks_like_model(&place.dir) || has_misplaced_model(&place.dir)
-        })
+        self.place(name)
+            .is_ok_and(|place| place.file.is_some() || looks_like_model(&place.dir) || has_misplaced_model(&place.dir))
     }
 
     fn layout(&self) -> Layout {
@@ -359,9 +358,9 @@ impl ModelRepository {
             },
             // As in Triton, a model without a configuration is none if configurations are not
             // completed.
-            Ok(_) if is_onnx_name(&shown) && !self.completion.enabled => Entry::Ignored(format!(
-                "has no {CONFIG_FILE}, and configurations are not completed; ignored"
-            )),
+            Ok(_) if is_onnx_name(&shown) && !self.completion.enabled => {
+                Entry::Ignored(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"))
+            }
             Ok(metadata) if is_onnx_name(&shown) && metadata.is_file() => match file_name.to_str() {
                 None => Entry::Ignored("the name is not UTF-8; ignored".to_owned()),
                 Some(name) => Entry::PlainFile(name.to_owned()),
@@ -460,7 +459,8 @@ impl ModelRepository {
             return Ok(absent());
         }
         let config_file = self.config_file(dir);
-        let (folder, label) = (if file.is_some() { shown.parent().unwrap_or(shown) } else { shown }, dir.join(&config_file));
+        let (folder, label) =
+            (if file.is_some() { shown.parent().unwrap_or(shown) } else { shown }, dir.join(&config_file));
         let shown_config = folder.join(&config_file).display().to_string();
         if is_there(&label) {
             self.boundary.check(&label).map_err(|reason| ConfigError::from(Finding::of(&shown_config, reason)))?;
@@ -526,16 +526,16 @@ impl ModelRepository {
         Self::check_name(name)?;
         let layout = self.layout();
         let only = self.only_name(&layout);
-        let not_found = |near: &str| {
-            RepositoryError::NotFound(name.to_owned(), self.path.clone(), did_you_mean(name, [near]))
-        };
+        let not_found =
+            |near: &str| RepositoryError::NotFound(name.to_owned(), self.path.clone(), did_you_mean(name, [near]));
         match (layout, only) {
             (Layout::File(file), Some(only)) if only == name => {
                 let (dir, shown) = (self.root().to_owned(), self.path.clone());
                 Ok(Place { file: Some(dir.join(file)), dir, shown, is_named_freely: true })
             }
             (Layout::One(dir), Some(only)) if only == name => {
-                let shown = dir.strip_prefix(self.root()).map_or_else(|_| self.path.clone(), |below| self.path.join(below));
+                let shown =
+                    dir.strip_prefix(self.root()).map_or_else(|_| self.path.clone(), |below| self.path.join(below));
                 let shown = if dir == self.root() { self.path.clone() } else { shown };
                 Ok(Place { dir, shown, file: None, is_named_freely: true })
             }

@@ -52,7 +52,8 @@ fn a_truncated_download_is_no_model_and_the_next_start_goes_on() {
     let mended = is_mended.clone();
     let server = Server::start(move |request| {
         let whole = file(request, &served, "\"v1\"");
-        let range: usize = request.header("range").trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap_or(0);
+        let range: usize =
+            request.header("range").trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap_or(0);
         if request.method == "GET" && !*mended.lock().unwrap() {
             return Reply { cut: Some(20_000_usize.saturating_sub(range)), ..whole };
         }
@@ -170,11 +171,16 @@ fn a_path_that_leads_out_of_the_cache_is_never_written() {
     let commit = "1".repeat(40);
     let server = Server::start(move |request| match &*request.path {
         path if path.contains("/api/") => {
-            let listed = [("model.onnx", 900, None), ("../../../../evil.onnx", 900, None), ("/etc/evil.onnx", 900, None)];
+            let listed =
+                [("model.onnx", 900, None), ("../../../../evil.onnx", 900, None), ("/etc/evil.onnx", 900, None)];
             reply(200, description(&commit, &listed))
         }
         path if path.contains("list-type") => {
-            let object = |key: &str| format!("<Contents><Key>{key}</Key><Size>900</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>\"a\"</ETag></Contents>");
+            let object = |key: &str| {
+                format!(
+                    "<Contents><Key>{key}</Key><Size>900</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>\"a\"</ETag></Contents>"
+                )
+            };
             let objects = object("models/a.onnx") + &object("models/../../../evil.onnx");
             reply(200, format!("<ListBucketResult><IsTruncated>false</IsTruncated>{objects}</ListBucketResult>"))
         }

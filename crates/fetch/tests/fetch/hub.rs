@@ -4,7 +4,9 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::server::{Reply, Server, bring, description, file, model, model_with_weights_in, names, options, reply, sha256};
+use crate::server::{
+    Reply, Server, bring, description, file, model, model_with_weights_in, names, options, reply, sha256,
+};
 
 const ONE: &str = "1111111111111111111111111111111111111111";
 const TWO: &str = "2222222222222222222222222222222222222222";
@@ -21,10 +23,10 @@ fn hub(description: Vec<u8>, content: Vec<u8>) -> Server {
     let server = Server::start(move |request| match &*request.path {
         path if path.starts_with("/api/models/old/net/") => to(307, path.replace("/old/", "/org/")),
         path if path.starts_with("/api/models/org/net/revision/") => reply(200, description.clone()),
+        path if path.starts_with("/cdn/") => file(request, &content, "\"cdn\""),
         path if path.contains("/resolve/") => {
             to(302, format!("http://localhost:{}/cdn{path}", own.load(Ordering::Relaxed)))
         }
-        path if path.starts_with("/cdn/") => file(request, &content, "\"cdn\""),
         _ => reply(404, ""),
     });
     port.store(server.at("").rsplit(':').next().unwrap().parse().unwrap(), Ordering::Relaxed);
@@ -103,7 +105,8 @@ fn each_refusal_says_what_to_do() {
         let endpoint = server.at("");
         bring(address, &options(folder.path(), &[("HF_ENDPOINT", &endpoint), ("HF_TOKEN", token)])).unwrap_err()
     };
-    let code = |status: u16, code: &str| Reply { headers: vec![("x-error-code", code.to_owned())], ..reply(status, "") };
+    let code =
+        |status: u16, code: &str| Reply { headers: vec![("x-error-code", code.to_owned())], ..reply(status, "") };
     let listed = |files: &[(&str, u64, Option<&str>)]| reply(200, description(ONE, files));
     for (described, address, token, part) in [
         (code(401, "RepoNotFound"), "hf://org/net", "", "no such repository, or it is private"),
@@ -111,13 +114,28 @@ fn each_refusal_says_what_to_do() {
         (code(403, "GatedRepo"), "hf://org/net", "x", "the owner asks for an agreement; accept it on http"),
         (code(404, "RevisionNotFound"), "hf://org/net@v9", "", "hf://org/net@v9: the repository has no such revision"),
         (reply(403, ""), "hf://org/net", "x", "check HF_TOKEN"),
-        (listed(&[("README.md", 1, None)]), "hf://org/net", "", "optimum-cli export onnx --model org/net net && downbeat serve net"),
-        (listed(&[("a.onnx", 1, None), ("b.onnx", 1, None)]), "hf://org/net", "", "name one, such as hf://org/net/a.onnx"),
+        (
+            listed(&[("README.md", 1, None)]),
+            "hf://org/net",
+            "",
+            "optimum-cli export onnx --model org/net net && downbeat serve net",
+        ),
+        (
+            listed(&[("a.onnx", 1, None), ("b.onnx", 1, None)]),
+            "hf://org/net",
+            "",
+            "name one, such as hf://org/net/a.onnx",
+        ),
         (listed(&[("a.onnx", 1, None)]), "hf://org/net/c.onnx", "", "has no file c.onnx; its ONNX files: a.onnx"),
         (reply(200, "<html>"), "hf://org/net", "", "the hub's answer cannot be read"),
         (reply(200, description("../../x", &[])), "hf://org/net", "", "has no commit"),
         (listed(&vec![("a.onnx", 1, None); 10_001]), "hf://org/net", "", "names more than 10000 files"),
-        (listed(&[("model.onnx", 1 << 60, None)]), "hf://org/net", "", "free; free space there, or choose another folder"),
+        (
+            listed(&[("model.onnx", 1 << 60, None)]),
+            "hf://org/net",
+            "",
+            "free; free space there, or choose another folder",
+        ),
     ] {
         let message = error(described, address, token);
         assert!(message.contains(part), "{part}: {message}");

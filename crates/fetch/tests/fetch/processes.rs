@@ -107,7 +107,8 @@ fn a_limit_of_file_sizes_is_an_error_and_no_end_of_the_process() {
     let address = server.at("/a.onnx");
     // In blocks of 512 or 1024 bytes.
     let output = child(&address, folder.path(), "ulimit -f 1000;").wait_with_output().unwrap();
-    let said = [output.stderr.clone(), output.stdout.clone()].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    let said =
+        [output.stderr.clone(), output.stdout.clone()].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
     assert!(output.status.code().is_some(), "a signal ended the process: {output:?}");
     assert!(said.contains("larger than the limit of this process"), "{said}");
     assert!(said.contains("--model-cache DIR"), "{said}");

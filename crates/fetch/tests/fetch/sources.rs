@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use crate::server::{Reply, Request, Server, bring, file, files_below, model, model_with_weights_in, names, options, reply};
+use crate::server::{
+    Reply, Request, Server, bring, file, files_below, model, model_with_weights_in, names, options, reply,
+};
 
 #[test]
 fn a_file_of_a_web_server_is_one_model_with_its_weights() {
@@ -36,7 +38,10 @@ fn a_server_without_validators_is_asked_each_time() {
 fn s3(request: &Request, objects: &[(&str, Vec<u8>)]) -> Reply {
     let path = request.path.split('?').next().unwrap_or_default().trim_start_matches('/');
     let Some(key) = path.strip_prefix("bucket").map(|key| key.trim_start_matches('/')) else {
-        return reply(404, "<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>");
+        return reply(
+            404,
+            "<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>",
+        );
     };
     if request.path.contains("list-type=2") {
         let prefix = request.path.split("prefix=").nth(1).and_then(|rest| rest.split('&').next()).unwrap_or_default();

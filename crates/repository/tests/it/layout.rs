@@ -28,7 +28,10 @@ fn a_repository_has_to_be_a_folder() {
     assert_eq!(error.to_string(), format!("model repository {}: no such file or folder", path.display()));
     fs::write(&path, b"").unwrap();
     let error = ModelRepository::open(&path).unwrap_err().to_string();
-    assert!(error.ends_with("is a file that does not end in .onnx; give a model file or a folder of models"), "{error}");
+    assert!(
+        error.ends_with("is a file that does not end in .onnx; give a model file or a folder of models"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -46,10 +49,7 @@ fn only_folders_that_look_like_models_are_models() {
     assert_eq!(scan.names, ["a", "b", "flat", "loose"]);
     let warnings: Vec<String> =
         scan.warnings.iter().map(|w| w.to_string().replace(&root.display().to_string(), "REPO")).collect();
-    assert_eq!(
-        warnings,
-        ["REPO/notes: has neither a version folder such as notes/1 nor config.pbtxt; ignored"]
-    );
+    assert_eq!(warnings, ["REPO/notes: has neither a version folder such as notes/1 nor config.pbtxt; ignored"]);
 }
 
 #[test]
@@ -147,8 +147,13 @@ fn several_repositories_are_one_and_a_model_in_two_is_in_none() {
     model(&one, "both", &["1/model.onnx"]);
     model(&two, "b", &["1/model.onnx"]);
     model(&two, "both", &["1/model.onnx"]);
-    let repositories = ModelRepositories::open(&[one.clone().into(), two.clone().into(), one.join("../one").into()]).unwrap();
-    assert_eq!(repositories.paths().collect::<Vec<_>>(), [one.clone(), two.clone()], "one that is named twice counts once");
+    let repositories =
+        ModelRepositories::open(&[one.clone().into(), two.clone().into(), one.join("../one").into()]).unwrap();
+    assert_eq!(
+        repositories.paths().collect::<Vec<_>>(),
+        [one.clone(), two.clone()],
+        "one that is named twice counts once"
+    );
     assert_eq!(repositories.names().unwrap(), ["a", "b", "both"]);
     assert!(repositories.definition("b", None).unwrap().dir.ends_with("two/b"));
     assert!(repositories.definition("a", None).unwrap().dir.ends_with("one/a"));

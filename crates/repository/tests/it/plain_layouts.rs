@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use downbeat_repository::{ModelRepositories, ModelRepository, ModelSource, Origin, RepositoryError, Supply, SupplyError};
+use downbeat_repository::{
+    ModelRepositories, ModelRepository, ModelSource, Origin, RepositoryError, Supply, SupplyError,
+};
 
 use crate::layout::model;
 
@@ -136,7 +138,10 @@ fn files_that_are_left_out_are_named() {
     let scan = ModelRepository::open(folder.path().join("s")).unwrap().scan().unwrap();
     assert_eq!(scan.names, ["a_b"]);
     let warnings: Vec<&str> = scan.warnings.iter().map(|w| w.message.as_str()).collect();
-    assert!(warnings[0].starts_with("is served as 'a_b'") && warnings[1].contains("another model has the name"), "{warnings:?}");
+    assert!(
+        warnings[0].starts_with("is served as 'a_b'") && warnings[1].contains("another model has the name"),
+        "{warnings:?}"
+    );
 }
 
 #[cfg(unix)]
@@ -147,7 +152,10 @@ fn a_given_file_may_be_a_link_and_a_found_one_may_not_lead_out() {
     write(folder.path(), &["blobs/4d7a", "models/b.onnx"]);
     symlink("../blobs/4d7a", folder.path().join("models/a.onnx")).unwrap();
     let given = ModelRepository::open(folder.path().join("models/a.onnx")).unwrap();
-    assert!(given.definition("a", None).unwrap().versions[0].1.ends_with("models/a.onnx"), "weights lie beside the link");
+    assert!(
+        given.definition("a", None).unwrap().versions[0].1.ends_with("models/a.onnx"),
+        "weights lie beside the link"
+    );
     let found = ModelRepository::open(folder.path().join("models")).unwrap();
     let error = found.definition("a", None).unwrap_err().to_string();
     assert!(error.contains("outside the repository; --follow-symlinks"), "{error}");

@@ -132,6 +132,7 @@ fn a_near_model_is_explained_by_the_repository_that_has_it() {
     let (one, two) = (folder.path().join("one"), folder.path().join("two"));
     model(&one, "other", &["1/model.onnx"]);
     model(&two, "m", &["01/model.onnx"]);
-    let error = ModelRepositories::open(&[one.into(), two.into()]).unwrap().definition("m", None).unwrap_err().to_string();
+    let error =
+        ModelRepositories::open(&[one.into(), two.into()]).unwrap().definition("m", None).unwrap_err().to_string();
     assert!(error.contains("01 is not a version"), "{error}");
 }

@@ -56,6 +56,18 @@ pub fn file_bytes(path: &Path) -> Result<u64, LoadError> {
     sum.map_err(|e| LoadError::File { path: path.to_owned(), reason: format!("its files cannot be read: {e}") })
 }
 
+/// The locations of a model's external data, relative to the model's folder. The files may be
+/// missing. A file that is no ONNX model has none.
+///
+/// # Errors
+/// If the model file cannot be read.
+pub fn external_files(path: &Path) -> std::io::Result<BTreeSet<String>> {
+    let opened = File::open(path)?;
+    let len = opened.metadata()?.len();
+    let external = file::read(BufReader::new(opened), len).map(|file| file.external).unwrap_or_default();
+    Ok(external.into_iter().map(|tensor| tensor.location).collect())
+}
+
 /// A model file that was walked and found sound.
 #[derive(Debug)]
 pub struct Checked<'a> {

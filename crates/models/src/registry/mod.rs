@@ -503,6 +503,8 @@ impl Registry {
         seen: BTreeMap<String, Fingerprint>,
         progress: &Arc<dyn LoadProgress>,
     ) -> BTreeMap<String, Fingerprint> {
+        // Without an answer of their server, models stay as they are.
+        self.refresh(None).await;
         let now = match self.fingerprints() {
             Ok(now) => now,
             Err(error) => {
@@ -524,6 +526,21 @@ impl Registry {
         // The reason of a failure is logged and stands in the index.
         futures_util::future::join_all(loads).await;
         now
+    }
+
+    /// Has the supplies of models on other machines look for changes, for one model or for all. Logs
+    /// the errors. Returns the first one.
+    pub(super) async fn refresh(&self, name: Option<&str>) -> Option<RepositoryError> {
+        if !self.repository.has_supplies() {
+            return None;
+        }
+        let (repository, name) = (self.repository.clone(), name.map(str::to_owned));
+        let looked = tokio::task::spawn_blocking(move || repository.refresh(name.as_deref())).await;
+        let errors = looked.unwrap_or_default();
+        for error in &errors {
+            tracing::error!(%error, "models were not brought; the models in service stay");
+        }
+        errors.into_iter().next()
     }
 
     /// Fingerprints of the models' folders, as they are now.

@@ -6,7 +6,8 @@ use std::io::Read;
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::{
-    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
@@ -25,7 +26,7 @@ const PAGE: &str = include_str!("../../docs_page/index.html");
 /// RapiDoc, compressed.
 const SCRIPT: &[u8] = include_bytes!("../../docs_page/rapidoc-min.js.gz");
 
-/// RapiDoc styles its parts by itself. Its requests go to this server only.
+/// RapiDoc writes styles into its own elements. All requests go to this server.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' data: blob:; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -51,7 +52,8 @@ async fn page() -> Response {
 
 /// The script as it is stored for clients that take gzip, as all browsers do; unpacked for others.
 async fn script(Sender(client): Sender, headers: HeaderMap) -> HandlerResult {
-    let kind = [(CONTENT_TYPE, "text/javascript; charset=utf-8"), (CACHE_CONTROL, "max-age=3600"), (VARY, "accept-encoding")];
+    let kind =
+        [(CONTENT_TYPE, "text/javascript; charset=utf-8"), (CACHE_CONTROL, "max-age=3600"), (VARY, "accept-encoding")];
     if encoding::of_answer(&headers) == Some(Coding::Gzip) {
         let mut response = answer(SCRIPT, kind);
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(Coding::Gzip.name()));

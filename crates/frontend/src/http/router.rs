@@ -15,7 +15,8 @@ use super::host_names::HostNames;
 use super::slashes::with_slashes;
 use super::state::HttpState;
 use super::{
-    autoscale, cluster, docs_page, health, infer, metadata, openapi, repository, scheduler, settings, shared_memory, timeline,
+    autoscale, cluster, docs_page, health, infer, metadata, openapi, repository, scheduler, settings, shared_memory,
+    timeline,
 };
 
 /// [`router`] with the checks of `Host` and `Origin` that [`serve`](super::serve) makes for the port of
@@ -40,8 +41,8 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
     routes(state, Router::new())
 }
 
-/// [`router`] with the page `/docs` about its paths. A server that embeds Downbeat may have a page of
-/// its own there.
+/// [`router`] with the page `/docs` about its paths. A server that embeds Downbeat may have
+/// its own page at this path.
 pub(super) fn router_with_page<S: Service>(state: HttpState<S>) -> Router {
     routes(state, docs_page::routes())
 }

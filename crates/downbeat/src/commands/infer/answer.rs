@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use downbeat_core::tensor::DataType;
+use downbeat_protocol::infer::element_count;
 use downbeat_protocol::{InferResponse, InferTensor};
 use downbeat_report::Table;
 
@@ -57,7 +58,7 @@ fn show_output(output: &InferTensor, top: usize, out: &mut impl Write) -> std::i
 
 /// A cell for each of the first `shown` rows.
 fn cells(output: &InferTensor, rows: usize, shown: usize, top: usize) -> Vec<String> {
-    let width = output.shape.iter().skip(1).map(|size| usize::try_from(*size).unwrap_or(0)).product::<usize>();
+    let width = element_count(output.shape.get(1..).unwrap_or_default()).unwrap_or(0);
     let all = elements(output, width.saturating_mul(shown.min(rows)));
     if width == 0 {
         return Vec::new();
@@ -108,7 +109,7 @@ fn short(number: Number) -> Element<'static> {
     }
 }
 
-/// The elements in one line, at most `most` of them.
+/// The first `most` elements in one line.
 fn listed(elements: &[Element<'_>], most: usize) -> String {
     let mut line = String::new();
     for (place, element) in elements.iter().take(most).enumerate() {
@@ -246,6 +247,9 @@ mod tests {
         assert!(table.contains("cat (probability 0.9000)") && table.contains("dog (probability 0.8000)"), "{table}");
         let table = shown(output(DataType::Uint8, &[250], &[7; 250]));
         assert!(table.ends_with("150 more rows; --output FILE.csv writes all\n"), "{table}");
-        assert!(shown(output(DataType::Uint8, &[2, i64::MAX, 4], &[7; 8])).contains("row"), "a wrong shape is no panic");
+        assert!(
+            shown(output(DataType::Uint8, &[2, i64::MAX, 4], &[7; 8])).contains("row"),
+            "a wrong shape is no panic"
+        );
     }
 }

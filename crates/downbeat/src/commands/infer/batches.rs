@@ -17,7 +17,8 @@ pub fn split(inputs: Vec<InferTensor>, rows: Rows) -> anyhow::Result<Vec<Vec<Inf
         Rows::One => 1,
         Rows::Any | Rows::None => usize::MAX,
     };
-    let rows = inputs.first().and_then(|input| input.shape.first()).map_or(0, |rows| usize::try_from(*rows).unwrap_or(0));
+    let rows =
+        inputs.first().and_then(|input| input.shape.first()).map_or(0, |rows| usize::try_from(*rows).unwrap_or(0));
     if rows <= most {
         return Ok(vec![inputs]);
     }
@@ -44,7 +45,8 @@ fn length_of(tensor: &InferTensor, rest: &[u8], part: usize, rows: usize) -> Opt
     if tensor.datatype.size().is_some() {
         return (tensor.data.len() / rows).checked_mul(part);
     }
-    let row = tensor.shape.iter().skip(1).try_fold(1_usize, |all, size| all.checked_mul(usize::try_from(*size).ok()?))?;
+    let row =
+        tensor.shape.iter().skip(1).try_fold(1_usize, |all, size| all.checked_mul(usize::try_from(*size).ok()?))?;
     let mut texts = Texts(rest);
     for _ in 0..row.checked_mul(part)? {
         texts.next()?;
@@ -52,7 +54,7 @@ fn length_of(tensor: &InferTensor, rest: &[u8], part: usize, rows: usize) -> Opt
     Some(rest.len() - texts.0.len())
 }
 
-/// One answer with the rows of all answers. `rows` are the rows of each request.
+/// Joins the rows of all answers into one answer. `rows` are the rows of each request.
 ///
 /// # Errors
 /// If an output does not have a row for each row of its request.

@@ -1,5 +1,7 @@
 //! The rows of a CSV file as inputs of a model.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, anyhow, bail};
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::InferTensor;
@@ -51,17 +53,19 @@ impl CsvRows {
     /// # Errors
     /// If the columns do not fit the inputs.
     pub fn into_inputs(self, wanted: &Wanted) -> anyhow::Result<Vec<InferTensor>> {
-        let mut used = vec![false; self.names.len()];
+        let mut used = BTreeSet::new();
         let mut inputs = Vec::new();
         for input in wanted.inputs.iter().chain(wanted.media.iter().map(|media| &media.input)) {
             let columns = self.columns(&input.name);
             if !columns.is_empty() {
-                columns.iter().for_each(|column| used[*column] = true);
+                used.extend(columns.iter().copied());
                 inputs.push(self.input(wanted, input, &columns)?);
             }
         }
         if !inputs.is_empty() {
-            let rest: Vec<&str> = self.names.iter().zip(&used).filter(|(_, used)| !**used).map(|(n, _)| n.as_str()).collect();
+            let names = self.names.iter().enumerate();
+            let rest: Vec<&str> =
+                names.filter(|(place, _)| !used.contains(place)).map(|(_, name)| name.as_str()).collect();
             if !rest.is_empty() {
                 note(format_args!("{}: no input takes the columns {}; they are left out", self.shown, rest.join(", ")));
             }
@@ -75,7 +79,7 @@ impl CsvRows {
         Ok(vec![self.into_input(wanted, only)?])
     }
 
-    /// Makes all columns into one input, whatever their names.
+    /// Makes all columns into one input. Their names do not matter.
     ///
     /// # Errors
     /// If the columns do not fit the input.
@@ -99,7 +103,8 @@ impl CsvRows {
             for column in columns {
                 let cell = row.get(*column).unwrap_or_default();
                 self.push_cell(&mut data, input.datatype, cell).with_context(|| {
-                    let name = self.names.get(*column).map_or_else(|| (column + 1).to_string(), |name| format!("'{name}'"));
+                    let name =
+                        self.names.get(*column).map_or_else(|| (column + 1).to_string(), |name| format!("'{name}'"));
                     let row = place + 1 + self.before;
                     format!("{}: row {row}, column {name}: input '{}' wants {}", self.shown, input.name, input.form())
                 })?;
@@ -158,13 +163,16 @@ mod tests {
 
     #[test]
     fn columns_fill_the_inputs_of_their_names() {
-        let inputs = [("age", DataType::Int64, &[-1, 1][..]), ("town", DataType::Bytes, &[-1, 1]), ("v", DataType::Fp32, &[-1, 2])];
+        let inputs = [
+            ("age", DataType::Int64, &[-1, 1][..]),
+            ("town", DataType::Bytes, &[-1, 1]),
+            ("v", DataType::Fp32, &[-1, 2]),
+        ];
         let read = read("town,label,v.0,v.1,age\nBonn,1,0.5,1,30\n\"Ulm, Donau\",0,,2,41.0\n", &inputs).unwrap();
-        assert_eq!(read.iter().map(|t| (t.name.as_str(), t.shape.clone())).collect::<Vec<_>>(), [
-            ("age", vec![2, 1]),
-            ("town", vec![2, 1]),
-            ("v", vec![2, 2])
-        ]);
+        assert_eq!(
+            read.iter().map(|t| (t.name.as_str(), t.shape.clone())).collect::<Vec<_>>(),
+            [("age", vec![2, 1]), ("town", vec![2, 1]), ("v", vec![2, 2])]
+        );
         assert_eq!(read[0].data[8], 41);
         assert!(read[1].data.ends_with(b"Ulm, Donau"));
     }
@@ -182,8 +190,16 @@ mod tests {
         let one = [("x", DataType::Int32, &[-1, 2][..])];
         let two = [("x", DataType::Int32, &[-1][..]), ("y", DataType::Int32, &[-1])];
         for (text, inputs, said) in [
-            ("a,b\n1,2\n3,x\n", &one[..], "a.csv: row 3, column 'b': input 'x' wants INT32 [rows, 2]: 'x' is no such number"),
-            ("1,2\n3,4000000000\n", &one, "row 2, column 2: input 'x' wants INT32 [rows, 2]: '4000000000' is out of its range"),
+            (
+                "a,b\n1,2\n3,x\n",
+                &one[..],
+                "a.csv: row 3, column 'b': input 'x' wants INT32 [rows, 2]: 'x' is no such number",
+            ),
+            (
+                "1,2\n3,4000000000\n",
+                &one,
+                "row 2, column 2: input 'x' wants INT32 [rows, 2]: '4000000000' is out of its range",
+            ),
             ("1,2\n3\n", &one, "a.csv: line 2 has 1 cells, but the first line has 2"),
             ("1,2,3\n", &one, "input 'x' wants INT32 [rows, 2], but a.csv has INT32 [1, 3]"),
             ("a,b\n", &one, "a.csv has no rows after its header"),

@@ -14,7 +14,7 @@ use super::sources::zeros;
 use super::values::{Number, Numbers, Texts, push, push_text};
 use super::wanted::{Rows, Wanted, WantedInput};
 
-/// Sizes that are tried for dimensions that vary, after the most usual one.
+/// Sizes that are tried for dimensions that vary, after the most usual size.
 const SIZES: [i64; 10] = [1, 16, 32, 64, 128, 224, 256, 512, 3, 10];
 /// Longest data in JSON on a command line, bytes. Longer data is zeros after the JSON.
 const MOST_DATA: usize = 700;
@@ -77,7 +77,7 @@ pub fn candidates(place: Place<'_>, wanted: &Wanted) -> anyhow::Result<Vec<Infer
     Ok(requests)
 }
 
-/// The inputs that an example needs. A text stands for the inputs that the server makes of it.
+/// The inputs that an example needs. A text replaces the inputs that the server makes of the text.
 fn example_inputs(wanted: &Wanted) -> Vec<WantedInput> {
     let text = wanted.media.as_ref().filter(|media| media.takes("text/"));
     let filled = |name: &String| text.is_some_and(|media| media.fills.contains(name));
@@ -122,7 +122,11 @@ pub fn text(program: Program, place: Place<'_>, request: &InferRequest, wanted: 
 /// A text as one word of a shell.
 fn quoted(text: &str) -> String {
     let is_safe = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+%".contains(c);
-    if !text.is_empty() && text.chars().all(is_safe) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    if !text.is_empty() && text.chars().all(is_safe) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 fn curl(place: Place<'_>, request: &InferRequest, wanted: &Wanted) -> anyhow::Result<String> {
@@ -190,10 +194,8 @@ fn python(place: Place<'_>, request: &InferRequest) -> String {
             count => format!("[{}] * {count}", first_element(input, true)),
         };
         let (name, datatype, shape) = (json!(input.name), input.datatype, &input.shape);
-        let _ = writeln!(
-            text,
-            r#"    {{"name": {name}, "datatype": "{datatype}", "shape": {shape:?}, "data": {data}}},"#
-        );
+        let _ =
+            writeln!(text, r#"    {{"name": {name}, "datatype": "{datatype}", "shape": {shape:?}, "data": {data}}},"#);
     }
     let url = json!(place.infer_url());
     let _ = write!(
@@ -246,7 +248,8 @@ fn value(tensor: &InferTensor) -> String {
 /// The kinds of files that fill the model's inputs, each with a name of such a file.
 fn files(wanted: &Wanted) -> Vec<(&'static str, &'static str)> {
     let media = |kind: &str| wanted.media.as_ref().is_some_and(|media| media.takes(kind));
-    let has_picture = media("image/") || wanted.inputs.iter().filter(|input| picture::takes_pictures(input)).count() == 1;
+    let has_picture =
+        media("image/") || wanted.inputs.iter().filter(|input| picture::takes_pictures(input)).count() == 1;
     let is_table = wanted.rows != Rows::None && wanted.inputs.iter().all(|input| input.row().len() <= 1);
     let is_one = wanted.inputs.len() == 1;
     [
@@ -277,9 +280,14 @@ mod tests {
         let [curl, python, infer] = texts(&[("it's", DataType::Fp32, &[-1, 2]), ("s", DataType::Bytes, &[-1])]);
         assert!(curl.starts_with("curl -s http://localhost:8000/v2/models/a%20b/infer -d '{\"inputs\":["), "{curl}");
         assert!(curl.contains(r#""name":"it'\''s""#) && curl.contains("[0.0,0.0]"), "{curl}");
-        assert!(python.contains(r#"{"name": "it's", "datatype": "FP32", "shape": [1, 2], "data": [0.0] * 2},"#), "{python}");
         assert!(
-            infer.starts_with(r#"downbeat infer 'a b' --url localhost:8000/ --input 'it'\''s=[[0.0,0.0]]' --input 's=["a text"]'"#),
+            python.contains(r#"{"name": "it's", "datatype": "FP32", "shape": [1, 2], "data": [0.0] * 2},"#),
+            "{python}"
+        );
+        assert!(
+            infer.starts_with(
+                r#"downbeat infer 'a b' --url localhost:8000/ --input 'it'\''s=[[0.0,0.0]]' --input 's=["a text"]'"#
+            ),
             "{infer}"
         );
         assert!(infer.contains("\n# a table: downbeat infer 'a b' --url localhost:8000/ rows.csv\n"), "{infer}");
@@ -287,7 +295,8 @@ mod tests {
 
     #[test]
     fn a_large_request_is_zeros_after_its_json() {
-        let [curl, python, infer] = texts(&[("x", DataType::Fp32, &[-1, 3, -1, -1]), ("mask", DataType::Int64, &[-1, -1])]);
+        let [curl, python, infer] =
+            texts(&[("x", DataType::Fp32, &[-1, 3, -1, -1]), ("mask", DataType::Int64, &[-1, -1])]);
         assert!(curl.contains("head -c 602112 /dev/zero") && curl.contains("[1,1,1,"), "{curl}");
         let (_, json) = curl.split_once("printf %s '").unwrap();
         let (json, _) = json.split_once("';").unwrap();

@@ -33,7 +33,7 @@ use self::save::{OutputFile, parse_output};
 use self::sources::Source;
 use self::wanted::Wanted;
 
-/// The server that is asked without `--url`.
+/// The server that the command asks if the user names none.
 const DEFAULT_URL: &str = "http://localhost:8000";
 /// Most names of models in an error.
 const MOST_NAMES: usize = 12;
@@ -171,8 +171,8 @@ async fn send(
     batches::join(answers, &rows)
 }
 
-/// The requested outputs: all, those that have labels with their likeliest classes. Files and JSON
-/// have the values themselves.
+/// Requests all outputs. An output with labels gives its likeliest classes, but files and JSON have
+/// the values themselves.
 fn labelled(args: &InferArgs, wanted: &Wanted) -> Vec<RequestedOutput> {
     if args.json || args.output.is_some() || wanted.labelled.is_empty() {
         return Vec::new();
@@ -245,7 +245,9 @@ async fn print_example(args: &InferArgs, client: &mut Client, wanted: &Wanted) -
         }
     }
     match (answer, refused) {
-        (None, Some(refused)) => bail!("the server does not answer this example, whose values you must change: {refused}"),
+        (None, Some(refused)) => {
+            bail!("the server does not answer this example, whose values you must change: {refused}")
+        }
         _ => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! NumPy files: `.npy`, and `.npz`, a ZIP archive of `.npy` files.
 //!
-//! The format is read by hand. npyz, the kept crate for it, reads a header by a recursive grammar and
-//! multiplies sizes unchecked, so that a damaged file can end the program. It also brings nine crates.
+//! The format is read by hand. The crate npyz reads a header by a recursive grammar and multiplies
+//! sizes unchecked, so a damaged file can end the program. npyz also brings nine other crates.
 
 use std::io::{Cursor, Read, Write};
 
@@ -105,7 +105,7 @@ enum Kind {
     Unicode,
 }
 
-/// The kind of the elements, and the bytes of one.
+/// The kind of the elements, and the size of an element in bytes.
 fn kind(descr: &str) -> anyhow::Result<(Kind, usize)> {
     let name = descr.trim_start_matches(['<', '>', '|', '=']);
     let number = match name {
@@ -144,21 +144,23 @@ fn kind(descr: &str) -> anyhow::Result<(Kind, usize)> {
 /// Reorders elements of `size` bytes from the order of Fortran, whose first index runs fastest.
 fn row_major(data: &[u8], shape: &[i64], size: usize) -> Vec<u8> {
     let sizes: Vec<usize> = shape.iter().map(|size| usize::try_from(*size).unwrap_or(0)).collect();
-    let mut strides = vec![size; sizes.len()];
-    for place in 1..sizes.len() {
-        strides[place] = strides[place - 1] * sizes[place - 1];
-    }
+    let stride = |next: &mut usize, size: &usize| {
+        let this = *next;
+        *next *= size;
+        Some(this)
+    };
+    let strides: Vec<usize> = sizes.iter().scan(size, stride).collect();
     let mut index = vec![0; sizes.len()];
     let mut out = Vec::with_capacity(data.len());
     while out.len() < data.len() {
         let from: usize = index.iter().zip(&strides).map(|(index, stride)| index * stride).sum();
         out.extend_from_slice(data.get(from..from + size).unwrap_or_default());
-        for place in (0..sizes.len()).rev() {
-            index[place] += 1;
-            if index[place] < sizes[place] {
+        for (index, size) in index.iter_mut().zip(&sizes).rev() {
+            *index += 1;
+            if *index < *size {
                 break;
             }
-            index[place] = 0;
+            *index = 0;
         }
     }
     out
@@ -253,7 +255,7 @@ pub fn write(tensor: &InferTensor) -> Vec<u8> {
 /// Writes tensors as an `.npz` archive.
 ///
 /// # Errors
-/// If the archive has no form for them.
+/// If the archive cannot hold the tensors.
 pub fn write_archive(tensors: &[InferTensor]) -> anyhow::Result<Vec<u8>> {
     let mut archive = zip::ZipWriter::new(Cursor::new(Vec::new()));
     for tensor in tensors {
@@ -283,7 +285,8 @@ mod tests {
             (DataType::Int64, vec![0, 4], vec![]),
             (DataType::Bytes, vec![2], b"\x02\0\0\0ab\x01\0\0\0c".to_vec()),
         ] {
-            let tensor = InferTensor { name: "x".into(), datatype, shape, parameters: Default::default(), data: data.into() };
+            let tensor =
+                InferTensor { name: "x".into(), datatype, shape, parameters: Default::default(), data: data.into() };
             let written = write(&tensor);
             let at = written.iter().position(|byte| *byte == b'\n').unwrap() + 1;
             assert_eq!(at % 64, 0, "the data is aligned");

@@ -189,7 +189,9 @@ fn tell(pictures: &[Bytes], fixed: Option<[u32; 2]>, layout: Layout, input: &Wan
     let Some(header) = header else { return };
     let (width, height) = (header.width, header.height);
     let size = match fixed {
-        Some([high, wide]) if [high, wide] != [height, width] => format!("resized from {width} x {height} to {wide} x {high}, "),
+        Some([high, wide]) if [high, wide] != [height, width] => {
+            format!("resized from {width} x {height} to {wide} x {high}, ")
+        }
         _ => format!("{width} x {height}, "),
     };
     note(format_args!("the picture as input '{}': {size}{}, {} {range}", input.name, layout.words(), input.datatype));
@@ -262,9 +264,12 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let picture = encode(2, 1, png::ColorType::Grayscale, &[0, 255]);
-        for (datatype, shape) in
-            [(DataType::Bytes, &[-1][..]), (DataType::Fp32, &[-1, 5]), (DataType::Fp32, &[-1, 2, 3, 4, 5]), (DataType::Bool, &[-1, 1, 2])]
-        {
+        for (datatype, shape) in [
+            (DataType::Bytes, &[-1][..]),
+            (DataType::Fp32, &[-1, 5]),
+            (DataType::Fp32, &[-1, 2, 3, 4, 5]),
+            (DataType::Bool, &[-1, 1, 2]),
+        ] {
             let error = filled(&picture, datatype, shape, None, None).unwrap_err().to_string();
             assert!(error.starts_with("a.png is a picture, but input 'x' wants"), "{error}");
         }

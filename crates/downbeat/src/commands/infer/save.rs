@@ -85,7 +85,8 @@ fn csv(outputs: &[InferTensor], path: &Path) -> anyhow::Result<Vec<u8>> {
         );
     }
     let rows = usize::try_from(rows).unwrap_or(0);
-    let columns: Vec<(String, Vec<String>)> = outputs.iter().map(|output| (output.name.clone(), cells(output))).collect();
+    let columns: Vec<(String, Vec<String>)> =
+        outputs.iter().map(|output| (output.name.clone(), cells(output))).collect();
     let mut writer = csv::Writer::from_writer(Vec::new());
     let width = |cells: &[String]| cells.len().checked_div(rows).unwrap_or(0);
     let header = columns.iter().flat_map(|(name, cells)| match width(cells) {
@@ -108,7 +109,9 @@ fn cells(output: &InferTensor) -> Vec<String> {
     let numbers = Numbers::of(output.datatype, &output.data);
     match output.datatype {
         DataType::Bytes => Texts(&output.data).map(|text| String::from_utf8_lossy(text).into_owned()).collect(),
-        DataType::Fp32 => output.data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).to_string()).collect(),
+        DataType::Fp32 => {
+            output.data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).to_string()).collect()
+        }
         _ => numbers.map(|number| number.to_string()).collect(),
     }
 }

@@ -22,7 +22,7 @@ use super::{npy, wanted};
 /// Largest file, bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// Values for one input or several, before it is known what the model wants.
+/// Values for one input or several. Such values wait until the model's inputs are known.
 #[derive(Debug)]
 pub struct Source {
     /// The input that the user names.
@@ -85,7 +85,7 @@ impl Source {
         Ok(Source { name, shown: "the command line".to_owned(), content })
     }
 
-    /// The body of a request, if the source is one.
+    /// The body, if the source is a whole request.
     pub fn body(&self) -> Option<&Bytes> {
         match &self.content {
             Content::Json(Json::Body, body) if self.name.is_none() => Some(body),
@@ -149,9 +149,8 @@ fn content(file: &Path, shown: &str, bytes: Vec<u8>) -> anyhow::Result<Content> 
         _ => {}
     }
     let bytes = Bytes::from(bytes);
-    let text = file_content::text(&bytes).map_err(|why| {
-        anyhow!("{shown} is neither a picture (PNG, JPEG) nor a NumPy file, and {why}")
-    })?;
+    let text = file_content::text(&bytes)
+        .map_err(|why| anyhow!("{shown} is neither a picture (PNG, JPEG) nor a NumPy file, and {why}"))?;
     match extension.as_str() {
         "csv" | "tsv" => Ok(Content::Csv(CsvRows::read(text, shown)?)),
         "json" => {
@@ -224,16 +223,21 @@ fn inputs_of(source: Source, wanted: &Wanted) -> anyhow::Result<Vec<InferTensor>
     };
     Ok(match content {
         Content::Array(values) => vec![values.into_input(wanted, named()?, &shown)?],
-        Content::Arrays(arrays) => match (&name, arrays.as_slice()) {
-            (Some(_), _) | (None, [_]) if arrays.len() == 1 && !wanted.inputs.iter().any(|input| input.name == arrays[0].0) => {
-                let (_, values) = arrays.into_iter().next().context("the archive is empty")?;
-                vec![values.into_input(wanted, named()?, &shown)?]
+        Content::Arrays(mut arrays) => {
+            // The only array of a file may have any name, such as NumPy's `arr_0`.
+            let is_input = |array: &(String, Values)| wanted.inputs.iter().any(|input| input.name == array.0);
+            match arrays.as_slice() {
+                [array] if name.is_some() || !is_input(array) => {
+                    let (_, values) = arrays.remove(0);
+                    vec![values.into_input(wanted, named()?, &shown)?]
+                }
+                _ => {
+                    let fill =
+                        |(name, values): (String, Values)| values.into_input(wanted, wanted.named(&name)?, &shown);
+                    arrays.into_iter().map(fill).collect::<anyhow::Result<_>>()?
+                }
             }
-            _ => {
-                let fill = |(name, values): (String, Values)| values.into_input(wanted, wanted.named(&name)?, &shown);
-                arrays.into_iter().map(fill).collect::<anyhow::Result<_>>()?
-            }
-        },
+        }
         Content::Csv(rows) if name.is_none() => rows.into_inputs(wanted)?,
         Content::Csv(rows) => vec![rows.into_input(wanted, named()?)?],
         Content::Json(Json::Named(values), _) if name.is_none() => {
@@ -351,7 +355,8 @@ fn check_complete(inputs: &[InferTensor], wanted: &Wanted) -> anyhow::Result<()>
         Some(media) if given(&media.input.name) => media.fills.iter().map(String::as_str).collect(),
         _ => Vec::new(),
     };
-    let missing = |input: &&WantedInput| !input.optional && !given(&input.name) && !filled.contains(&input.name.as_str());
+    let missing =
+        |input: &&WantedInput| !input.optional && !given(&input.name) && !filled.contains(&input.name.as_str());
     if let Some(input) = wanted.inputs.iter().find(missing) {
         bail!(
             "model '{}' needs a value for {input}: add --input {name}=FILE or --input {name}=VALUE",
@@ -411,7 +416,10 @@ mod tests {
         let two = Wanted::of(&[("first", DataType::Fp32, &[-1, 2]), ("second", DataType::Int64, &[-1])]);
         for (arguments, said) in [
             (&["first=1,2"][..], "model 'm' needs a value for second INT64 [rows]: add --input second=FILE or"),
-            (&["frist=1,2"], "model 'm' has no input 'frist'; did you mean 'first'?; it wants first FP32 [rows, 2] and second"),
+            (
+                &["frist=1,2"],
+                "model 'm' has no input 'frist'; did you mean 'first'?; it wants first FP32 [rows, 2] and second",
+            ),
             (&["first=1,2", "second=1,2"], "input 'first' has 1 rows, but input 'second' has 2"),
             (&["first=a"], "input 'first' wants FP32 [rows, 2], but 'a' is neither a file nor such values"),
             (&["first=no_such.npy"], "cannot read no_such.npy"),
@@ -432,7 +440,9 @@ mod tests {
         assert!(matches!(kind("{\"x\": 1}").unwrap(), Content::Json(Json::Named(_), _)));
         assert!(matches!(kind("1,2\n3,4\n").unwrap(), Content::Csv(_)));
         assert!(matches!(kind("a,b\n3,4\n").unwrap(), Content::Csv(_)));
-        assert!(matches!(kind("Well, this is a text.\n").unwrap(), Content::Text(text) if text == "Well, this is a text."));
+        assert!(
+            matches!(kind("Well, this is a text.\n").unwrap(), Content::Text(text) if text == "Well, this is a text.")
+        );
         assert!(format!("{:#}", kind("{\"x\": ").unwrap_err()).contains("not JSON"));
         let binary = content(Path::new("a.bin"), "a.bin", vec![0xff, 0xfe, 0xfd]).unwrap_err().to_string();
         assert!(binary.starts_with("a.bin is neither a picture (PNG, JPEG) nor a NumPy file, and"), "{binary}");
@@ -445,6 +455,9 @@ mod tests {
         let one = Wanted::of(&[("s", DataType::Bytes, &[-1, 1]), ("x", DataType::Fp32, &[-1, 1])]);
         let sources = vec![Source::text("a"), Source::text("b"), Source::named("x=1,2").unwrap()];
         let inputs = fill(sources, &one, None).unwrap();
-        assert_eq!((inputs[0].shape.as_slice(), inputs[0].data.as_ref()), ([2, 1].as_slice(), b"\x01\0\0\0a\x01\0\0\0b".as_slice()));
+        assert_eq!(
+            (inputs[0].shape.as_slice(), inputs[0].data.as_ref()),
+            ([2, 1].as_slice(), b"\x01\0\0\0a\x01\0\0\0b".as_slice())
+        );
     }
 }

@@ -81,7 +81,7 @@ fn fit(shape: &[i64], input: &WantedInput, rows: Rows) -> Option<Vec<i64>> {
 /// The elements as another datatype. Floating-point numbers are rounded to a shorter type. All other
 /// conversions keep each value.
 fn converted(values: Values, to: DataType) -> Result<Vec<u8>, String> {
-    use DataType::{Bf16, Bool, Bytes, Fp16, Fp32, Fp64};
+    use DataType::{Bf16, Bytes, Fp16, Fp32, Fp64};
     let from = values.datatype;
     if from == to {
         return Ok(values.data);
@@ -90,7 +90,9 @@ fn converted(values: Values, to: DataType) -> Result<Vec<u8>, String> {
     match (from, to) {
         (Bytes, _) => return Err("texts are no numbers".to_owned()),
         (_, Bytes) => return Err("numbers are no texts".to_owned()),
-        _ if is_float(from) && !is_float(to) => return Err(format!("convert the values to {to} yourself, by rounding or not")),
+        _ if is_float(from) && !is_float(to) => {
+            return Err(format!("convert the values to {to} yourself, by rounding or not"));
+        }
         _ => {}
     }
     let mut out = Vec::new();
@@ -98,12 +100,8 @@ fn converted(values: Values, to: DataType) -> Result<Vec<u8>, String> {
     out.try_reserve_exact(count.saturating_mul(to.size().unwrap_or(1)))
         .map_err(|_| format!("{count} elements are more than the memory holds"))?;
     for (place, number) in Numbers::of(from, &values.data).enumerate() {
-        let pushed = if to == Bool {
-            matches!(number, Number::Integer(0 | 1)).then(|| out.push(u8::from(number == Number::Integer(1))))
-        } else {
-            push(&mut out, to, number)
-        };
-        pushed.ok_or_else(|| format!("element {place} is {number}, which is out of the range of {to}"))?;
+        push(&mut out, to, number)
+            .ok_or_else(|| format!("element {place} is {number}, which is out of the range of {to}"))?;
     }
     Ok(out)
 }
@@ -324,7 +322,9 @@ mod tests {
         let error = converted(floats(&[0.0, 1e300]), DataType::Fp32).unwrap_err();
         assert!(error.starts_with("element 1 is 1000") && error.ends_with("out of the range of FP32"), "{error}");
         assert!(converted(floats(&[1e6]), DataType::Fp16).is_err());
-        assert!(converted(floats(&[1.0]), DataType::Int64).unwrap_err().contains("convert the values to INT64 yourself"));
+        assert!(
+            converted(floats(&[1.0]), DataType::Int64).unwrap_err().contains("convert the values to INT64 yourself")
+        );
         let integers = |values: &[i64]| Values {
             datatype: DataType::Int64,
             shape: vec![values.len() as i64],

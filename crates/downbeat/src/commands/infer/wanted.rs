@@ -14,7 +14,7 @@ pub struct Wanted {
     pub model: String,
     /// The model's own inputs.
     pub inputs: Vec<WantedInput>,
-    /// The input that takes pictures or texts as they are, if the server has steps for them.
+    /// The input for encoded pictures or texts, if the server has steps for such an input.
     pub media: Option<MediaInput>,
     /// How many rows a request may have.
     pub rows: Rows,
@@ -33,7 +33,7 @@ pub struct WantedInput {
     pub name: String,
     /// The type of its elements.
     pub datatype: DataType,
-    /// Its sizes, the dimension of the rows included; -1 where any size fits.
+    /// The sizes. The first one may count rows; -1 stands for any size.
     pub shape: Vec<i64>,
     /// Whether a request may leave the input out.
     pub optional: bool,

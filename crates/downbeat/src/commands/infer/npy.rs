@@ -196,8 +196,9 @@ pub fn read_archive(bytes: &[u8], most: u64) -> anyhow::Result<Vec<(String, Valu
     let mut left = most;
     let mut arrays = Vec::new();
     for place in 0..archive.len() {
-        let file = archive.by_index(place).context("the .npz file is a damaged archive")?;
-        let name = file.name().trim_end_matches(".npy").to_owned();
+        let damaged = "the .npz file is a damaged archive";
+        let file = archive.by_index(place).context(damaged)?;
+        let name = file.name().context(damaged)?.trim_end_matches(".npy").to_owned();
         let mut array = Vec::new();
         file.take(left + 1)
             .read_to_end(&mut array)

@@ -67,7 +67,7 @@ impl Layout {
             [-1, height, width] => layout(Order::Chw, 3, [height, width]),
             [height, width, -1] => layout(Order::Hwc, 3, [height, width]),
             [height, width] => layout(Order::Hw, 1, [height, width]),
-            [pixels @ 1..] => {
+            [pixels] if pixels > 0 => {
                 let side = pixels.isqrt();
                 (side * side == pixels).then_some(Layout { order: Order::Hw, is_gray: true, size: [side, side] })
             }
@@ -122,15 +122,15 @@ pub fn rows(
         format!("{shown} is a picture, but input '{}' wants {}, which is none", input.name, input.form())
     })?;
     let fixed = match layout.size {
-        [height @ 1.., width @ 1..] => Some([side(height)?, side(width)?]),
+        [height, width] if height > 0 && width > 0 => Some([side(height)?, side(width)?]),
         [-1, -1] => None,
         _ => bail!("input '{}' wants {}: a size that no picture can be given", input.name, input.form()),
     };
-    let (normalize, range) = normalize(wanted, input, pixels);
+    let (normalize, range) = normalize(wanted, input, pixels)?;
     let color = if layout.is_gray { Color::Gray } else { Color::Rgb };
     let mut steps = vec![Step::Decode { color, input: "image".to_owned(), fills: None }];
     steps.extend(fixed.map(|size| Step::Resize { size: Size::Both(size), filter: Filter::Bilinear }));
-    steps.push(normalize);
+    steps.extend(normalize);
     steps.push(Step::Layout { order: layout.order });
     let dims = std::iter::once(-1).chain(layout.dims()).collect();
     let spec = TensorSpec { name: input.name.clone(), datatype: input.datatype, dims };
@@ -161,14 +161,26 @@ fn of_command(error: impl std::fmt::Display) -> String {
     error.to_string().replace(" (preprocess.max_megapixels)", "").replace("input 'image'", "the command line")
 }
 
-/// The conversion of samples, and its words.
-fn normalize(wanted: &Wanted, input: &WantedInput, pixels: Option<Pixels>) -> (Step, String) {
+/// The conversion of samples, and its words. Integers keep the samples.
+fn normalize(wanted: &Wanted, input: &WantedInput, pixels: Option<Pixels>) -> anyhow::Result<(Option<Step>, String)> {
+    let configured = wanted.pixels.filter(|_| pixels.is_none());
     let is_float = matches!(input.datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
-    if let (None, Some((scale, offset))) = (pixels, wanted.pixels) {
-        let words = format!("sample * {scale} + {offset} (pixel_scale and pixel_offset of the configuration)");
-        return (Step::Normalize { scale, mean: vec![-offset], std: vec![] }, words);
+    if !is_float {
+        if !matches!(pixels, None | Some(Pixels::Raw)) || !matches!(configured, None | Some((1.0, 0.0))) {
+            bail!(
+                "input '{}' has the datatype {}, so that samples stay 0 to 255; leave out --pixels, and pixel_scale and \
+                 pixel_offset of the configuration",
+                input.name,
+                input.datatype
+            );
+        }
+        return Ok((None, Pixels::Raw.words().to_owned()));
     }
-    let chosen = pixels.unwrap_or(if is_float { Pixels::Unit } else { Pixels::Raw });
+    if let Some((scale, offset)) = configured {
+        let words = format!("sample * {scale} + {offset} (pixel_scale and pixel_offset of the configuration)");
+        return Ok((Some(Step::Normalize { scale, mean: vec![-offset], std: vec![] }), words));
+    }
+    let chosen = pixels.unwrap_or(Pixels::Unit);
     let (scale, mean, std) = chosen.normalize();
     // ImageNet's three channels have a mean each; gray takes their middle.
     let gray = Layout::of(input.row()).is_some_and(|layout| layout.is_gray);
@@ -180,7 +192,7 @@ fn normalize(wanted: &Wanted, input: &WantedInput, pixels: Option<Pixels>) -> (S
         Some(_) => chosen.words().to_owned(),
         None => format!("{} (assumed; --pixels changes it)", chosen.words()),
     };
-    (Step::Normalize { scale, mean: middle(mean), std: middle(std) }, words)
+    Ok((Some(Step::Normalize { scale, mean: middle(mean), std: middle(std) }), words))
 }
 
 /// Tells what became of the first picture.

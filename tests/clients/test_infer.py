@@ -35,16 +35,16 @@ def vision(repository, name, shape, axes):
     """`image` FP32 to the mean of each channel, `means`."""
     graph = models.Graph(name)
     image = graph.input("image", TensorProto.FLOAT, shape)
-    mean = graph.node("ReduceMean", image, graph.constant(np.array(axes, np.int64)), keepdims=0)
+    mean = graph.node("ReduceMean", image, axes=axes, keepdims=0)
     graph.output(mean, "means", TensorProto.FLOAT, [shape[0], 3])
     return models.write(repository, name, graph)
 
 
 def scalar(repository):
-    """`x` FP32 without dimensions to `y` = `x` + 1."""
+    """`x` FP32 without dimensions to `y` = `x` + `x`."""
     graph = models.Graph("scalar")
     x = graph.input("x", TensorProto.FLOAT, [])
-    graph.output(graph.node("Add", x, graph.constant(np.float32(1))), "y", TensorProto.FLOAT, [])
+    graph.output(graph.node("Add", x, x), "y", TensorProto.FLOAT, [])
     return models.write(repository, "scalar", graph)
 
 
@@ -165,9 +165,9 @@ def test_columns_values_and_json_fill_inputs_of_all_kinds(infer, tmp_path):
 
 def test_a_request_goes_as_it_is_and_a_scalar_has_no_dimension(infer, tmp_path):
     assert "seven" in infer("digits", EXAMPLES / "digit.json").stdout
-    assert answer(infer, "scalar", "--input", "x=1.5")["y"].tolist() == 2.5
+    assert answer(infer, "scalar", "--input", "x=1.5")["y"].tolist() == [3]
     np.save(tmp_path / "x.npy", np.float32(3))
-    assert answer(infer, "scalar", "x.npy")["y"].tolist() == 4
+    assert answer(infer, "scalar", "x.npy")["y"].tolist() == [6]
 
 
 def picture(folder, name, size=(40, 20), colour=(51, 102, 255)):
@@ -225,7 +225,7 @@ def test_each_fault_has_one_line_that_says_what_to_type(infer, binary, tmp_path)
         (["mixed", "--input", "count=1"], "model 'mixed' needs a value for half FP16 [rows, 1]: add --input half=FILE or --input half=VALUE"),
         (["mixed", "wrong.npy"], "wrong.npy names no input; give each its own value with --input NAME=FILE"),
         (["encoder", picture(tmp_path, "a.png")], "a.png names no input"),
-        (["mlp", "--input", "x=[1,2"], "'[1,2' is neither a file nor such values"),
+        (["mlp", "--input", "input=[1,2"], "'[1,2' is neither a file nor such values"),
         (["digist"], "'digits'"),
     ]:
         assert said in infer(*args, fails=True), args

@@ -131,18 +131,21 @@ fn quoted(text: &str) -> String {
 
 fn curl(place: Place<'_>, request: &InferRequest, wanted: &Wanted) -> anyhow::Result<String> {
     let body = write_request(request, RequestForm::JSON)?;
-    let mut json: Value = serde_json::from_slice(&body.bytes)?;
-    let mut zeros = 0;
-    let inputs = json.get_mut("inputs").and_then(Value::as_array_mut).into_iter().flatten();
-    for (input, tensor) in inputs.zip(&request.inputs) {
-        let is_long = input.get("data").is_some_and(|data| data.to_string().len() > MOST_DATA);
-        if let (true, true, Some(fields)) = (is_long, is_zero(tensor), input.as_object_mut()) {
-            fields.remove("data");
-            fields.insert("parameters".to_owned(), json!({ "binary_data_size": tensor.data.len() }));
+    let written: Value = serde_json::from_slice(&body.bytes)?;
+    let (mut inputs, mut zeros) = (Vec::new(), 0);
+    for (place, tensor) in request.inputs.iter().enumerate() {
+        let data = written.pointer(&format!("/inputs/{place}/data")).map(Value::to_string).unwrap_or_default();
+        let values = if data.len() > MOST_DATA && is_zero(tensor) {
             zeros += tensor.data.len();
-        }
+            format!(r#""parameters":{{"binary_data_size":{}}}"#, tensor.data.len())
+        } else {
+            format!(r#""data":{data}"#)
+        };
+        let (name, datatype, shape) = (json!(tensor.name), tensor.datatype, json!(tensor.shape));
+        inputs.push(format!(r#"{{"name":{name},"datatype":"{datatype}","shape":{shape},{values}}}"#));
     }
-    let (json, url) = (json.to_string(), quoted(&place.infer_url()));
+    let json = format!(r#"{{"inputs":[{}]}}"#, inputs.join(","));
+    let url = quoted(&place.infer_url());
     let mut text = if zeros == 0 {
         format!("curl -s {url} -d {}\n", quoted(&json))
     } else {

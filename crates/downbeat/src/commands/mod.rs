@@ -6,7 +6,6 @@ pub(crate) mod engine_command;
 pub(crate) mod infer;
 pub(crate) mod log_command;
 pub(crate) mod manual;
-pub(crate) mod picture;
 pub(crate) mod plan_command;
 pub(crate) mod plan_report;
 pub mod simulate;

@@ -245,6 +245,7 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     let mut failed: Vec<String> = loads.filter_map(std::future::ready).collect().await;
     failed.sort_unstable();
     registry.set_started();
+    memory::release_loads();
     if let Some(said) = without_slo(&registry.names_without_slo()) {
         tracing::info!("{said}");
     }
@@ -373,6 +374,7 @@ async fn measure_again(registry: Registry) {
         while let Some(name) = remeasuring.soon(&registry.served_by_guesses()) {
             tracing::debug!(model = %name, "the model serves by guesses: measuring it behind the service");
             registry.measure_again(&name).await;
+            memory::release_loads();
         }
         if registry.to_measure_again().is_empty() {
             // Only a load can add a model to measure, and a load wakes the server.

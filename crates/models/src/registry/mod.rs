@@ -632,6 +632,7 @@ impl Registry {
             }
         }
         self.metrics.set_budget(&self.budget);
+        self.metrics.set_to_measure(self.to_measure_again().len());
         self.metrics.set_abandoned(downbeat_service::work::work_pool::abandoned());
         self.model_memory.update_metrics(&self.metrics);
         self.metrics.render()

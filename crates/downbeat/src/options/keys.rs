@@ -329,7 +329,7 @@ fn profiles() -> Vec<Key<Draft>> {
             .help("Measure latency profiles when a model is loaded"),
         bare("no-profiling", "Do not measure latency profiles at load", |d| d.options.profiling.enabled = false),
         key("profiling.budget_s", seconds(), |d| &mut d.options.profiling.budget)
-            .flag("profiling-budget", "Most time for measuring one model before it serves; the rest is measured when the machine is idle (see \"Loading\")"),
+            .flag("profiling-budget", "Most time for measuring one model before it serves; the rest is measured behind the service (see \"Loading\")"),
         optional(
             "profiling.cache_dir",
             path("FOLDER"),

@@ -19,6 +19,7 @@ use crate::load::load_context::{LoadContext, VersionFile};
 use crate::load::loading::{LoadOutcome, Loading};
 use crate::load::policy_choice::{Chosen, Why};
 use crate::loaded_version::LoadedVersion;
+use crate::measure::remeasuring::Unsettled;
 use crate::partitions::Partitions;
 
 /// Loads model versions. Slow: never on a thread that serves requests.
@@ -190,9 +191,9 @@ impl Loader {
         self.lost.lock().retain(|(name, _), _| name != model);
     }
 
-    /// The versions, by model, that were measured on a machine with other things to do.
-    pub fn unsettled(&self) -> Vec<(String, u64)> {
-        self.context.unsettled.lock().iter().cloned().collect()
+    /// The versions, by model, that must be measured again.
+    pub fn unsettled(&self) -> BTreeMap<(String, u64), Unsettled> {
+        self.context.unsettled.lock().clone()
     }
 }
 

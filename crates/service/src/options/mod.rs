@@ -449,8 +449,8 @@ with_defaults! {
     pub struct ProfilingOptions {
         /// Measure a model at load if there is no stored profile.
         pub enabled: bool = true,
-        /// Most time spent on measuring one model at load.
-        pub budget: Duration = Duration::from_millis(3_000),
+        /// Most time spent on measuring one model before it serves.
+        pub budget: Duration = Duration::from_millis(20),
         /// Folder of stored profiles; `None`: `downbeat/profiles` in the user's cache folder.
         pub cache_dir: Option<PathBuf> = None,
     }

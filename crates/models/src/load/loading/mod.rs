@@ -37,6 +37,7 @@ use crate::loaded_version::LoadedVersion;
 use crate::measure::measuring::Measuring;
 use crate::measure::measuring_time::MeasuringTime;
 use crate::measure::profiler::Threads;
+use crate::measure::remeasuring::Unsettled;
 use crate::measure::segment_profiler::SegmentSubject;
 use crate::policy_guard::PolicyGuard;
 use crate::preprocess::Preprocess;
@@ -68,7 +69,7 @@ pub struct Loading<'a> {
     /// Whether its file is in a repository, and came with no load request.
     may_come_again: bool,
     /// The time for measuring.
-    time: &'a MeasuringTime,
+    time: &'a MeasuringTime<'a>,
     /// The time of one item in the trial.
     first: Option<Duration>,
     /// Whether it may come into service only if it answers its trial.
@@ -466,7 +467,8 @@ impl<'a> Loading<'a> {
         threads: usize,
     ) -> LoadOutcome {
         if self.time.is_short() {
-            self.context.unsettled.lock().insert((self.definition.name.clone(), self.number));
+            let version = (self.definition.name.clone(), self.number);
+            self.context.unsettled.lock().insert(version, Unsettled::InPart);
         }
         // Samples that a configuration names have run by now.
         let answers = self.is_measured || !self.definition.warmups.is_empty();

@@ -55,8 +55,8 @@ impl From<String> for Fault {
 pub(crate) struct Editor<'a> {
     path: &'a Path,
     outline: &'a Outline,
-    /// Whether the operators of the standard are lowered.
-    lowers: bool,
+    /// The newest version of the standard's operators in the file.
+    from: i64,
     /// The kinds of operators that have changed for an older version.
     changed: BTreeSet<String>,
     /// The classes of outputs that a `ZipMap` made.
@@ -73,11 +73,10 @@ pub(crate) struct Editor<'a> {
 impl<'a> Editor<'a> {
     /// Prepares the repair of the file with this outline.
     pub fn new(path: &'a Path, outline: &'a Outline) -> Self {
-        let lowers = outline.standard() > opset::NEWEST;
         Editor {
             path,
             outline,
-            lowers,
+            from: outline.standard(),
             changed: BTreeSet::new(),
             zipped: BTreeMap::new(),
             read: BTreeSet::new(),
@@ -122,13 +121,13 @@ impl<'a> Editor<'a> {
         if self.outline.ir > NEWEST_IR {
             done.push(format!("it has version {REPAIRED_IR} of the format in place of {}", self.outline.ir));
         }
-        if self.lowers {
+        if self.from > opset::NEWEST {
             let changed: Vec<&str> = self.changed.iter().map(String::as_str).collect();
             let changed = match &*changed {
                 [] => "which has the same operators".to_owned(),
                 kinds => format!("without attributes of {} that change no answer", kinds.join(", ")),
             };
-            let (to, from) = (opset::NEWEST, self.outline.standard());
+            let (to, from) = (opset::NEWEST, self.from);
             done.push(format!("it has version {to} of the operators in place of {from}, {changed}"));
         }
         for (output, classes) in &self.zipped {
@@ -267,7 +266,7 @@ impl<'a> Editor<'a> {
                 opset::KNOWN
             )));
         }
-        self.lowers |= version > opset::NEWEST;
+        self.from = self.from.max(version);
         edited(bytes, |field| match field.number {
             7 => self.node(field.content, version, 0),
             9 => self.import(field.content),

@@ -30,7 +30,7 @@ pub(crate) struct Outline {
     pub inputs: Vec<Value>,
     /// Outputs.
     pub outputs: Vec<Value>,
-    has_graph: bool,
+    graphs: usize,
 }
 
 /// A reader of a model file.
@@ -47,7 +47,7 @@ impl Outline {
         let mut reader = Reader::new(BufReader::new(File::open(path).ok()?));
         let outline = Outline { len: metadata.len(), ..Outline::default() };
         let outline = outline.filled(&mut reader).ok()?;
-        outline.has_graph.then_some(outline)
+        (outline.graphs == 1).then_some(outline)
     }
 
     /// Whether the file may need a repair. The operators of the file decide.
@@ -91,7 +91,7 @@ impl Outline {
             match (number, value) {
                 (1, WireValue::Varint(version)) => self.ir = version.cast_signed(),
                 (7, WireValue::Length(len)) => {
-                    self.has_graph = true;
+                    self.graphs += 1;
                     self.graph(reader, len)?;
                 }
                 (8, WireValue::Length(len)) => self.opsets.push(opset(reader, len)?),

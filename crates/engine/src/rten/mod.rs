@@ -4,6 +4,7 @@ mod complete;
 mod cut;
 mod external;
 mod integer_rules;
+mod ml_rules;
 mod padding_rules;
 mod pools;
 mod rules;

@@ -18,7 +18,7 @@ use crate::load::engines::executors;
 use crate::load::load_context::{LoadContext, VersionFile};
 use crate::load::loading::{LoadOutcome, Loading};
 use crate::load::policy_choice::{Chosen, Why};
-use crate::load::repairing::{of_original, repaired};
+use crate::load::repairing::{of_original, repaired, say_fixed_rows};
 use crate::loaded_version::LoadedVersion;
 use crate::partitions::Partitions;
 
@@ -53,7 +53,9 @@ impl Loader {
         let path = repaired.as_ref().map(|repaired| repaired.path());
         let path = path.as_deref().unwrap_or(file.path);
         let loaded = self.load_file(definition, &VersionFile { path, repaired: repaired.clone(), ..*file });
-        loaded.map_err(|error| of_original(error, repaired.as_deref(), file))
+        let loaded = loaded.map_err(|error| of_original(error, repaired.as_deref(), file))?;
+        say_fixed_rows(definition, file);
+        Ok(loaded)
     }
 
     /// Loads a version whose file needs no repair, or was repaired.

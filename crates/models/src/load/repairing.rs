@@ -25,6 +25,24 @@ pub fn repaired(definition: &mut ModelDefinition, file: &VersionFile<'_>) -> any
     Ok(Some(Arc::new(repaired)))
 }
 
+/// Says that requests of a loaded version share no batches because its file fixes the number of
+/// rows.
+pub fn say_fixed_rows(definition: &ModelDefinition, file: &VersionFile<'_>) {
+    let is_chosen = definition.format == ModelFormat::Onnx && !definition.writes_batch_size();
+    if !is_chosen || definition.batching.max_batch_size > 0 {
+        return;
+    }
+    let rows = |dims: &[i64]| dims.first().copied().filter(|rows| *rows > 0);
+    let fixed = definition.inputs.iter().find_map(|input| Some((&input.client.name, rows(&input.client.dims)?)));
+    if let Some((input, rows)) = fixed {
+        tracing::info!(
+            model = %definition.name, version = file.version,
+            "requests run alone, not in batches: the file fixes the first dimension of input '{input}' at {rows}. An \
+             export with a dynamic batch dimension would share batches"
+        );
+    }
+}
+
 /// The error of a load, with the name of the version's own file in place of the repaired one.
 pub fn of_original(error: anyhow::Error, repaired: Option<&RepairedFile>, file: &VersionFile<'_>) -> anyhow::Error {
     let Some(repaired) = repaired else { return error };

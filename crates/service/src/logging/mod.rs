@@ -93,7 +93,7 @@ impl Drop for FlushAtEnd {
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
 /// The crates of the program, as the log names them.
-const CRATES: [&str; 20] = [
+const CRATES: [&str; 21] = [
     "downbeat",
     "downbeat_bench",
     "downbeat_cluster",
@@ -107,6 +107,7 @@ const CRATES: [&str; 20] = [
     "downbeat_plan",
     "downbeat_preprocess",
     "downbeat_protocol",
+    "downbeat_repair",
     "downbeat_report",
     "downbeat_repository",
     "downbeat_roles",

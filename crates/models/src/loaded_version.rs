@@ -61,7 +61,7 @@ pub struct LoadedVersion {
     /// The folder of its file, if the file was made for it. An engine may read the file again as
     /// long as the version has lanes.
     pub folder: Option<TempDir>,
-    /// Its file, if it was repaired. An engine may read that file again, too.
+    /// The repaired copy of its file, if there is one. An engine may read that copy again, too.
     pub repaired: Option<Arc<RepairedFile>>,
 }
 

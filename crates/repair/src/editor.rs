@@ -281,7 +281,8 @@ impl<'a> Editor<'a> {
             self.known("operator", NODE_FIELDS, field.number)?;
             match field.number {
                 1 => {
-                    let list = self.outline.outputs.iter().find(|it| it.name.as_bytes() == field.content && it.is_list());
+                    let list =
+                        self.outline.outputs.iter().find(|it| it.name.as_bytes() == field.content && it.is_list());
                     self.read.extend(list.map(|list| list.name.clone()));
                 }
                 4 => op_type = field.content,

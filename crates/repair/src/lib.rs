@@ -9,8 +9,8 @@
 //! the operators, one by one, and plans a new file as pieces: ranges of the old file, and new
 //! bytes. Weights are never in memory, and external data stays in its files.
 //!
-//! A repair is exact: the repaired model gives the answers that the file describes. What cannot be
-//! repaired exactly stays as it is, or is refused with the operator's name.
+//! A repair is exact: the repaired model gives the answers that the file describes. Other faults
+//! stay in the file, or the file is refused with the operator's name.
 
 mod classifier;
 mod editor;

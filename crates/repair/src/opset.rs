@@ -17,7 +17,7 @@ enum Rule {
     /// the old version has.
     Without(&'static str),
     /// The new version has this attribute in addition. With this value, or without the attribute,
-    /// the operator is the old one.
+    /// both operators give the same answers.
     Only(&'static str, &'static str),
     /// The old versions lack the operator.
     New(i64),
@@ -63,7 +63,8 @@ pub(crate) fn lower(node: &mut NodeProto, version: i64) -> Result<bool, String> 
     };
     let attributes = node.attribute.iter().map(|bytes| AttributeProto::decode(bytes.clone()));
     let attributes = attributes.collect::<Result<Vec<_>, _>>();
-    let attributes = attributes.map_err(|e| format!("an attribute of operator {}{named} cannot be read: {e}", node.op_type))?;
+    let attributes =
+        attributes.map_err(|e| format!("an attribute of operator {}{named} cannot be read: {e}", node.op_type))?;
     let Some(index) = attributes.iter().position(|attribute| attribute.name == name) else { return Ok(false) };
     let value = attributes.get(index).and_then(|attribute| attribute.s.as_deref()).unwrap_or_default();
     if only.is_some_and(|only| value != only.as_bytes()) {

@@ -52,5 +52,6 @@ pub(crate) fn classes(node: &NodeProto) -> Result<Vec<String>, String> {
             _ => {}
         }
     }
-    Err("its operator ZipMap has no classes; the file is corrupt. Export it again, with the option zipmap=False".to_owned())
+    Err("its operator ZipMap has no classes; the file is corrupt. Export it again, with the option zipmap=False"
+        .to_owned())
 }

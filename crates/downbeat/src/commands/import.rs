@@ -165,7 +165,9 @@ fn batching(model: &Path, signature: &Signature) -> (u32, String) {
         return (0, format!("requests run alone, since '{}' has {size}", fixed.name));
     }
     match by_graph(model).0 {
-        verdict if verdict.rows == RowDependence::Independent => (MAX_BATCH, format!("batches of up to {MAX_BATCH} rows")),
+        verdict if verdict.rows == RowDependence::Independent => {
+            (MAX_BATCH, format!("batches of up to {MAX_BATCH} rows"))
+        }
         verdict => (
             0,
             format!(
@@ -193,7 +195,8 @@ fn tensor(
         );
     }
     // Triton has no tensors without dimensions: one number a row is a row of one number.
-    let (dims, reshape) = if dims.is_empty() { ("1".to_owned(), "\n  reshape { shape: [ ] }") } else { (dims.join(", "), "") };
+    let (dims, reshape) =
+        if dims.is_empty() { ("1".to_owned(), "\n  reshape { shape: [ ] }") } else { (dims.join(", "), "") };
     let r#type = if spec.datatype == DataType::Bytes { "STRING" } else { spec.datatype.name() };
     write!(
         text,

@@ -21,7 +21,7 @@ pub fn data_folder(model: &Path) -> PathBuf {
     }
 }
 
-/// The file that the model was made from; `model` itself if it was not made here.
+/// The file that the model was made from. `model` itself, if no repair made the model.
 pub(crate) fn original(model: &Path) -> PathBuf {
     let link = std::fs::read_link(model.with_file_name(ORIGINAL));
     link.ok().filter(|_| scratch::holds(model)).unwrap_or_else(|| model.to_owned())

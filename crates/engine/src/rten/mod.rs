@@ -157,9 +157,9 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten
     catch_unwind(load).unwrap_or_else(|panic| Err(format!("its loader failed: {}", panic_message(&*panic))))
 }
 
-/// The model file for RTen: with the optional attributes that RTen needs, with other operators in
-/// place of the ones that RTen computes wrong, and with names of external data that RTen opens.
-/// `None`: the file is right already.
+/// The model file for RTen. It has the optional attributes that RTen needs, and names of external
+/// data that RTen opens. Other operators are in place of the ones that RTen computes wrong. `None`:
+/// the file is right already.
 fn suited(path: &Path, file: &Checked<'_>) -> Result<Option<(Vec<u8>, Rewritten, Renamed)>, String> {
     let bytes = Bytes::from(std::fs::read(path).map_err(|e| e.to_string())?);
     // A file that cannot be decoded is RTen's to reject.

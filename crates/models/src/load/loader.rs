@@ -59,7 +59,11 @@ impl Loader {
     }
 
     /// Loads a version whose file needs no repair, or was repaired.
-    fn load_file(&self, definition: &mut ModelDefinition, file: &VersionFile<'_>) -> anyhow::Result<Arc<LoadedVersion>> {
+    fn load_file(
+        &self,
+        definition: &mut ModelDefinition,
+        file: &VersionFile<'_>,
+    ) -> anyhow::Result<Arc<LoadedVersion>> {
         let options = &self.context.options;
         let name = definition.name.clone();
         let exclusive = PolicyName::EXCLUSIVE.read(&WrittenSettings::new())?;

@@ -8,8 +8,8 @@ use downbeat_repository::{ModelDefinition, ModelFormat};
 
 use crate::load::load_context::VersionFile;
 
-/// Repairs a version's file if it needs that, and says so. The definition gets the labels of the
-/// outputs that the repair has changed.
+/// Repairs a version's file if engines would refuse the file, and logs the repairs. The definition
+/// gets the labels of the outputs that the repair has changed.
 ///
 /// # Errors
 /// If the file needs a repair that would not be exact.
@@ -43,7 +43,7 @@ pub fn say_fixed_rows(definition: &ModelDefinition, file: &VersionFile<'_>) {
     }
 }
 
-/// The error of a load, with the name of the version's own file in place of the repaired one.
+/// The error of a load, in which the version's own file stands for the repaired file.
 pub fn of_original(error: anyhow::Error, repaired: Option<&RepairedFile>, file: &VersionFile<'_>) -> anyhow::Error {
     let Some(repaired) = repaired else { return error };
     let (made, own) = (repaired.path().display().to_string(), file.path.display().to_string());

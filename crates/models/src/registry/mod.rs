@@ -421,7 +421,8 @@ impl Registry {
         for (version, path) in definition.versions.clone() {
             let must_answer = before.as_ref().is_some_and(|before| before.answers(version, stays));
             let time = &measuring(self.options.profiling.budget);
-            let file = VersionFile { version, path: &path, may_come_again, must_answer, progress, time, repaired: None };
+            let file =
+                VersionFile { version, path: &path, may_come_again, must_answer, progress, time, repaired: None };
             match self.loader.load(definition, &file) {
                 Ok(loaded) => {
                     versions.insert(version, loaded);

@@ -158,7 +158,7 @@ fn lists_that_cannot_become_tensors_are_refused() {
     graph.node.push(node("SequenceLength", &["output_probability"], &["n"], Vec::new()));
     let refused = File::of(&read).refused();
     assert!(refused.contains("another operator reads the list. Export it with the option zipmap=False"), "{refused}");
-    // No ZipMap makes this list: the engine says so.
+    // Another operator makes this list, and the engine refuses the file.
     let mut other = zipped(strings("classlabels_strings", &["a", "b"]), FLOAT, &[("", 13), (ML, 1)]);
     other.graph.as_mut().unwrap().node[1].op_type = "CastMap".into();
     assert!(RepairedFile::of(&File::of(&other).path()).unwrap().is_none());

@@ -1,4 +1,4 @@
-//! Model files for tests, and runs of them.
+//! Model files for tests, and runs of these models.
 
 use std::path::{Path, PathBuf};
 
@@ -50,8 +50,11 @@ pub fn value(name: &str, element: i32, dims: &[i64]) -> ValueInfoProto {
 
 /// A list of maps from integers to numbers, as in `onnx.proto3`.
 pub fn list(name: &str, element: i32) -> ValueInfoProto {
-    let field = |number: u8, content: Vec<u8>| [vec![number << 3 | 2, u8::try_from(content.len()).unwrap()], content].concat();
-    let tensor = TypeProto { tensor_type: Some(downbeat_engine::onnx::proto::TensorTypeProto { elem_type: element, shape: None }) };
+    let field =
+        |number: u8, content: Vec<u8>| [vec![number << 3 | 2, u8::try_from(content.len()).unwrap()], content].concat();
+    let tensor = TypeProto {
+        tensor_type: Some(downbeat_engine::onnx::proto::TensorTypeProto { elem_type: element, shape: None }),
+    };
     let map = [vec![8, 7], field(2, tensor.encode_to_vec())].concat();
     ValueInfoProto { name: name.into(), r#type: Some(field(4, field(1, field(5, map))).into()) }
 }
@@ -77,8 +80,11 @@ pub fn weight(name: &str, dims: &[i64], floats: &[f32]) -> Bytes {
 /// A weight of 32-bit floats in another file.
 pub fn external_weight(name: &str, dims: &[i64], location: &str, offset: usize, length: usize) -> Bytes {
     let entry = |key: &str, value: String| StringEntry { key: key.into(), value };
-    let external_data =
-        vec![entry("location", location.into()), entry("offset", offset.to_string()), entry("length", length.to_string())];
+    let external_data = vec![
+        entry("location", location.into()),
+        entry("offset", offset.to_string()),
+        entry("length", length.to_string()),
+    ];
     let tensor =
         TensorProto { dims: dims.to_vec(), data_type: 1, name: name.into(), external_data, ..TensorProto::default() };
     let mut bytes = tensor.encode_to_vec();

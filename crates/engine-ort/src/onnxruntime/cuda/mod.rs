@@ -28,7 +28,7 @@ mod tensorrt;
 mod weights;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use downbeat_core::tensor::DataType;

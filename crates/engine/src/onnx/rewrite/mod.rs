@@ -74,7 +74,8 @@ pub(crate) fn rewrite(model: &mut ModelProto, values: &ModelValues, rule_of: Rul
 pub(crate) fn summary(engine: &str, rewritten: &Rewritten) -> Option<String> {
     let kinds: Vec<String> = rewritten.iter().map(|(operator, count)| format!("{count} {operator}")).collect();
     let named = kinds.join(", ");
-    (!kinds.is_empty()).then(|| format!("runs by other operators, since {engine} lacks these or computes them wrong: {named}"))
+    (!kinds.is_empty())
+        .then(|| format!("runs by other operators, since {engine} lacks these or computes them wrong: {named}"))
 }
 
 struct Rewriter {

@@ -58,7 +58,7 @@ pub struct Loading<'a> {
     version: String,
     number: u64,
     file: &'a Path,
-    /// Its file, if it was repaired for the load.
+    /// The repaired copy of its file, if there is one.
     repaired: Option<Arc<RepairedFile>>,
     /// The model's part in operator groups, if its operators run in groups with other models. Set
     /// once it is loaded.

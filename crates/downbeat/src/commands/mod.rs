@@ -3,6 +3,7 @@
 pub(crate) mod config_check;
 pub(crate) mod device_advice_command;
 pub(crate) mod engine_command;
+pub(crate) mod import;
 pub(crate) mod infer;
 pub(crate) mod log_command;
 pub(crate) mod manual;

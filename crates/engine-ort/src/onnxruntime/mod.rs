@@ -24,7 +24,7 @@ use crate::cuda::{CudaError, CudaOptions};
 use crate::library::{FindError, Library, LibraryPlace, NAME};
 use crate::search::Search;
 pub use cuda::OnnxruntimeCuda;
-use runtime::{Runtime, commit, keep_floats8, reason, start};
+use runtime::{Runtime, commit_file, keep_floats8, reason, start};
 
 /// Phrases in the library's errors about a valid model with an operator, a datatype or a version
 /// that the library lacks.
@@ -138,7 +138,7 @@ impl Engine for Onnxruntime {
         let builder =
             || keep_floats8(self.runtime.builder(options.threads, &options.share, &inputs)?, file.has_floats8());
         if options.cut == Cut::Whole {
-            let session = builder().and_then(|b| commit(b, |b| b.commit_from_file(&options.path)));
+            let session = builder().and_then(|builder| commit_file(builder, &options.path));
             let session = session.map_err(library_error)?;
             let signature = file.signature(|output| session::output(&session, output))?;
             let model = session::SessionModel::whole(&session, signature, &options.path)?;

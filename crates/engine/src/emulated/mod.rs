@@ -174,7 +174,7 @@ impl Engine for Emulated {
             PathBuf::from(beside)
         };
         let (config_path, declared) = match path.extension().is_some_and(|e| e == "onnx") {
-            true => (beside(path), Some(onnx::inspect(path)?)),
+            true => (beside(&onnx::original(path)), Some(onnx::inspect(path)?)),
             false => (path.clone(), None),
         };
         let wrong = file_error(&config_path);

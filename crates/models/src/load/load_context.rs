@@ -14,6 +14,7 @@ use downbeat_host::model_memory::ModelMemory;
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::scheduler::Driver;
 use downbeat_preprocess::Recipe;
+use downbeat_repair::RepairedFile;
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict};
 use downbeat_service::clock::Clock;
 use downbeat_service::memory;
@@ -55,6 +56,8 @@ pub struct VersionFile<'a> {
     pub progress: &'a dyn LoadProgress,
     /// The time for measuring.
     pub time: &'a MeasuringTime<'a>,
+    /// The file at `path`, if it was repaired for the load.
+    pub repaired: Option<Arc<RepairedFile>>,
 }
 
 /// The context that all loads of a server share.

@@ -456,7 +456,8 @@ impl Registry {
                 // Without the right to it, the load has the priority of other loads.
                 let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LOWEST_PRIORITY);
             }
-            let file = VersionFile { version, path: &path, may_come_again, must_answer, progress, time };
+            let repaired = None;
+            let file = VersionFile { version, path: &path, may_come_again, must_answer, progress, time, repaired };
             match self.loader.load(definition, &file) {
                 Ok(loaded) => {
                     versions.insert(version, loaded);

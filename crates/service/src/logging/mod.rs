@@ -108,6 +108,7 @@ const CRATES: [&str; 21] = [
     "downbeat_plan",
     "downbeat_preprocess",
     "downbeat_protocol",
+    "downbeat_repair",
     "downbeat_report",
     "downbeat_repository",
     "downbeat_roles",

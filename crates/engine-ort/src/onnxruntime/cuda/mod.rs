@@ -28,7 +28,7 @@ mod tensorrt;
 mod weights;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use downbeat_core::tensor::DataType;
@@ -82,7 +82,7 @@ impl OnnxruntimeCuda {
     /// The folder for TensorRT's results about a model.
     fn tensorrt_folder(&self, options: &LoadOptions, file: &onnx::Checked<'_>) -> Option<tensorrt::Folder> {
         let cache = options.cache.as_ref().filter(|_| self.options.provider == Provider::Tensorrt)?;
-        let beside = options.path.parent().unwrap_or(Path::new("."));
+        let beside = onnx::data_folder(&options.path);
         let external: BTreeSet<&str> = file.external_locations().collect();
         let files =
             std::iter::once(options.path.clone()).chain(external.into_iter().map(|location| beside.join(location)));

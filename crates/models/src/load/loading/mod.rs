@@ -21,6 +21,7 @@ use downbeat_host::model_memory::{HeldMemory, MemoryPart};
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::request::queue::Queue;
 use downbeat_host::run::row_judgement::RowJudgement;
+use downbeat_repair::RepairedFile;
 use downbeat_repository::ModelDefinition;
 use downbeat_service::options::Isolation;
 use downbeat_service::report::policy_report::PolicyReport;
@@ -58,6 +59,8 @@ pub struct Loading<'a> {
     version: String,
     number: u64,
     file: &'a Path,
+    /// The repaired copy of its file, if there is one.
+    repaired: Option<Arc<RepairedFile>>,
     /// The model's part in operator groups, if its operators run in groups with other models. Set
     /// once it is loaded.
     group: Option<GroupMember>,
@@ -148,6 +151,7 @@ impl<'a> Loading<'a> {
             version: file.version.to_string(),
             number: file.version,
             file: file.path,
+            repaired: file.repaired.clone(),
             group: None,
             preprocess: None,
             progress: file.progress,
@@ -473,13 +477,24 @@ impl<'a> Loading<'a> {
         // Samples that a configuration names have run by now.
         let answers = self.is_measured || !self.definition.warmups.is_empty();
         let Loading {
-            context, definition, version, placed, source, held, begin, routed, preprocess, judgement, ..
+            context,
+            definition,
+            version,
+            placed,
+            source,
+            repaired,
+            held,
+            begin,
+            routed,
+            preprocess,
+            judgement,
+            ..
         } = self;
         let metrics = context.metrics.model(&definition.name, &version);
         let queue_bound = context.queue_bound(&definition);
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
         (loaded.held, loaded.folder, loaded.chosen, loaded.preprocess) = (held, source.folder, chosen, preprocess);
-        (loaded.rows, loaded.answers, loaded.guard) = (judgement, answers, guard);
+        (loaded.rows, loaded.answers, loaded.guard, loaded.repaired) = (judgement, answers, guard, repaired);
         loaded.codec.begin_service();
         if !routed {
             let at_once = context.at_once(&definition);

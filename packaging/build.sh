@@ -56,7 +56,7 @@ rm -r "$work/raw"
 
 # Packs a folder of $work. The files have the owner root, and the order and times that every build gives them.
 pack() {
-  tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$work" -c "$1" | gzip -9n >"$out/$1.tar.gz"
+  tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$work" -c "$1" | gzip -n >"$out/$1.tar.gz"
 }
 
 # Copies the manual pages, completions and examples, whose folders are named.
@@ -81,7 +81,8 @@ archive() {
   extras "$folder/man" "$folder/completions" "$folder/completions" "$folder/completions" "$folder/examples"
   mv "$folder/completions/downbeat" "$folder/completions/downbeat.bash"
   install -m 755 "$program" "$folder/downbeat"
-  install -m 644 LICENSE CHANGELOG.md packaging/archive/README.md "$folder"
+  install -m 644 LICENSE CHANGELOG.md "$folder"
+  install -m 644 -T packaging/archive/README "$folder/README.md"
   pack "$name"
   mkdir "$work/$name-debug"
   install -m 644 "$work/downbeat.debug" "$work/$name-debug"

@@ -42,7 +42,10 @@ cat >"$work/unpack" <<'END'
 #!/bin/sh
 set -eu
 root=$1 && shift
-cd "$(mktemp -d)"
+folder=$(mktemp -d)
+# apt downloads as a user of its own.
+chmod 777 "$folder"
+cd "$folder"
 APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download -qq "$@"
 # What scanners read in images without dpkg.
 mkdir -p "$root/var/lib/dpkg/status.d"
@@ -50,6 +53,7 @@ for deb in *.deb; do
   dpkg-deb --extract "$deb" "$root"
   dpkg-deb --field "$deb" >"$root/var/lib/dpkg/status.d/${deb%%_*}"
 done
+rm -r "$folder"
 END
 cat >"$work/finish" <<'END'
 #!/bin/sh
@@ -59,9 +63,12 @@ cat "$root"/usr/share/ca-certificates/mozilla/*.crt >"$root/etc/ssl/certs/ca-cer
 # Documentation but licences, and programs: the image has one program.
 find "$root/usr/share/doc" -type f ! -name copyright -delete
 rm -rf "$root"/usr/share/man "$root"/usr/share/lintian "$root"/usr/share/locale "$root"/usr/share/ca-certificates "$root"/usr/share/debconf \
-  "$root"/usr/bin/* "$root"/usr/sbin/* "$root"/usr/lib/*/gconv "$root"/usr/lib/*/audit "$root"/etc/apt "$root"/var/lib/apt "$root"/var/cache/* \
-  "$root"/var/log/* "$root"/usr/lib/systemd "$root"/etc/ca-certificates "$root"/var/lib/dpkg/lock* "$root"/var/lib/dpkg/info
+  "$root"/usr/bin/* "$root"/usr/sbin/* "$root"/usr/lib/*/gconv "$root"/usr/lib/*/audit "$root"/usr/lib/systemd "$root"/etc/ca-certificates
 find "$root/usr/share/doc" -type d -empty -delete
+# base-files has these links; the program names its loader by /lib64.
+for folder in bin sbin lib lib64; do
+  [ -e "$root/$folder" ] || { mkdir -p "$root/usr/$folder" && ln -s "usr/$folder" "$root/$folder"; }
+done
 printf 'root:x:0:0:root:/:/sbin/nologin\ndownbeat:x:10001:10001:Downbeat:/:/sbin/nologin\n' >"$root/etc/passwd"
 printf 'root:x:0:\ndownbeat:x:10001:\n' >"$root/etc/group"
 printf 'hosts: files dns\n' >"$root/etc/nsswitch.conf"
@@ -71,7 +78,18 @@ chown 10001:10001 "$root/profiles"
 END
 chmod +x "$work/unpack" "$work/finish"
 mmdebstrap --quiet --variant=extract --include=libc6,libgcc-s1 --extract-hook="'$work/unpack' \"\$1\" $packages" \
-  --extract-hook="'$work/finish' \"\$1\"" "$suite" "$work/base.tar"
+  --extract-hook="'$work/finish' \"\$1\"" "$suite" "$work/whole.tar"
+# Without the files of apt, which mmdebstrap needs to its end, and without those that a container engine makes.
+python3 - "$work/whole.tar" "$work/base.tar" <<'END'
+import sys, tarfile
+left_out = {"etc/apt", "etc/dpkg", "etc/fstab", "etc/hostname", "etc/resolv.conf", "var/cache", "var/log", "var/lib/apt", "var/lib/dpkg/info",
+            "var/lib/dpkg/alternatives", "var/lib/dpkg/triggers", "var/lib/dpkg/updates", "var/lib/dpkg/status", "var/lib/dpkg/arch"}
+with tarfile.open(sys.argv[1]) as whole, tarfile.open(sys.argv[2], "w") as base:
+    for member in whole:
+        name = member.name.removeprefix("./")
+        if not member.isdev() and not any(name == path or name.startswith(path + "/") for path in left_out):
+            base.addfile(member, whole.extractfile(member) if member.isfile() else None)
+END
 
 mkdir -p "$work/program/usr/local/bin"
 tar -xzf "$archive" -C "$work/program/usr/local/bin" --strip-components=1 --wildcards '*/downbeat'

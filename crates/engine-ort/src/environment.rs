@@ -13,8 +13,8 @@ const MOST_SETTINGS: u64 = 1 << 16;
 /// The folders of Python packages that belong to the environment of `executable`, in the order of
 /// the search. None, if the executable is not in a folder `bin`.
 ///
-/// This covers virtual environments, with those of pipx and uv, `pip install --user`, `--target` and
-/// `--prefix`, conda, and the packages of the system (`dist-packages` on Debian). `home` is the
+/// The function knows virtual environments (pipx and uv make such), `pip install --user`, `--target`
+/// and `--prefix`, conda, and the packages of the system (`dist-packages` on Debian). `home` is the
 /// user's home folder, whose packages an environment may share.
 pub(crate) fn package_folders(executable: &Path, home: Option<&Path>) -> Vec<PathBuf> {
     let Some(bin) = executable.parent().filter(|folder| folder.file_name() == Some(OsStr::new("bin"))) else {
@@ -38,7 +38,7 @@ pub(crate) fn package_folders(executable: &Path, home: Option<&Path>) -> Vec<Pat
     found
 }
 
-/// The folders of packages below a prefix, those of the newest Python first.
+/// The folders of packages below a prefix; the newest Python comes first.
 fn in_prefix(prefix: &Path) -> Vec<PathBuf> {
     // In a virtual environment `lib64` is a link to `lib`. Fedora's Python has packages with
     // libraries in `lib64` alone.
@@ -54,8 +54,8 @@ fn in_prefix(prefix: &Path) -> Vec<PathBuf> {
     packages.filter(|folder| folder.is_dir()).collect()
 }
 
-/// The minor version in the name of a folder of Python 3: 13 for `python3.13` and for
-/// `python3.13t`, which has no global lock; 0 for `python3`, which Debian's packages share.
+/// The minor version in the name of a folder of Python 3, such as 13 for `python3.13`. A `t` at the
+/// end is a Python without a global lock. `python3`, which Debian's packages share, counts as 0.
 fn python_minor(name: &str) -> Option<u32> {
     match name.strip_prefix("python3")? {
         "" => Some(0),
@@ -80,8 +80,8 @@ fn shared_python(environment: &Path) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// The folders of packages of `bin/downbeat` in an environment with these folders, by their
-    /// names in it.
+    /// Makes an environment of these folders. Returns the folders of packages that its
+    /// `bin/downbeat` has, as relative paths.
     fn found(folders: &[&str], settings: &str) -> Vec<String> {
         let environment = tempfile::tempdir().expect("creates");
         for folder in folders {

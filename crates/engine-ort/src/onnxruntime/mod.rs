@@ -53,7 +53,7 @@ static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
 impl Onnxruntime {
     /// Searches the places of [`Search`], in order, and loads the first usable library. If the
     /// process has already loaded one, it returns that one without a search. `Ok(None)` if no place
-    /// has one.
+    /// has one. If it passes over a library that cannot be used, it logs the reason.
     ///
     /// # Errors
     /// If a library that the user named cannot be used, or places have libraries but none can be
@@ -67,6 +67,9 @@ impl Onnxruntime {
         for (place, path) in search.candidates() {
             match Library::check(&path, &place).and_then(|library| start(library, search.threads)) {
                 Ok(runtime) => {
+                    if let Some(passed) = unusable {
+                        tracing::warn!("{passed}. Until then, {} serves", runtime.library.display());
+                    }
                     let runtime = Arc::new(runtime);
                     *loaded = Some(runtime.clone());
                     return Ok(Some(Onnxruntime { runtime }));

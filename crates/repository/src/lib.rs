@@ -24,6 +24,7 @@ mod completion;
 pub mod config;
 mod definition;
 mod model_files;
+mod other_model;
 mod repositories;
 mod repository;
 mod row_verdict;

@@ -57,13 +57,18 @@ class Step:
     picture: str = ""
 
 
+def is_open(command):
+    """Whether a command goes on in the next line."""
+    return command.endswith("\\") or command.count("'") % 2 == 1
+
+
 def commands(line, lines, marks):
     """The steps of a block of commands that begins at a line of the page."""
     steps = []
     for offset, text in enumerate(lines):
         if text.startswith("$ "):
             steps.append(Step(line + offset, text[2:], marks=marks))
-        elif steps and steps[-1].text.endswith("\\") and not steps[-1].expected:
+        elif steps and is_open(steps[-1].text):
             steps[-1].text += "\n" + text
         elif steps:
             steps[-1].expected.append(text)

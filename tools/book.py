@@ -5,7 +5,8 @@
     tools/book.py --build target/book [--source URL]    checks them, and builds the site with mdBook
 
 docs/SUMMARY.md must name each Markdown file of the project exactly once. A link must lead to a file of the
-project, and `#heading` to a heading of that file. The site has the pages alone. A link from a page to another
+project, and `#heading` to a heading of that file. The same holds for a page that the sources name, such as
+`docs/guide/triton.md#sequences` in a message of the program. The site has the pages alone. A link from a page to another
 file, such as a source file, leads to URL (the address of the project's files on a forge) or is plain text.
 """
 import argparse
@@ -18,6 +19,8 @@ import sys
 
 SUMMARY = "docs/SUMMARY.md"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+# A page that a source file names, in a message or a comment.
+POINTER = re.compile(r"(?<![\w/.-])(docs/[\w/-]+\.md)(?:#([\w-]+))?")
 
 
 def files(root):
@@ -56,6 +59,19 @@ def target(page, link):
     return os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page, heading
 
 
+def stray_pointers(root, names, anchors):
+    """The faults of the sources: pages and headings that they name and that do not exist."""
+    for name in names:
+        if not name.endswith(".rs"):
+            continue
+        for number, line in enumerate((root / name).read_text().splitlines(), 1):
+            for page, heading in POINTER.findall(line):
+                if page not in anchors:
+                    yield f"{name}:{number}: there is no {page}"
+                elif heading and heading not in anchors[page]:
+                    yield f"{name}:{number}: {page} has no heading #{heading}"
+
+
 def check(root):
     """The faults of the pages, a line each."""
     names = files(root)
@@ -71,6 +87,7 @@ def check(root):
                     faults.append(f"{page}:{number}: {link}: there is no {file}")
                 elif heading and file in anchors and heading not in anchors[file]:
                     faults.append(f"{page}:{number}: {link}: {file} has no such heading")
+    faults.extend(stray_pointers(root, names, anchors))
     named = [target(SUMMARY, link)[0] for link in LINK.findall(texts.get(SUMMARY, ""))]
     for page in texts:
         if page != SUMMARY and named.count(page) != 1:

@@ -13,7 +13,7 @@ PAGES = {
     "README.md": "# Start\n\nSee [the guide](docs/guide.md#first-step) and [the code](src/).\n",
     "docs/guide.md": "# Guide\n\n## First step\n\n    [no link](in/code.md)\n",
     "docs/SUMMARY.md": "# Summary\n\n[Start](../README.md)\n\n- [Guide](guide.md)\n",
-    "src/main.rs": "fn main() {}\n",
+    "src/main.rs": 'fn main() {}\nconst PAGE: &str = "see docs/guide.md#first-step";\n',
 }
 
 
@@ -35,6 +35,8 @@ def test_good_pages_have_no_faults(project):
     ("docs/SUMMARY.md", PAGES["docs/SUMMARY.md"] + "- [Again](guide.md)\n", "names docs/guide.md 2 times"),
     ("docs/SUMMARY.md", PAGES["docs/SUMMARY.md"] + "- [Gone](gone.md)\n", "docs/SUMMARY.md:6: gone.md: there is no docs/gone.md"),
     ("docs/guide.md", "# Guide\n\n## Second step\n", "README.md:3: docs/guide.md#first-step: docs/guide.md has no such heading"),
+    ("docs/guide.md", "# Guide\n\n## Second step\n", "src/main.rs:2: docs/guide.md has no heading #first-step"),
+    ("src/main.rs", "// see docs/gone.md\n", "src/main.rs:1: there is no docs/gone.md"),
 ])
 def test_a_fault_is_reported(project, page, text, fault):
     (project / page).write_text(text)

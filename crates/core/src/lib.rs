@@ -49,6 +49,7 @@ pub mod ids;
 pub mod isotonic;
 pub mod journal;
 mod names;
+pub mod pages;
 pub mod probes;
 pub mod profile;
 pub mod quantile;

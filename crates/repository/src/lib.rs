@@ -25,6 +25,7 @@ pub mod config;
 mod definition;
 mod layout;
 mod model_files;
+mod other_model;
 mod repositories;
 mod repository;
 mod row_verdict;

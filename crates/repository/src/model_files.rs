@@ -13,6 +13,7 @@ use crate::boundary::{Boundary, is_there, reason};
 use crate::config::check::Report;
 use crate::config::warmup::{Warmup, WarmupData, WarmupInput};
 use crate::definition::{ModelFormat, datatype};
+use crate::other_model;
 use crate::repository::{CONFIG_FILE, few};
 use crate::version_folder::{VersionFolders, contents, is_onnx_name, onnx_files};
 
@@ -334,6 +335,7 @@ fn missing_model(folder: &Path, shown: &Path, wanted: &str, is_default: bool) ->
             format!("; rename {only} to {wanted}, or write default_model_filename: \"{only}\" in {CONFIG_FILE}")
         }
         [only] => format!("; rename {only} to {wanted}"),
+        [] if is_onnx_name(wanted) => other_model::remedy(&files).unwrap_or_default(),
         _ => String::new(),
     };
     format!("{} {what}{remedy}", shown.display())

@@ -4,6 +4,7 @@
 
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use downbeat_core::pages::Pointer;
 
 /// Flags with a value and without a counterpart.
 const PASSED_OVER: &str = "
@@ -42,7 +43,8 @@ impl OtherFlags {
         if let Some(flag) = self.refused.first() {
             bail!(
                 "--{flag}: this server has no such protection, and would be open if it ignored the flag; leave the \
-                 flag out, and put a proxy with this protection in front of the server"
+                 flag out, and put a proxy with this protection in front of the server ({})",
+                Pointer::ACCESS
             );
         }
         let mut names: Vec<String> = self.passed_over.iter().map(|name| format!("--{name}")).collect();
@@ -55,11 +57,13 @@ impl OtherFlags {
         if is_strict {
             bail!(
                 "flags of Triton without a counterpart here: {names}; leave these flags out, or leave out \
-                 --strict-flags so that the server ignores them"
+                 --strict-flags so that the server ignores them ({})",
+                Pointer::FLAGS
             );
         }
         Ok(Some(format!(
-            "ignored, because this server has no counterpart: {names} (--strict-flags refuses such flags)"
+            "ignored, because this server has no counterpart: {names}; --strict-flags refuses such flags ({})",
+            Pointer::FLAGS
         )))
     }
 }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use downbeat_core::pages::Pointer;
 use downbeat_core::tensor::TensorSpec;
 use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceService;
 use downbeat_protocol::{Parameter, inference as pb};
@@ -47,7 +48,8 @@ fn check_repository(name: &str) -> Result<(), Status> {
     if name.is_empty() {
         return Ok(());
     }
-    Err(Status::unimplemented("'repository_name' is not supported: the server has one repository; leave it empty"))
+    let message = "'repository_name' is not supported: all repositories of the server are one; leave it empty";
+    Err(Status::unimplemented(format!("{message} ({})", Pointer::REPOSITORIES)))
 }
 
 fn tensor(spec: TensorSpec) -> pb::model_metadata_response::TensorMetadata {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use downbeat_core::pages::Pointer;
 use downbeat_protocol::inference as pb;
 use pb::log_settings_request::setting_value::ParameterChoice as Asked;
 use pb::log_settings_response::setting_value::ParameterChoice as Told;
@@ -28,7 +29,8 @@ pub(super) fn trace(request: &pb::TraceSettingRequest) -> Result<pb::TraceSettin
         if setting.value.iter().any(|value| value != now) {
             return Err(Status::unimplemented(format!(
                 "trace setting '{name}' cannot be changed from '{now}': this server does not collect traces; its \
-                 metrics have a histogram of each phase"
+                 metrics have a histogram of each phase ({})",
+                Pointer::TRACES
             )));
         }
     }
@@ -61,7 +63,8 @@ pub(super) fn log(request: &pb::LogSettingsRequest) -> Result<pb::LogSettingsRes
         };
         if !same {
             return Err(Status::unimplemented(format!(
-                "log setting '{name}' cannot be changed while the server runs; set it at start"
+                "log setting '{name}' cannot be changed while the server runs; set it at start ({})",
+                Pointer::TRACES
             )));
         }
     }

@@ -17,6 +17,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use axum::http::header::{HOST, HeaderName, ORIGIN};
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
+use downbeat_core::pages::Pointer;
 use tokio::net::TcpListener;
 
 use super::answer::HttpError;
@@ -50,8 +51,9 @@ impl HostNames {
         if self.is_checked && !self.allows(host) {
             return Err(refused(format!(
                 "Host is '{}', but this port accepts only localhost, IP addresses and the names of --allow-host. If \
-                 this is a name of the server, start the server with --allow-host NAME",
-                host.escape_ascii()
+                 this is a name of the server, start the server with --allow-host NAME ({})",
+                host.escape_ascii(),
+                Pointer::HOSTS
             )));
         }
         if changes_state(request.method(), request.uri().path()) {
@@ -140,8 +142,9 @@ fn check_site(host: &[u8], headers: &HeaderMap) -> Result<(), HttpError> {
 fn foreign(header: &str, value: &[u8]) -> HttpError {
     refused(format!(
         "{header} is '{}': a web page of another origin sent this request, which may change the server's state. Only \
-         programs, and pages of the server's own host and port, may send such requests",
-        value.escape_ascii()
+         programs, and pages of the server's own host and port, may send such requests ({})",
+        value.escape_ascii(),
+        Pointer::HOSTS
     ))
 }
 

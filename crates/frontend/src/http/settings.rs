@@ -3,6 +3,7 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use downbeat_core::pages::Pointer;
 use downbeat_service::service::Service;
 use serde_json::{Map, Value, json};
 use tracing::level_filters::LevelFilter;
@@ -63,7 +64,10 @@ fn change(kind: &str, current: Settings, body: &[u8]) -> HandlerResult {
             Some(now) => {
                 return Err(HttpError::new(
                     StatusCode::BAD_REQUEST,
-                    format!("{kind} setting '{name}' is {now} and cannot be changed while the server runs"),
+                    format!(
+                        "{kind} setting '{name}' is {now} and cannot be changed while the server runs ({})",
+                        Pointer::TRACES
+                    ),
                 ));
             }
         }

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use downbeat_core::pages::Pointer;
 use downbeat_engine_ort::cuda::CudaError;
 use downbeat_engine_ort::cuda::ipc::{IpcGpu, IpcHandle, IpcMemory};
 use downbeat_service::client::Client;
@@ -94,11 +95,11 @@ impl SharedMemory {
     /// The words are Triton's, as far as its option is this server's.
     fn check_enabled(&self) -> Result<(), ServiceError> {
         if self.disabled {
-            return Err(ServiceError::Unimplemented(
+            return Err(ServiceError::Unimplemented(format!(
                 "Client shared memory is disabled. Start the server with '--shared-memory' to enable (Triton: \
-                 '--allow-client-shm=true')."
-                    .to_owned(),
-            ));
+                 '--allow-client-shm=true'; {}).",
+                Pointer::SHARED_MEMORY
+            )));
         }
         Ok(())
     }

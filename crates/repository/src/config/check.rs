@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use downbeat_core::Duration;
+use downbeat_core::pages::Pointer;
 use downbeat_protocol::inference::model_config::SchedulingChoice;
 use downbeat_protocol::inference::model_version_policy::PolicyChoice;
 use downbeat_protocol::inference::{
@@ -54,6 +55,16 @@ impl<'a> Report<'a> {
         self.warnings.push(self.source.finding(field, message.into()));
     }
 
+    /// An error about a setting of Triton that this server does not have, and the page about the setting.
+    pub(crate) fn refuse(&mut self, field: &str, message: &str, page: Pointer) {
+        self.error(field, format!("{message} ({page})"));
+    }
+
+    /// A warning about a setting of Triton that this server ignores, and the page about the setting.
+    pub(crate) fn pass_over(&mut self, field: &str, message: &str, page: Pointer) {
+        self.warn(field, format!("{message} ({page})"));
+    }
+
     /// Checks everything that does not need the model file, nor the server's devices.
     pub(crate) fn check(&mut self, model: &str) -> Checked {
         let config = &self.source.config;
@@ -101,7 +112,9 @@ impl<'a> Report<'a> {
                 continue;
             }
             let hint = match did_you_mean(written, names) {
-                hint if hint.is_empty() => format!("; Downbeat runs ONNX models ({field}: \"{}\")", names[0]),
+                hint if hint.is_empty() => {
+                    format!("; Downbeat runs ONNX models ({field}: \"{}\"; {})", names[0], Pointer::OTHER_MODELS)
+                }
                 hint => hint,
             };
             self.error(field, format!("'{written}' is not supported{hint}"));
@@ -138,10 +151,12 @@ impl<'a> Report<'a> {
 
     fn of_tensorrt(&mut self, path: &str, is_shape_tensor: bool, is_non_linear: bool) {
         if is_shape_tensor {
-            self.error(&format!("{path}.is_shape_tensor"), "shape tensors exist in TensorRT models only");
+            let message = "shape tensors exist in TensorRT models only";
+            self.refuse(&format!("{path}.is_shape_tensor"), message, Pointer::OTHER_MODELS);
         }
         if is_non_linear {
-            self.error(&format!("{path}.is_non_linear_format_io"), "non-linear formats exist in TensorRT models only");
+            let message = "non-linear formats exist in TensorRT models only";
+            self.refuse(&format!("{path}.is_non_linear_format_io"), message, Pointer::OTHER_MODELS);
         }
     }
 
@@ -185,10 +200,8 @@ impl<'a> Report<'a> {
             );
         }
         if input.allow_ragged_batch {
-            self.warn(
-                &format!("{path}.allow_ragged_batch"),
-                "is not supported: requests of different shapes are not batched with each other",
-            );
+            let message = "is not supported: requests of different shapes are not batched with each other";
+            self.pass_over(&format!("{path}.allow_ragged_batch"), message, Pointer::IGNORED_FIELDS);
         }
     }
 
@@ -215,16 +228,15 @@ impl<'a> Report<'a> {
     fn scheduling(&mut self, config: &ModelConfig) {
         match &config.scheduling_choice {
             Some(SchedulingChoice::DynamicBatching(batching)) => self.dynamic_batching(config, batching),
-            Some(SchedulingChoice::SequenceBatching(_)) => self.error(
+            Some(SchedulingChoice::SequenceBatching(_)) => self.refuse(
                 "sequence_batching",
                 "is not supported: requests of a sequence would lose their state; remove this field only if the model \
                  keeps no state",
+                Pointer::SEQUENCES,
             ),
             Some(SchedulingChoice::EnsembleScheduling(_)) => {
-                self.error(
-                    "ensemble_scheduling",
-                    "is not supported: load the ensemble's models and call them one by one",
-                );
+                let message = "is not supported: load the ensemble's models and call them one by one";
+                self.refuse("ensemble_scheduling", message, Pointer::ENSEMBLES);
             }
             None => {}
         }
@@ -331,7 +343,8 @@ impl<'a> Report<'a> {
             } else if kind == Kind::Gpu {
                 let message = format!(
                     "is KIND_GPU, but this server runs models on the CPU; start the server on GPUs (--engine cuda), \
-                     allow the CPU (--cuda-missing cpu), write KIND_AUTO, {ELSEWHERE}"
+                     allow the CPU (--cuda-missing cpu), write KIND_AUTO, {ELSEWHERE} ({})",
+                    Pointer::PLACEMENT
                 );
                 self.error(&format!("{path}.kind"), message);
             }
@@ -341,7 +354,8 @@ impl<'a> Report<'a> {
         if kind == Kind::Cpu {
             let message = format!(
                 "is KIND_CPU, but this server runs models on its GPUs {used}; serve the model on the CPU (--engine \
-                 onnxruntime), write KIND_AUTO, {ELSEWHERE}"
+                 onnxruntime), write KIND_AUTO, {ELSEWHERE} ({})",
+                Pointer::PLACEMENT
             );
             self.error(&format!("{path}.kind"), message);
             return None;
@@ -350,7 +364,7 @@ impl<'a> Report<'a> {
         let unknown = listed.iter().find(|gpu| !u32::try_from(**gpu).is_ok_and(|gpu| gpus.contains(&gpu)));
         if let Some(unknown) = unknown {
             let auto = if kind == Kind::Auto { "; without this GPU KIND_AUTO would mean the CPU" } else { "" };
-            self.error(&format!("{path}.gpus"), format!("names GPU {unknown}; this server uses {used}{auto}"));
+            self.error(&format!("{path}.gpus"), format!("names GPU {unknown}; this server uses {used}{auto} ({})", Pointer::PLACEMENT));
         }
         if group.count > 1 {
             let message = "one batch of a model runs at a time on each GPU; the device policy elastic runs several";
@@ -375,7 +389,8 @@ impl<'a> Report<'a> {
                 (!group.host_policy.is_empty(), "host_policy"),
             ] {
                 if given {
-                    self.warn(&format!("{path}.{field}"), "is not supported, and ignored");
+                    let message = "is not supported, and ignored";
+                    self.pass_over(&format!("{path}.{field}"), message, Pointer::IGNORED_FIELDS);
                 }
             }
         }
@@ -387,14 +402,18 @@ impl<'a> Report<'a> {
     fn unsupported(&mut self, config: &ModelConfig) {
         let decoupled = config.model_transaction_policy.is_some_and(|p| p.decoupled);
         let agents = config.model_repository_agents.as_ref().is_some_and(|a| !a.agents.is_empty());
-        for (given, field, why) in [
-            (decoupled, "model_transaction_policy.decoupled", "Downbeat gives each request exactly one answer"),
-            (!config.batch_input.is_empty(), "batch_input", "the model would miss these inputs"),
-            (!config.batch_output.is_empty(), "batch_output", "outputs would be split wrongly"),
-            (agents, "model_repository_agents", "the model would be served without the agents' checks or changes"),
+        let one_answer = "is not supported: Downbeat gives each request exactly one answer";
+        let no_inputs = "is not supported: the model would miss these inputs";
+        let split = "is not supported: outputs would be split wrongly";
+        let unchecked = "is not supported: the model would be served without the agents' checks or changes";
+        for (given, field, message, page) in [
+            (decoupled, "model_transaction_policy.decoupled", one_answer, Pointer::DECOUPLED),
+            (!config.batch_input.is_empty(), "batch_input", no_inputs, Pointer::BATCH_TENSORS),
+            (!config.batch_output.is_empty(), "batch_output", split, Pointer::BATCH_TENSORS),
+            (agents, "model_repository_agents", unchecked, Pointer::REPOSITORY_AGENTS),
         ] {
             if given {
-                self.error(field, format!("is not supported: {why}"));
+                self.refuse(field, message, page);
             }
         }
         let operations = config.model_operations.as_ref().is_some_and(|o| !o.op_library_filename.is_empty());
@@ -415,7 +434,7 @@ impl<'a> Report<'a> {
             ),
         ] {
             if given {
-                self.warn(field, message);
+                self.pass_over(field, message, Pointer::IGNORED_FIELDS);
             }
         }
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use downbeat_core::Duration;
+use downbeat_core::pages::Pointer;
 use downbeat_protocol::inference::ModelConfig;
 
 use crate::config::check::Report;
@@ -52,7 +53,7 @@ impl Report<'_> {
             }
             let path = format!("parameters[\"{key}\"]");
             if ONNXRUNTIME_PARAMETERS.contains(&key.as_str()) {
-                self.warn(&path, "is ignored: the parameter tunes Triton's backend");
+                self.pass_over(&path, "is ignored: the parameter tunes Triton's backend", Pointer::IGNORED_FIELDS);
                 continue;
             }
             // Parameters are free, and clients read them too. Only a near miss of a name of ours
@@ -97,13 +98,15 @@ impl Report<'_> {
         let accelerators = config.optimization.as_ref()?.execution_accelerators.as_ref()?;
         for (i, accelerator) in accelerators.cpu_execution_accelerator.iter().enumerate() {
             let field = format!("{FIELD}.cpu_execution_accelerator[{i}]");
-            self.warn(&field, format!("'{}' is not supported, and ignored", accelerator.name));
+            let message = format!("'{}' is not supported, and ignored", accelerator.name);
+            self.pass_over(&field, &message, Pointer::IGNORED_FIELDS);
         }
         let mut tensorrt = None;
         for (i, accelerator) in accelerators.gpu_execution_accelerator.iter().enumerate() {
             let field = format!("{FIELD}.gpu_execution_accelerator[{i}]");
             if accelerator.name != "tensorrt" {
-                self.warn(&field, format!("'{}' is not supported, and ignored", accelerator.name));
+                let message = format!("'{}' is not supported, and ignored", accelerator.name);
+                self.pass_over(&field, &message, Pointer::IGNORED_FIELDS);
                 continue;
             }
             let options: &mut BTreeMap<String, String> = tensorrt.get_or_insert_default();
@@ -124,15 +127,13 @@ impl Report<'_> {
                     },
                     (key, value) if TENSORRT_OPTIONS.contains(&key) => set(key, value),
                     (key, _) if key.starts_with("trt_engine_cache") || key.starts_with("trt_timing_cache") => {
-                        self.warn(
-                            &field,
-                            "is ignored: the server keeps the models that TensorRT compiles beside the profiles \
-                             (profiling.cache_dir)",
-                        );
+                        let message = "is ignored: the server keeps the models that TensorRT compiles beside the \
+                                       profiles (profiling.cache_dir)";
+                        self.pass_over(&field, message, Pointer::TENSORRT);
                     }
                     (key, _) => {
                         let hint = did_you_mean(key, TENSORRT_OPTIONS);
-                        self.warn(&field, format!("is not supported, and ignored{hint}"));
+                        self.pass_over(&field, &format!("is not supported, and ignored{hint}"), Pointer::TENSORRT);
                     }
                 }
             }

@@ -47,13 +47,17 @@ class Export:
     def about(self, folder):
         """What about.json says."""
         saved = onnx.load(folder / "model.onnx", load_external_data=False)
+        opsets = {}
+        # Some files name a domain twice.
+        for entry in saved.opset_import:
+            opsets[entry.domain or "ai.onnx"] = max(entry.version, opsets.get(entry.domain or "ai.onnx", 0))
         return {
             "framework": self.framework,
             "exporter": self.exporter,
             "versions": {name: importlib.metadata.version(name) for name in self.packages} | {"python": platform.python_version()},
             "how": self.how,
             "ir": saved.ir_version,
-            "opset": {entry.domain or "ai.onnx": entry.version for entry in saved.opset_import},
+            "opset": opsets,
             "tolerance": {"relative": self.tolerance[0], "absolute": self.tolerance[1], "because": self.because},
         }
 

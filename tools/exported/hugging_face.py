@@ -13,7 +13,7 @@ GROUP = Group()
 PACKAGES = ("transformers", "torch", "tokenizers", "onnx", "numpy")
 SENTENCES = ["the quick brown fox jumps over the lazy dog", "a server answers requests before their deadline",
              "where does the fox sleep when it rains", "in a hole below the old oak"]
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def tokenizer():
@@ -63,25 +63,25 @@ class Embedder(torch.nn.Module):
 
 def bert(kind, **more):
     torch.manual_seed(SEED)
-    config = transformers.BertConfig(vocab_size=150, max_position_embeddings=64, attn_implementation="eager", **SMALL, **more)
+    config = transformers.BertConfig(vocab_size=150, max_position_embeddings=40, attn_implementation="eager", **SMALL, **more)
     return kind(config)
 
 
 def distilbert(kind, **more):
     torch.manual_seed(SEED)
-    return kind(transformers.DistilBertConfig(vocab_size=150, max_position_embeddings=64, dim=32, n_layers=2, n_heads=4, hidden_dim=64, **more))
+    return kind(transformers.DistilBertConfig(vocab_size=150, max_position_embeddings=40, dim=16, n_layers=2, n_heads=2, hidden_dim=32, **more))
 
 
 def roberta(kind, **more):
     torch.manual_seed(SEED)
-    return kind(transformers.RobertaConfig(vocab_size=150, max_position_embeddings=64, pad_token_id=0, type_vocab_size=2, **SMALL, **more))
+    return kind(transformers.RobertaConfig(vocab_size=150, max_position_embeddings=40, pad_token_id=0, type_vocab_size=2, **SMALL, **more))
 
 
 def text(module, arrays, outputs, exporter, output_axes, how):
     """A model of texts with varying batch and length."""
     example = {name: rows[:2, :8] for name, rows in arrays.items()}
     if exporter is DYNAMO:
-        axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=2, max=64)}
+        axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=2, max=36)}
         wrapped = isinstance(module, Answers)
         options = {"dynamic_shapes": (tuple(axes for _ in arrays),) if wrapped else tuple(axes for _ in arrays)}
     else:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -92,7 +91,7 @@ def difference(expected, found, tolerance):
                 wrong.append(f"'{name}' has other texts")
         else:
             apart = np.abs(found[name].astype(np.float64).reshape(array.shape) - array.astype(np.float64))
-            largest = max(largest, float(apart.max(initial=0.0)))
+            largest = np.fmax(largest, float(apart.max(initial=0.0)))
             if array.dtype.kind != "f" and apart.any():
                 wrong.append(f"'{name}' has other whole numbers")
             # Written so that a NaN is wrong too.
@@ -124,21 +123,21 @@ def repairs(log):
 
 
 def judge_all(server_class, program, folder, scratch, names=(), engines=ENGINES):
-    """Verdicts on all exported models of a folder (or on `names`), for each engine."""
+    """Verdicts on all exported models of a folder (or on `names`), one after the other, for each engine."""
     exported = [model for model in named(folder) if not names or model.name in names]
-    verdicts = []
     for engine in engines:
         place = scratch / engine
         place.mkdir(parents=True)
         models, flags = repository(exported, place, engine)
         with server_class(program, models, place, *flags, engine=engine) as server:
-            verdicts += [judge(server, model, engine) for model in exported]
-    return verdicts
+            for model in exported:
+                yield judge(server, model, engine)
 
 
 def versions(about):
     """Opsets and IR of a model, in a few words."""
-    sets = [f"{number}" if domain == "ai.onnx" else f"{domain} {number}" for domain, number in sorted(about["opset"].items())]
+    short = {"ai.onnx": "", "ai.onnx.ml": "ml "}
+    sets = [f"{short[domain]}{number}" for domain, number in sorted(about["opset"].items()) if domain in short]
     return f"{', '.join(sets)} / {about['ir']}"
 
 
@@ -160,8 +159,3 @@ def table(folder, verdicts):
         mended = "; ".join(sorted({verdict.repaired for verdict in served} - {""})) or "–"
         rows.append(f"| `{name}` | {about['exporter']} | {versions(about)} | {' | '.join(cell(found[engine]) for engine in ENGINES)} | {apart} | {mended} |")
     return "\n".join(rows) + "\n"
-
-
-def environment_without_onnxruntime():
-    """The environment of a process that must not find ONNX Runtime."""
-    return {key: value for key, value in os.environ.items() if key != "ORT_DYLIB_PATH"}

@@ -18,7 +18,8 @@ PACKAGES = ("keras", "tensorflow-cpu", "tf2onnx", "onnx", "numpy")
 
 
 def drawn(*shape):
-    return np.random.default_rng(SEED).normal(size=shape).astype(np.float32)
+    """Random eighths, which a compressed file holds in few bytes."""
+    return (np.random.default_rng(SEED).normal(size=shape) * 8).round().astype(np.float32) / 8
 
 
 def built(*made):
@@ -70,7 +71,7 @@ def mlp():
 
 
 def cnn():
-    return built(layers.Input([24, 24, 3]), layers.Conv2D(8, 3, padding="same"), layers.BatchNormalization(), layers.ReLU(), layers.MaxPooling2D(),
+    return built(layers.Input([16, 16, 3]), layers.Conv2D(8, 3, padding="same"), layers.BatchNormalization(), layers.ReLU(), layers.MaxPooling2D(),
                  layers.DepthwiseConv2D(3, padding="same", activation="swish"), layers.Conv2D(16, 3, strides=2), layers.GlobalAveragePooling2D(),
                  layers.Dense(5, "softmax"))
 
@@ -104,7 +105,7 @@ def attention():
 
 
 SAMPLES = {
-    mlp: [drawn(5, 16)], cnn: [drawn(4, 24, 24, 3)], lstm: [drawn(5, 9, 6)], gru: [drawn(5, 9, 6)], two_inputs: [drawn(5, 8), drawn(5, 4)],
+    mlp: [drawn(5, 16)], cnn: [drawn(4, 16, 16, 3)], lstm: [drawn(5, 9, 6)], gru: [drawn(5, 9, 6)], two_inputs: [drawn(5, 8), drawn(5, 4)],
     decoder: [drawn(3, 6, 6, 4)], attention: [np.random.default_rng(SEED).integers(0, 50, (4, 10)).astype(np.int32)],
 }
 for make, arrays in SAMPLES.items():

@@ -251,8 +251,10 @@ fn value(tensor: &InferTensor) -> String {
 /// The kinds of files that fill the model's inputs, each with a name of such a file.
 fn files(wanted: &Wanted) -> Vec<(&'static str, &'static str)> {
     let media = |kind: &str| wanted.media.as_ref().is_some_and(|media| media.takes(kind));
-    let has_picture =
-        media("image/") || wanted.inputs.iter().filter(|input| picture::takes_pictures(input)).count() == 1;
+    // A configuration with a scale of pixels tells that a table of numbers is a gray picture.
+    let has_picture = media("image/")
+        || wanted.pixels.is_some()
+        || wanted.inputs.iter().filter(|input| picture::takes_pictures(input)).count() == 1;
     let is_table = wanted.rows != Rows::None && wanted.inputs.iter().all(|input| input.row().len() <= 1);
     let is_one = wanted.inputs.len() == 1;
     [

@@ -57,13 +57,15 @@ struct Layout {
 }
 
 impl Layout {
-    /// The layout of a row of these sizes; `None` if the row is no picture. `square` allows a row of
-    /// pixels without rows of its own.
+    /// The layout of a row of these sizes; `None` if the row is no picture. One dimension of n² elements
+    /// is a gray square.
     fn of(row: &[i64]) -> Option<Layout> {
         let layout = |order, channels, size| Some(Layout { order, is_gray: channels == 1, size });
         match *row {
-            [channels @ (1 | 3), height, width] => layout(Order::Chw, channels, [height, width]),
-            [height, width, channels @ (1 | 3)] => layout(Order::Hwc, channels, [height, width]),
+            [3, height, width] => layout(Order::Chw, 3, [height, width]),
+            [height, width, 3] => layout(Order::Hwc, 3, [height, width]),
+            [1, height, width] => layout(Order::Chw, 1, [height, width]),
+            [height, width, 1] => layout(Order::Hwc, 1, [height, width]),
             [-1, height, width] => layout(Order::Chw, 3, [height, width]),
             [height, width, -1] => layout(Order::Hwc, 3, [height, width]),
             [height, width] => layout(Order::Hw, 1, [height, width]),

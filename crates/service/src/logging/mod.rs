@@ -93,7 +93,7 @@ impl Drop for FlushAtEnd {
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
 /// The crates of the program, as the log names them.
-const CRATES: [&str; 21] = [
+const CRATES: [&str; 22] = [
     "downbeat",
     "downbeat_bench",
     "downbeat_cluster",

@@ -364,7 +364,10 @@ impl<'a> Report<'a> {
         let unknown = listed.iter().find(|gpu| !u32::try_from(**gpu).is_ok_and(|gpu| gpus.contains(&gpu)));
         if let Some(unknown) = unknown {
             let auto = if kind == Kind::Auto { "; without this GPU KIND_AUTO would mean the CPU" } else { "" };
-            self.error(&format!("{path}.gpus"), format!("names GPU {unknown}; this server uses {used}{auto} ({})", Pointer::PLACEMENT));
+            self.error(
+                &format!("{path}.gpus"),
+                format!("names GPU {unknown}; this server uses {used}{auto} ({})", Pointer::PLACEMENT),
+            );
         }
         if group.count > 1 {
             let message = "one batch of a model runs at a time on each GPU; the device policy elastic runs several";

@@ -87,10 +87,17 @@ flat-top:
 figure-16 *arguments:
     cargo run --release -p downbeat-lab --features highs --example figure_16 -- {{arguments}}
 
-# The program for releases, and its debug information beside it: target/dist/downbeat and downbeat.debug.
+# Packages for releases, in target/packages: the wheel, the archives of the program and of its debug information, the Debian package.
 dist *arguments:
-    cargo build --profile dist --locked -p downbeat {{arguments}}
-    tools/split_debug.sh target/dist/downbeat
+    packaging/build.sh {{arguments}}
+
+# A container image of the archive of `just dist`, without Docker, in target/packages; `just image --engine cpu` has ONNX Runtime.
+image *arguments:
+    packaging/image.sh {{arguments}}
+
+# From nothing to the first right answer of one's own model, with the packages of `just dist`: docs/results/install.md.
+first-answer *arguments: (_venv "tests/clients/requirements.txt")
+    {{venv}}/bin/python tools/first_answer.py --wheel target/packages/downbeat_server-*.whl --archive target/packages/downbeat-*-linux.tar.gz {{arguments}}
 
 # Licences, advisories and sources of the dependencies (needs cargo-deny).
 deny:

@@ -30,7 +30,7 @@ use downbeat_service::options::PlacementPlan;
 use prost::Message;
 
 pub use connection::{compressed_body, etcd_answer, grpc_connection, http_connection};
-pub use model_folder::{config_pbtxt, labels, onnx};
+pub use model_folder::{config_pbtxt, labels, onnx, repair};
 pub use model_trial::{PROGRAM, model_trial};
 pub use recipes::{recipe, tokenizer};
 
@@ -45,7 +45,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 24] = {
+pub const TARGETS: [Target; 25] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
     }
@@ -55,6 +55,7 @@ pub const TARGETS: [Target; 24] = {
         http_management,
         grpc_messages,
         onnx,
+        repair,
         config_pbtxt,
         downbeat_toml,
         decision_log,

@@ -103,3 +103,26 @@ pub fn onnx(data: &[u8]) {
         }
     });
 }
+
+/// A model file before its repair, and the repaired file.
+///
+/// # Panics
+/// If it is refused without a word, or if a repaired file needs a repair again.
+pub fn repair(data: &[u8]) {
+    in_folder(|folder| {
+        if std::fs::write(&folder.model, data).is_err() {
+            return;
+        }
+        match downbeat_repair::repair(&folder.model) {
+            Ok(None) => {}
+            Err(error) => assert!(!error.reason.is_empty()),
+            Ok(Some(repair)) => {
+                let mut repaired = Vec::new();
+                if repair.write(&mut repaired).is_ok() && std::fs::write(&folder.model, repaired).is_ok() {
+                    let again = downbeat_repair::repair(&folder.model).map(|again| again.map(|again| again.done));
+                    assert!(matches!(&again, Ok(None)), "{:?}, then {again:?}", repair.done);
+                }
+            }
+        }
+    });
+}

@@ -1,8 +1,11 @@
-"""Manifests for Kubernetes, compose.yaml and the Dockerfile: against published schemas, and against the program."""
+"""Manifests for Kubernetes, the Helm chart, compose.yaml and the Dockerfile: against published schemas, and against the
+program."""
 import contextlib
+import functools
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -10,51 +13,103 @@ import time
 import check_jsonschema
 import jsonschema
 import kubernetes_validate
+import pydantic
 import pytest
 import requests
 import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
+from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
+from helm_python import Chart, HelmRenderError, HelmValuesError, lint
 
 from serving import EXAMPLES, ROOT, START_TIMEOUT_S, environment, free_ports
 
+HERE = pathlib.Path(__file__).parent
 DEPLOY = ROOT / "deploy" / "kubernetes"
-KUBERNETES = "1.37"
+CHART = ROOT / "deploy" / "helm" / "downbeat"
+# The oldest that the chart allows, and the last three.
+KUBERNETES = ["1.32", "1.35", "1.36", "1.37"]
 FOLDERS = ["base", "gpu", "single"]
+# What is set beside the chart's own values.
+VALUES = {
+    "helm-single": {},
+    "helm-single-download": {
+        "models": {"url": "s3://models/digits", "secret": "s3"}, "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/models"}},
+        "env": [{"name": "AWS_REGION", "value": "eu-central-1"}], "envFrom": [{"secretRef": {"name": "more"}}],
+    },
+    "helm-single-many": {
+        "serve": {"args": ["--slo-ms=digits=50"], "autoscaling": {"enabled": True, "minReplicas": 2}, "nodeSelector": {"pool": "models"}, "affinity": {"nodeAffinity": {}}},
+        "gpu": {"enabled": True}, "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "shop"}}}]}, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+        "image": {"repository": "images/downbeat", "tag": "1", "pullSecrets": [{"name": "registry"}]}, "models": {"claim": {"name": "shared", "create": False}},
+    },
+    "helm-single-bare": {"serviceAccount": {"create": False}, "networkPolicy": {"enabled": False}, "podMonitor": {"enabled": True}},
+    "helm-cluster": {"mode": "cluster"},
+    "helm-cluster-gpu": {"mode": "cluster", "gpu": {"enabled": True}},
+    "helm-cluster-keda": {
+        "mode": "cluster", "backend": {"autoscaling": {"kind": "keda"}}, "gpu": {"enabled": True, "count": 4}, "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "config": "[models.digits]\nslo_ms = 50\n", "podAnnotations": {"a": "b"}, "podLabels": {"team": "a"}, "priorityClassName": "high",
+        "models": {"claim": {"storageClassName": "nfs", "accessModes": ["ReadWriteMany"], "size": "100Gi"}}, "volumes": [{"name": "more", "emptyDir": {}}], "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+    },
+    "helm-cluster-hpa": {"mode": "cluster", "backend": {"autoscaling": {"kind": "hpa"}}, "podMonitor": {"enabled": True}, "scheduler": {"replicas": 3}, "frontend": {"autoscaling": {"enabled": False}, "replicas": 3}},
+}
+SETS = [*FOLDERS, *VALUES]
+# What one means in the other: the chart's values, and the folder for kustomize.
+SAME = [("helm-single", "single"), ("helm-cluster", "base"), ("helm-cluster-gpu", "gpu")]
 ROLES = ["frontend", "scheduler", "backend", "serve"]
 # The flags of the ports of HTTP, gRPC and metrics, by the port's name. `--help` has their defaults,
 # and those of the cluster's ports.
 OWN_PORTS = {"http": "--http-port", "grpc": "--grpc-port", "metrics": "--metrics-port"}
 
 
-def rendered(folder):
-    """The objects that `kubectl apply -k` would apply."""
+def of_kustomize(folder):
+    """The text of the objects that `kubectl apply -k` would apply."""
     kubectl = pathlib.Path(sys.executable).parent / "kubectl"
     done = subprocess.run([kubectl, "kustomize", DEPLOY / folder], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return done.stdout
+
+
+def of_helm(values, name="downbeat"):
+    """The text of the objects that `helm install` would apply, and the notes that it would print."""
+    files = Chart.load(CHART).render(values, name=name, namespace="models")
+    notes, = [text for path, text in files.items() if path.endswith("NOTES.txt")]
+    return "\n---\n".join(text for path, text in files.items() if path.endswith(".yaml")), notes
+
+
+@functools.cache
+def text_of(name):
+    return of_helm(VALUES[name])[0] if name in VALUES else of_kustomize(name)
+
+
+def rendered(name):
+    """The objects of a folder for kustomize, or of the chart with some values."""
+    return [document for document in yaml.safe_load_all(text_of(name)) if document]
 
 
 def of_file(path):
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def strict(schema):
-    """The same schema, by which an unknown field is an error."""
-    if isinstance(schema, dict):
-        schema = {key: strict(value) for key, value in schema.items()}
-        if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
-            schema.setdefault("additionalProperties", False)
-    elif isinstance(schema, list):
-        schema = [strict(value) for value in schema]
-    return schema
+# Objects of others, by the models of Python packages.
+MODELS = {"ScaledObject": ScaledObject, "PodMonitor": PodMonitor, "PrometheusRule": PrometheusRule}
 
 
-def check_schema(document):
-    if document["apiVersion"].startswith("keda.sh/"):
-        assert document["kind"] == "ScaledObject", document["kind"]
-        jsonschema.validate(document, strict(ScaledObject.model_json_schema(by_alias=True)))
+@functools.cache
+def check_text(text, version):
+    document = json.loads(text)
+    if document["apiVersion"].partition("/")[0] in ("keda.sh", "monitoring.coreos.com"):
+        MODELS[document["kind"]].model_validate(document, extra="forbid")
     else:
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def check_schema(document, version):
+    """Checks an object, whose unknown fields are errors. The same object of another set is not checked again."""
+    check_text(json.dumps(document, sort_keys=True), version)
+
+
+def check_kserve(documents):
+    """Checks objects of KServe, in a process of its own."""
+    return subprocess.run([sys.executable, HERE / "kserve_schema.py"], input=json.dumps(documents), capture_output=True, text=True, timeout=120)
 
 
 def workloads(documents):
@@ -77,7 +132,7 @@ def helps(binary):
     return texts
 
 
-def check_command(arguments, helps, variables=()):
+def check_command(arguments, helps, variables=(), models="/models"):
     """Checks that the role has all flags and variables, and that each flag has its value in the
     same argument."""
     role, *rest = arguments
@@ -88,10 +143,16 @@ def check_command(arguments, helps, variables=()):
     for name in variables:
         assert not name.startswith("DOWNBEAT_") or f"[env: {name}=]" in helps[role], (role, name)
     places = [argument for argument in rest if not argument.startswith("-")]
-    assert places == (["/models"] if role in ("backend", "serve") else []), arguments
+    assert places == ([models] if role in ("backend", "serve") else []), arguments
     for argument in rest:
         if argument.startswith("--devices="):
             assert int(argument.partition("=")[2]) == 1, "autoscaling counts pods as devices"
+
+
+def needs_sources(helps):
+    """Addresses of models, and `NAME=MODELS`, come with another change of the same issue."""
+    if "NAME=MODELS" not in helps["serve"]:
+        pytest.xfail("this program serves folders of models only")
 
 
 def default(text, flag):
@@ -102,25 +163,70 @@ def cluster_port(text, role):
     return int(re.search({"scheduler": r"port (\d+) of --host", "frontend": r"frontend: port (\d+)"}[role], default(text, "--listen")).group(1))
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_rendered_folders_follow_the_published_schemas(folder):
-    documents = rendered(folder)
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("name", SETS)
+def test_all_that_is_rendered_follows_the_published_schemas(name, version):
+    documents = rendered(name)
     assert workloads(documents)
     for document in documents:
-        check_schema(document)
+        check_schema(document, version)
+
+
+def test_an_unknown_field_fails_in_each_schema():
+    objects = {document["kind"]: document for name in SETS for document in rendered(name)} | {"PodMonitor": of_file(DEPLOY / "monitor" / "podmonitor.yaml")[0]}
+    assert {"Deployment", "StatefulSet", "Service", "PersistentVolumeClaim", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "HorizontalPodAutoscaler", *MODELS} <= set(objects)
+    for kind, document in objects.items():
+        check_schema(document, KUBERNETES[-1])
+        place = "data" if kind == "ConfigMap" else "metadata" if kind == "ServiceAccount" else "spec"
+        wrong = document | {place: document[place] | {"unknownField": {}}}
+        with pytest.raises((pydantic.ValidationError, kubernetes_validate.ValidationError)):
+            check_schema(wrong, KUBERNETES[-1])
 
 
 def test_each_file_follows_its_schema_and_is_used():
     patches, rules = {DEPLOY / "gpu" / "backend.yaml"}, DEPLOY / "autoscale" / "rules.yaml"
     for path in sorted(DEPLOY.rglob("*.yaml")):
-        if path.name == "kustomization.yaml" or path in patches or path == rules:
+        if path.name == "kustomization.yaml" or path in patches or path == rules or path.parent.name == "kserve":
             continue
         for document in of_file(path):
-            check_schema(document)
+            check_schema(document, KUBERNETES[0])
     for folder in FOLDERS:
         said = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text())
         named = {*said["resources"], *(patch["path"] for patch in said.get("patches", []))}
         assert {path.name for path in (DEPLOY / folder).glob("*.yaml")} - {"kustomization.yaml"} == named - {"../base"}, folder
+
+
+def test_objects_for_kserve_follow_its_models():
+    runtimes, services = of_file(DEPLOY / "kserve" / "runtime.yaml"), of_file(DEPLOY / "kserve" / "digits.yaml")
+    assert runtimes == [document for document in yaml.safe_load_all(of_kustomize("kserve")) if document]
+    done = check_kserve(runtimes + services)
+    assert done.returncode == 0, done.stderr
+    wrong = runtimes[0] | {"spec": runtimes[0]["spec"] | {"multimodel": False}}
+    assert "has no ['multimodel']" in check_kserve([wrong]).stderr
+    for service in services:
+        model = service["spec"]["predictor"]["model"]
+        chosen, = [runtime["spec"] for runtime in runtimes if runtime["metadata"]["name"] == model["runtime"]]
+        assert model["modelFormat"] in [{key: form[key] for key in ("name", "version")} for form in chosen["supportedModelFormats"]]
+        assert model["protocolVersion"] in chosen["protocolVersions"]
+
+
+def test_runtimes_for_kserve_are_those_of_the_program(helps):
+    for runtime in of_file(DEPLOY / "kserve" / "runtime.yaml"):
+        spec = runtime["spec"]
+        its, = spec["containers"]
+        named = runtime["metadata"]["name"] == "downbeat"
+        assert its["name"] == "kserve-container", "KServe looks for this name"
+        check_command(its["args"], helps, models="{{.Name}}=/mnt/models" if named else "/mnt/models")
+        assert {"--host=0.0.0.0", "--http-port=8080", "--grpc-port=9000"} <= set(its["args"]) and "ports" not in its
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert its[probe]["httpGet"]["port"] == 8080, "Knative probes no other port"
+        assert spec["annotations"] == {"prometheus.kserve.io/port": default(helps["serve"], "--metrics-port"), "prometheus.kserve.io/path": "/metrics"}
+        guarded = its["securityContext"]
+        assert guarded["runAsNonRoot"] and guarded["readOnlyRootFilesystem"] and not guarded["allowPrivilegeEscalation"] and guarded["capabilities"] == {"drop": ["ALL"]}
+        assert {mount["name"] for mount in its["volumeMounts"]} == {volume["name"] for volume in spec["volumes"] if volume["emptyDir"] == {}}
+        # KServe refuses a runtime whose priority for a format another one has: Triton's has 1.
+        chosen = [form for form in spec["supportedModelFormats"] if form.get("autoSelect")]
+        assert [form["priority"] for form in chosen] == ([2] if named else [])
 
 
 def test_compose_follows_its_specification(helps):
@@ -146,12 +252,15 @@ def test_compose_follows_its_specification(helps):
     assert lists == {f"scheduler-0:{port},scheduler-1:{port}"} and {"scheduler-0", "scheduler-1"} <= set(compose["services"])
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_commands_ports_and_ends_are_those_of_the_program(folder, helps):
-    for workload in workloads(rendered(folder)):
+@pytest.mark.parametrize("name", SETS)
+def test_commands_ports_and_ends_are_those_of_the_program(name, helps):
+    for workload in workloads(rendered(name)):
         its, pod = container(workload), workload["spec"]["template"]["spec"]
         role, text = its["args"][0], helps[its["args"][0]]
-        check_command(its["args"], helps, [variable["name"] for variable in its.get("env", [])])
+        models = VALUES.get(name, {}).get("models", {}).get("url", "/models")
+        if models != "/models":
+            needs_sources(helps)
+        check_command(its["args"], helps, [variable["name"] for variable in its.get("env", [])], models)
         assert pod["enableServiceLinks"] is False, "variables of services would be read as options"
         own = {name: int(default(text, flag)) for name, flag in OWN_PORTS.items() if f"{flag}=off" not in its["args"]}
         peers = {"scheduler": "schedulers", "frontend": "backends"}
@@ -162,9 +271,9 @@ def test_commands_ports_and_ends_are_those_of_the_program(folder, helps):
             assert pod["terminationGracePeriodSeconds"] > int(default(text, "--drain-timeout")), role
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_pods_may_do_nothing_more_than_they_need(folder):
-    for workload in workloads(rendered(folder)):
+@pytest.mark.parametrize("name", SETS)
+def test_pods_may_do_nothing_more_than_they_need(name):
+    for workload in workloads(rendered(name)):
         its, pod = container(workload), workload["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
         assert pod["automountServiceAccountToken"] is False
@@ -176,48 +285,59 @@ def test_pods_may_do_nothing_more_than_they_need(folder):
             assert mount.get("readOnly") or "emptyDir" in volumes[mount["name"]], mount
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_selectors_find_their_pods_and_drains_end(folder):
-    documents = rendered(folder)
+@pytest.mark.parametrize("name", SETS)
+def test_selectors_find_their_pods_and_drains_end(name):
+    documents = rendered(name)
     pods = {workload["metadata"]["name"]: workload for workload in workloads(documents)}
     # By autoscalers: fewest pods.
-    fewest = {name: workload["spec"].get("replicas", 1) for name, workload in pods.items()}
-    scalers = [document for document in documents if document["kind"] == "HorizontalPodAutoscaler"]
-    for scaler in scalers + [document for name in ("hpa", "keda") if folder != "single" for document in of_file(DEPLOY / "autoscale" / f"{name}.yaml")]:
-        assert scaler["spec"]["scaleTargetRef"]["name"] in pods
+    fewest = {pod: workload["spec"].get("replicas", 1) for pod, workload in pods.items()}
+    scalers = [document for document in documents if document["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
     for scaler in scalers:
-        target = scaler["spec"]["scaleTargetRef"]["name"]
+        target, spec = scaler["spec"]["scaleTargetRef"]["name"], scaler["spec"]
         assert "replicas" not in pods[target]["spec"], f"applying {target} would set back what its autoscaler has set"
-        fewest[target] = scaler["spec"]["minReplicas"]
+        fewest[target] = spec["minReplicas"] if "minReplicas" in spec else spec["minReplicaCount"]
+    for scaler in [document for one in ("hpa", "keda") if name in ("base", "gpu") for document in of_file(DEPLOY / "autoscale" / f"{one}.yaml")]:
+        assert scaler["spec"]["scaleTargetRef"]["name"] in pods
 
     def matched(labels):
         found = [name for name, pod in pods.items() if labels.items() <= pod["spec"]["template"]["metadata"]["labels"].items()]
         assert len(found) == 1, (labels, found)
         return found[0]
 
-    guarded = set()
+    guarded, closed, monitored = set(), set(), False
     for document in documents:
-        name, kind, spec = document["metadata"]["name"], document["kind"], document.get("spec", {})
+        own, kind, spec = document["metadata"]["name"], document["kind"], document.get("spec", {})
         if kind in ("Deployment", "StatefulSet"):
-            assert matched(spec["selector"]["matchLabels"]) == name
+            assert matched(spec["selector"]["matchLabels"]) == own
         if kind == "StatefulSet":
             assert any(d["kind"] == "Service" and d["metadata"]["name"] == spec["serviceName"] and d["spec"]["clusterIP"] == "None" for d in documents)
         if kind == "Service":
             ports = {port["name"]: port["containerPort"] for port in container(pods[matched(spec["selector"])])["ports"]}
-            assert all(ports[port["targetPort"]] == port["port"] for port in spec["ports"]), name
+            assert all(ports[port["targetPort"]] == port["port"] for port in spec["ports"]), own
         if kind == "NetworkPolicy":
             ports = {port["name"] for port in container(pods[matched(spec["podSelector"]["matchLabels"])])["ports"]}
-            assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} <= ports, name
+            closed |= {matched(spec["podSelector"]["matchLabels"])}
+            assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} == ports, own
+            for peer in [peer for rule in spec["ingress"] for peer in rule.get("from", []) if "podSelector" in peer]:
+                assert all(peer["podSelector"]["matchLabels"].items() <= pod["spec"]["template"]["metadata"]["labels"].items() for pod in pods.values()), own
+        if kind == "PodMonitor":
+            monitored = True
+            assert all(spec["selector"]["matchLabels"].items() <= pod["spec"]["template"]["metadata"]["labels"].items() for pod in pods.values())
+            assert all(endpoint["port"] in [port["name"] for port in container(pod)["ports"]] for pod in pods.values() for endpoint in spec["podMetricsEndpoints"])
         if kind == "PodDisruptionBudget":
             guarded.add(target := matched(spec["selector"]["matchLabels"]))
             assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-            assert isinstance(spec["maxUnavailable"], int) and 1 <= spec["maxUnavailable"] < fewest[target], f"{name}: a drain blocks, or takes all"
-    assert guarded == (set(pods) if folder != "single" else set()), "one process of its own has nothing to be kept by"
+            assert isinstance(spec["maxUnavailable"], int) and 1 <= spec["maxUnavailable"] < fewest[target], f"{own}: a drain blocks, or takes all"
+    assert guarded == {pod for pod in pods if fewest[pod] > 1}, "one process of its own has nothing to be kept by"
+    assert closed == (set() if name in ("single", "helm-single-bare") else set(pods)), "who may reach the others' ports?"
+    for workload in pods.values():
+        scraped = workload["spec"]["template"]["metadata"].get("annotations", {}).get("prometheus.io/scrape")
+        assert scraped == (None if monitored else "true")
 
 
-@pytest.mark.parametrize("folder", ["base", "gpu"])
-def test_all_are_told_the_schedulers_that_there_are(folder, helps):
-    documents = workloads(rendered(folder))
+@pytest.mark.parametrize("set_name", [name for name in SETS if "single" not in name])
+def test_all_are_told_the_schedulers_that_there_are(set_name, helps):
+    documents = workloads(rendered(set_name))
     schedulers, = [workload for workload in documents if workload["kind"] == "StatefulSet"]
     name, service, port = schedulers["metadata"]["name"], schedulers["spec"]["serviceName"], cluster_port(helps["scheduler"], "scheduler")
     wanted = ",".join(f"{name}-{rank}.{service}:{port}" for rank in range(schedulers["spec"]["replicas"]))
@@ -225,14 +345,15 @@ def test_all_are_told_the_schedulers_that_there_are(folder, helps):
     for workload in documents:
         assert f"--schedulers={wanted}" in container(workload)["args"], workload["metadata"]["name"]
     gpus = [container(workload)["resources"]["limits"].get("nvidia.com/gpu") for workload in documents if container(workload)["args"][0] == "backend"]
-    assert gpus == [1 if folder == "gpu" else None]
+    assert gpus == [VALUES.get(set_name, {"gpu": {"count": 1}}).get("gpu", {"count": None}).get("count", 1) if set_name != "base" else None]
 
 
 def test_all_listen_where_others_reach_them(helps):
     """The default is the loopback interface, which only the container itself reaches."""
     assert default(helps["serve"], "--host") == "127.0.0.1"
     commands = [service["command"] for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()]
-    commands += [container(workload)["args"] for folder in FOLDERS for workload in workloads(rendered(folder))]
+    commands += [container(workload)["args"] for name in SETS for workload in workloads(rendered(name))]
+    commands += [runtime["spec"]["containers"][0]["args"] for runtime in of_file(DEPLOY / "kserve" / "runtime.yaml")]
     assert len(commands) > 8
     for command in commands:
         assert "--host=0.0.0.0" in command, command
@@ -242,7 +363,8 @@ def test_all_listen_where_others_reach_them(helps):
 def test_nothing_names_the_host_of_a_registry():
     images = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     images += [service["image"] for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()]
-    images += [container(workload)["image"] for folder in FOLDERS for workload in workloads(rendered(folder))]
+    images += [container(workload)["image"] for name in SETS if name != "helm-single-many" for workload in workloads(rendered(name))]
+    images += [runtime["spec"]["containers"][0]["image"] for runtime in of_file(DEPLOY / "kserve" / "runtime.yaml")]
     assert len(images) > 8
     for image in images:
         # `scratch` is no image: docker builds its stage from nothing.
@@ -262,6 +384,140 @@ def test_autoscalers_read_recorded_rules_of_known_metrics():
     source = "".join(path.read_text() for path in (ROOT / "crates").glob("*/src/**/*.rs"))
     for name in used - recorded:
         assert f'"{name}"' in source, name
+
+
+def kept(documents):
+    """What a folder and the chart must agree on: all but names, labels and selectors."""
+    found = {}
+    for document in documents:
+        kind, spec = document["kind"], document.get("spec", {})
+        if kind in ("Deployment", "StatefulSet"):
+            its, pod = container(document), spec["template"]["spec"]
+            role = its["args"][0]
+            found[role] = {key: its[key] for key in ("args", "ports", "startupProbe", "livenessProbe", "readinessProbe", "securityContext", "resources", "volumeMounts", "image")}
+            found[role] |= {key: pod.get(key) for key in ("securityContext", "enableServiceLinks", "automountServiceAccountToken", "terminationGracePeriodSeconds", "volumes", "tolerations")}
+            found[role] |= {"env": its.get("env"), "replicas": spec.get("replicas"), "annotations": spec["template"]["metadata"]["annotations"]}
+        elif kind in ("Service", "PersistentVolumeClaim", "HorizontalPodAutoscaler", "PodDisruptionBudget"):
+            spec = {key: value for key, value in spec.items() if key not in ("selector", "type")}
+            found[kind, document["metadata"]["name"]] = spec
+    return found
+
+
+@pytest.mark.parametrize(("values", "folder"), SAME)
+def test_the_chart_and_kustomize_say_the_same(values, folder):
+    assert kept(rendered(values)) == kept(rendered(folder))
+
+
+def test_the_chart_has_no_fault_by_helms_own_lint():
+    for values in VALUES.values():
+        report = lint(CHART, values, strict=True)
+        assert not report["errors"] and not [message for message in report["messages"] if message["severity"] >= 2], report
+
+
+@pytest.mark.parametrize(("values", "said"), [
+    ({"mode": "both"}, "mode"), ({"replicas": 2}, "replicas"), ({"serve": {"replica": 2}}, "replica"), ({"serve": {"replicas": 0}}, "replicas"),
+    ({"models": {"url": "ftp://host/model"}}, "url"), ({"models": {"claim": {"size": "much"}}}, "size"), ({"gpu": {"count": "2"}}, "count"),
+    ({"serve": {"args": ["slo-ms=50"]}}, "args"), ({"backend": {"autoscaling": {"kind": "vpa"}}}, "kind"), ({"podMonitor": {"interval": "15"}}, "interval"),
+    ({"mode": "cluster", "models": {"url": "s3://models"}}, "models.claim"),
+])
+def test_values_that_cannot_be_meant_are_refused(values, said):
+    with pytest.raises((HelmValuesError, HelmRenderError), match=said):
+        of_helm(values)
+
+
+def test_the_schema_has_each_value_and_no_other():
+    whole = json.loads((CHART / "values.schema.json").read_text())
+
+    def compare(values, schema, place):
+        schema = whole["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        if values and isinstance(values, dict) and "properties" in schema:
+            assert schema["additionalProperties"] is False, place
+            assert set(values) == set(schema["properties"]) - {"global"}, place
+            for key, value in values.items():
+                compare(value, schema["properties"][key], f"{place}.{key}")
+
+    compare(yaml.safe_load((CHART / "values.yaml").read_text()), whole, "values")
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("release", ["downbeat", "shop"])
+def test_the_notes_name_objects_that_there_are(name, release):
+    text, notes = of_helm(VALUES[name], release)
+    there = {f"{document['kind'].lower()}/{document['metadata']['name']}" for document in yaml.safe_load_all(text) if document}
+    named = set(re.findall(r"(?:deployment|service)/[\w-]+", notes))
+    assert len(named) > 1 and named <= there, notes
+    assert "\n\n\n" not in notes and "{{" not in notes
+
+
+def test_two_releases_in_a_namespace_do_not_meet():
+    texts = [of_helm(VALUES["helm-cluster"], release)[0] for release in ("one", "two")]
+    names, labels = [], []
+    for text in texts:
+        documents = [document for document in yaml.safe_load_all(text) if document]
+        names.append({(document["kind"], document["metadata"]["name"]) for document in documents})
+        labels.append([workload["spec"]["selector"]["matchLabels"] for workload in workloads(documents)])
+        for workload in workloads(documents):
+            schedulers, = [argument for argument in container(workload)["args"] if argument.startswith("--schedulers=")]
+            assert schedulers.partition("=")[2].startswith(f"{'one' if text is texts[0] else 'two'}-downbeat-scheduler-0.")
+    assert not names[0] & names[1] and not [label for label in labels[0] if label in labels[1]]
+
+
+def test_all_name_the_version_of_the_program():
+    version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE).group(1)
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == version
+    images = {container(workload)["image"] for name in SETS if name != "helm-single-many" for workload in workloads(rendered(name))}
+    images |= {runtime["spec"]["containers"][0]["image"] for runtime in of_file(DEPLOY / "kserve" / "runtime.yaml")}
+    assert images == {f"downbeat:{version}", f"downbeat:{version}-cuda"}
+
+
+def test_the_charts_autoscaler_asks_what_the_folders_does():
+    def query(text):
+        return text.replace('namespace="models",', "")
+
+    expected, = [rule["expr"] for group in yaml.safe_load((DEPLOY / "autoscale/rules.yaml").read_text())["groups"] for rule in group["rules"]]
+    scaled, = [document["spec"] for document in rendered("helm-cluster-keda") if document["kind"] == "ScaledObject"]
+    theirs, = of_file(DEPLOY / "autoscale" / "keda.yaml")
+    assert query(scaled["triggers"][0]["metadata"]["query"]) == expected
+    # A pod has four devices there.
+    assert scaled["triggers"][0]["metadata"]["threshold"] == "4"
+    assert {key: value for key, value in scaled.items() if key != "triggers"} == {key: value for key, value in theirs["spec"].items() if key != "triggers"}
+    rule, = [document for document in rendered("helm-cluster-hpa") if document["kind"] == "PrometheusRule"]
+    assert query(rule["spec"]["groups"][0]["rules"][0]["expr"]) == expected
+    hpa, = [document["spec"] for document in rendered("helm-cluster-hpa") if document["kind"] == "HorizontalPodAutoscaler"]
+    assert hpa == of_file(DEPLOY / "autoscale" / "hpa.yaml")[0]["spec"]
+
+
+def test_a_secret_reaches_only_the_pods_that_run_models():
+    workload, = workloads(rendered("helm-single-download"))
+    its = container(workload)
+    assert its["args"][-2:] == ["--model-cache=/models", "s3://models/digits"]
+    # The ports open after the download.
+    assert its["startupProbe"]["failureThreshold"] * its["startupProbe"]["periodSeconds"] == 1800
+    assert its["envFrom"] == [{"secretRef": {"name": "s3"}}, {"secretRef": {"name": "more"}}] and its["env"][0]["name"] == "AWS_REGION"
+    claims = [document for document in rendered("helm-single-download") if document["kind"] == "PersistentVolumeClaim"]
+    assert not claims
+    documents = [document for document in yaml.safe_load_all(of_helm({"mode": "cluster", "models": {"secret": "s3"}})[0]) if document]
+    assert {container(workload)["args"][0]: "envFrom" in container(workload) for workload in workloads(documents)} == {"frontend": False, "scheduler": False, "backend": True}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool on the path (Debian: prometheus)")
+def test_prometheus_itself_evaluates_the_rules(tmp_path):
+    """The leader's number counts, and nothing is said while no scheduler has one."""
+    chart, = [document["spec"] for document in rendered("helm-cluster-hpa") if document["kind"] == "PrometheusRule"]
+    (tmp_path / "folder.yaml").write_text((DEPLOY / "autoscale" / "rules.yaml").read_text())
+    (tmp_path / "chart.yaml").write_text(yaml.safe_dump(chart))
+    series = {"downbeat-scheduler-0": "NaN NaN 5 5", "downbeat-scheduler-1": "NaN NaN NaN NaN", "downbeat-backend-abc": "9 9 9 9"}
+    wanted = {"15s": [], "45s": [{"labels": "downbeat:devices_wanted", "value": 5}]}
+    for rules in ("folder.yaml", "chart.yaml"):
+        case = {
+            "interval": "15s",
+            "input_series": [{"series": f'downbeat_autoscale_devices{{namespace="models",pod="{pod}"}}', "values": values} for pod, values in series.items()],
+            "promql_expr_test": [{"expr": "downbeat:devices_wanted", "eval_time": at, "exp_samples": samples} for at, samples in wanted.items()],
+        }
+        (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [rules], "evaluation_interval": "15s", "tests": [case]}))
+        done = subprocess.run(["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_base_serves_with_its_own_arguments(binary, tmp_path):

@@ -53,10 +53,10 @@ def test_onnxruntime_ends_a_run_that_does_not_end(start, repository, policy):
         endless = pool.submit(infer, server, "loop", ENDLESS)
         assert [infer(server, "one", 1).status_code for _ in range(20)] == [200] * 20
         reply = endless.result()
-    assert reply.status_code == 504 and "the most that it may take" in reply.json()["error"], reply.text
+    assert reply.status_code == 504 and "its limit" in reply.json()["error"], reply.text
     assert not is_ready(server, "loop") and is_ready(server, "one") and is_live(server)
     said = index(server)["loop"]
-    assert said["state"] == "UNAVAILABLE" and "the most that it may take" in said["reason"], said
+    assert said["state"] == "UNAVAILABLE" and "its limit" in said["reason"], said
     assert infer(server, "one", 1).status_code == 200
     # The model still gets requests, and is well again with its first answer.
     reply = infer(server, "loop", 3)

@@ -10,6 +10,7 @@ pub mod allocator;
 pub mod args;
 pub mod client;
 pub mod clock;
+pub mod code_pages;
 pub mod interrupt;
 pub mod load;
 pub mod results;

@@ -73,7 +73,7 @@ fn arena(most: u64, node: NodeId, ucx: UcxUse) -> anyhow::Result<(Option<Arc<Are
     let arena = match Arena::new(most) {
         Ok(arena) => arena,
         Err(error) if ucx == UcxUse::Off => {
-            tracing::info!(%error, "no shared memory: tensors go over TCP");
+            tracing::info!(%error, "shared memory cannot be used: tensors go over TCP");
             return Ok((None, None));
         }
         Err(error) => {
@@ -176,7 +176,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         () = signals.terminate.recv() => options.shutdown_grace.min(options.drain_timeout).into(),
         _ = signals.interrupt.recv() => Duration::ZERO,
     };
-    tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
+    tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, new requests are still answered");
     serving.start_draining();
     let finished =
         leave(&stage, frontends, &mut signals, grace, options.drain_timeout.into(), || serving.is_idle()).await;
@@ -391,7 +391,7 @@ impl BackendProcess {
             }
         };
         if tokio::time::timeout(limit, ended).await.is_err() {
-            tracing::warn!("batches of the cluster are not done yet, and are broken off");
+            tracing::warn!("batches of the cluster have not ended, and are broken off");
         }
     }
 }

@@ -26,7 +26,7 @@ const OTHER_ENCODINGS: [(&[u8], &str); 4] =
 pub enum FileContentError {
     /// The file is a git-lfs pointer. The text names the size and the digest that the pointer
     /// gives.
-    #[error("is a git-lfs pointer{0}, in the place of the file itself; fetch the file: git lfs pull")]
+    #[error("is a git-lfs pointer{0} in place of the file; fetch the file: git lfs pull")]
     LfsPointer(String),
     /// The text begins with the byte order mark of this encoding.
     #[error("is {0} text, as its byte order mark says; save it as UTF-8")]

@@ -50,6 +50,7 @@ enum Command {
     /// Options, and their sources, are the same as for `downbeat serve`.
     Backend(Box<options::serve_flags::ServeFlags>),
     Infer(commands::infer::InferArgs),
+    Import(commands::import::ImportArgs),
     Profile(Box<profile::profile_command::ProfileArgs>),
     Plan(commands::plan_command::PlanArgs),
     Bench(Box<downbeat_bench::Args>),
@@ -146,6 +147,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Scheduler(flags) => serve(&flags, Process::Scheduler, downbeat_server::serve_scheduler),
         Command::Backend(flags) => serve(&flags, Process::Backend, downbeat_server::serve_backend),
         Command::Infer(args) => Ok(commands::infer::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Import(args) => Ok(commands::import::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Profile(args) => Ok(profile::profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Plan(args) => Ok(commands::plan_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Bench(args) => Ok(downbeat_bench::run(*args)?),

@@ -59,7 +59,7 @@ pub(crate) fn section(file: &mut (impl Read + Seek), name: &str) -> std::io::Res
     file.seek(SeekFrom::Start(0))?;
     file.read_exact(&mut header)?;
     if header[..6] != *b"\x7fELF\x02\x01" {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "no library of 64 bits"));
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "not a library of 64 bits"));
     }
     let half = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
     let (e_shoff, e_shentsize, e_shnum, e_shstrndx) = (word(&header, 40), half(58), half(60), half(62));

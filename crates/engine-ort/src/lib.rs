@@ -7,6 +7,7 @@
 pub mod choice;
 pub mod cuda;
 mod elf;
+mod environment;
 pub mod install;
 pub mod library;
 mod loader;

@@ -13,12 +13,16 @@ pub const OLDEST_MINOR: u32 = 24;
 /// The cache, as a place for people.
 pub(crate) const IN_CACHE: &str = "in the cache of `downbeat engine install`";
 
+/// The Python environment of this program, as a place for people.
+pub(crate) const IN_ENVIRONMENT: &str = "in the Python environment that this program is installed in";
+
 /// The place where a library was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LibraryPlace {
     /// Named by the user, in this variable or flag.
     Asked(String),
     Executable,
+    Environment,
     Cache,
     System,
     Python,
@@ -31,10 +35,23 @@ impl std::fmt::Display for LibraryPlace {
         match self {
             LibraryPlace::Asked(who) => write!(f, "named by {who}"),
             LibraryPlace::Executable => f.write_str("beside the executable"),
+            LibraryPlace::Environment => f.write_str(IN_ENVIRONMENT),
             LibraryPlace::Cache => f.write_str(IN_CACHE),
             LibraryPlace::System => f.write_str("on the system's library path"),
             LibraryPlace::Python => f.write_str("in Python's packages"),
             LibraryPlace::Gpu => f.write_str("with the CUDA provider"),
+        }
+    }
+}
+
+impl LibraryPlace {
+    /// The way to a library that can be used.
+    fn remedy(&self) -> String {
+        match self {
+            LibraryPlace::Environment => {
+                format!("`pip install --upgrade 'onnxruntime>=1.{OLDEST_MINOR}'` there mends it")
+            }
+            _ => "`downbeat engine install` fetches one".to_owned(),
         }
     }
 }
@@ -58,10 +75,10 @@ impl FindError {
         FindError { words, is_missing: true }
     }
 
-    fn too_old(path: &Path, place: &str, version: &str) -> FindError {
-        let path = path.display();
+    fn too_old(path: &Path, place: &LibraryPlace, version: &str) -> FindError {
+        let (path, remedy) = (path.display(), place.remedy());
         FindError::new(format!(
-            "the onnxruntime library at {path} ({place}) is version {version}; 1.{OLDEST_MINOR} or newer is needed. `downbeat engine install` fetches one"
+            "the onnxruntime library at {path} ({place}) is version {version}; 1.{OLDEST_MINOR} or newer is needed. {remedy}"
         ))
     }
 
@@ -74,11 +91,9 @@ impl FindError {
     }
 
     /// The file is no onnxruntime library, or does not start.
-    fn unusable(path: &Path, place: &str, reason: &str) -> FindError {
-        let path = path.display();
-        FindError::new(format!(
-            "the library at {path} ({place}) cannot be used as onnxruntime: {reason}. `downbeat engine install` fetches one that can"
-        ))
+    fn unusable(path: &Path, place: &LibraryPlace, reason: &str) -> FindError {
+        let (path, remedy) = (path.display(), place.remedy());
+        FindError::new(format!("the library at {path} ({place}) cannot be used as onnxruntime: {reason}. {remedy}"))
     }
 
     fn new(words: String) -> FindError {
@@ -90,20 +105,20 @@ impl FindError {
 pub(crate) struct Library {
     pub(crate) path: PathBuf,
     pub(crate) version: String,
-    place: String,
+    place: LibraryPlace,
 }
 
 impl Library {
     /// Opens the library and asks for its version. It comes before `ort`, which panics on some
     /// failures.
     pub(crate) fn check(path: &Path, place: &LibraryPlace) -> Result<Library, FindError> {
-        let (place, bare) = (place.to_string(), *place == LibraryPlace::System);
+        let bare = *place == LibraryPlace::System;
         // `ort` takes a relative path as relative to the executable; a user means the working
         // directory.
         let path = if bare { path.to_owned() } else { std::path::absolute(path).unwrap_or_else(|_| path.to_owned()) };
-        let unusable = |reason: String| FindError::unusable(&path, &place, &reason);
+        let unusable = |reason: String| FindError::unusable(&path, place, &reason);
         if !bare && let Err(e) = std::fs::metadata(&path) {
-            return Err(FindError::missing(&path, &place, &e.to_string()));
+            return Err(FindError::missing(&path, &place.to_string(), &e.to_string()));
         }
         if !bare {
             elf::check_whole(&path).map_err(unusable)?;
@@ -113,7 +128,7 @@ impl Library {
         let library = unsafe { libloading::Library::new(&path) };
         let library = match library {
             Ok(library) => library,
-            Err(e) if bare => return Err(FindError::missing(&path, &place, &loader_words(&e))),
+            Err(e) if bare => return Err(FindError::missing(&path, &place.to_string(), &loader_words(&e))),
             Err(e) => return Err(unusable(format!("it does not load: {}", loader_words(&e)))),
         };
         type GetApiBase = unsafe extern "C" fn() -> *const ort::sys::OrtApiBase;
@@ -127,19 +142,19 @@ impl Library {
             };
             let version = CStr::from_ptr((base.GetVersionString)()).to_string_lossy().into_owned();
             if (base.GetApi)(OLDEST_MINOR).is_null() {
-                return Err(FindError::too_old(&path, &place, &version));
+                return Err(FindError::too_old(&path, place, &version));
             }
             version
         };
         let minor = version.split('.').nth(1).and_then(|m| m.parse::<u32>().ok());
         if minor.is_none_or(|minor| minor < OLDEST_MINOR) {
-            return Err(FindError::too_old(&path, &place, &version));
+            return Err(FindError::too_old(&path, place, &version));
         }
         let path = if bare { mapped(&path).unwrap_or(path) } else { path };
         // The library stays loaded until `ort` has opened it too: closing it in between would only
         // load it again.
         std::mem::forget(library);
-        Ok(Library { path, version, place })
+        Ok(Library { path, version, place: place.clone() })
     }
 
     pub(crate) fn unusable(&self, reason: String) -> FindError {

@@ -5,19 +5,20 @@ use std::path::{Path, PathBuf};
 use crate::cuda::libraries::Places;
 use crate::cuda::{CudaUnavailable, Provider};
 use crate::install::cache::{cache_folder, installed, installed_gpu, nvidia_folder};
-use crate::library::{FindError, IN_CACHE, LibraryPlace, newest_in};
-use crate::{elf, python};
+use crate::library::{FindError, IN_CACHE, IN_ENVIRONMENT, LibraryPlace, NAME, newest_in};
+use crate::{elf, environment, python};
 
 /// The places to search for the ONNX Runtime library: none by default, the usual ones by
-/// [`Search::from_env`]. Their order is `asked`, beside the executable, `cache`, the system's
-/// library path, Python's packages.
+/// [`Search::from_env`]. Their order is `asked`, beside the executable, the Python environment that
+/// the executable is installed in, `cache`, the system's library path, the packages of `python3`.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
     /// A library named by the user, with the name's source (`ORT_DYLIB_PATH`): no other library is
     /// tried.
     pub asked: Option<(String, PathBuf)>,
-    /// Whether to look beside the executable.
-    pub beside_executable: bool,
+    /// The program's file. Libraries are looked for beside the file, and if its folder is the `bin`
+    /// of a Python environment, in the packages of this environment.
+    pub executable: Option<PathBuf>,
     /// The folder that `downbeat engine install` fills.
     pub cache: Option<PathBuf>,
     /// Whether to ask the system's loader.
@@ -33,8 +34,8 @@ pub struct Search {
 }
 
 impl Search {
-    /// The usual places, by `ORT_DYLIB_PATH`, `DOWNBEAT_ONNXRUNTIME`, `XDG_CACHE_HOME` and `HOME`;
-    /// Python only for GPUs.
+    /// The usual places, by this program's file, `ORT_DYLIB_PATH`, `DOWNBEAT_ONNXRUNTIME`,
+    /// `XDG_CACHE_HOME` and `HOME`. Python is started only for GPUs.
     pub fn from_env() -> Search {
         let asked = ["ORT_DYLIB_PATH", "DOWNBEAT_ONNXRUNTIME"].into_iter().find_map(|name| {
             let path = std::env::var_os(name).filter(|v| !v.is_empty())?;
@@ -42,7 +43,7 @@ impl Search {
         });
         Search {
             asked,
-            beside_executable: true,
+            executable: std::env::current_exe().ok(),
             cache: cache_folder(),
             system: true,
             python_gpu: true,
@@ -59,6 +60,7 @@ impl Search {
         found.extend(
             self.beside_executable().iter().filter_map(|f| newest_in(f)).map(|p| (LibraryPlace::Executable, p)),
         );
+        found.extend(self.environment_libraries().map(|p| (LibraryPlace::Environment, p)));
         if let Some(cache) = &self.cache {
             found.extend(installed(cache).map(|p| (LibraryPlace::Cache, p)));
             found.extend(installed_gpu(cache).map(|p| (LibraryPlace::Cache, p)));
@@ -73,9 +75,23 @@ impl Search {
     }
 
     fn beside_executable(&self) -> Vec<PathBuf> {
-        let executable = self.beside_executable.then(|| std::env::current_exe().ok()).flatten();
-        let folder = executable.as_deref().and_then(Path::parent);
+        let folder = self.executable.as_deref().and_then(Path::parent);
         folder.map(|folder| vec![folder.to_owned(), folder.join("lib")]).unwrap_or_default()
+    }
+
+    /// The folders of packages of the Python environment that the executable is installed in.
+    fn environment(&self) -> Vec<PathBuf> {
+        let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+        self.executable
+            .as_deref()
+            .map(|executable| environment::package_folders(executable, home.as_deref()))
+            .unwrap_or_default()
+    }
+
+    /// The libraries in the Python environment that the executable is installed in: one, unless the
+    /// environment has packages of several Pythons.
+    pub fn environment_libraries(&self) -> impl Iterator<Item = PathBuf> {
+        self.environment().into_iter().filter_map(|packages| newest_in(&in_packages(&packages)))
     }
 
     /// The onnxruntime library that has `provider` beside it.
@@ -104,6 +120,7 @@ impl Search {
         }
         let mut places = Places::new(self.python_gpu);
         places.add("beside the executable", self.beside_executable());
+        places.add(IN_ENVIRONMENT, self.environment().iter().map(|packages| in_packages(packages)).collect());
         if let Some(cache) = &self.cache {
             let installed = installed_gpu(cache).and_then(|path| Some(path.parent()?.to_owned()));
             places.add(IN_CACHE, vec![installed.unwrap_or_else(|| cache.clone())]);
@@ -130,6 +147,7 @@ impl Search {
             places.add_loader_path();
         }
         places.add("beside onnxruntime", library.and_then(Path::parent).map(Path::to_owned).into_iter().collect());
+        places.add_packages(IN_ENVIRONMENT, &self.environment());
         places.add(IN_CACHE, self.cache.iter().map(|cache| nvidia_folder(cache)).collect());
         if self.system {
             places.add_system();
@@ -157,6 +175,11 @@ const SHARED: &str = "libonnxruntime_providers_shared.so";
 const SYSTEM_NAMES: [&str; 2] = ["libonnxruntime.1.dylib", "libonnxruntime.dylib"];
 #[cfg(not(target_os = "macos"))]
 const SYSTEM_NAMES: [&str; 2] = ["libonnxruntime.so.1", "libonnxruntime.so"];
+
+/// The folder of onnxruntime's library in a folder of packages.
+fn in_packages(packages: &Path) -> PathBuf {
+    packages.join(NAME).join("capi")
+}
 
 /// Asks Python for the folder of its package, without importing it.
 fn in_python() -> Option<PathBuf> {

@@ -1,9 +1,14 @@
 //! The health port: liveness and readiness alone, on a thread and an event loop of their own.
-//! Nothing that clients ask of the other ports takes that thread's time.
+//! Nothing that clients ask of the other ports takes that thread's time. The port says no if one
+//! of the process's other event loops hangs.
 
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use downbeat_service::service::Service;
 use tokio::net::TcpListener;
@@ -11,6 +16,7 @@ use tokio::runtime::Builder;
 use tokio::sync::watch;
 
 use crate::connections::{ConnectionOptions, Connections, Stage};
+use crate::event_loops::EventLoops;
 use crate::http::{HttpState, Routed, live, ready, serve_answers, with_slashes};
 
 /// Most connections of the port. Probes and load balancers have a few. Clients that send half a
@@ -27,6 +33,7 @@ pub fn serve<S: Service>(
     listener: TcpListener,
     options: ConnectionOptions,
     state: HttpState<S>,
+    loops: EventLoops,
 ) -> std::io::Result<()> {
     let listener = listener.into_std()?;
     let names = state.options().allow_host.clone();
@@ -34,6 +41,7 @@ pub fn serve<S: Service>(
     let routes = Router::new()
         .route("/v2/health/live", get(live::<S>))
         .route("/v2/health/ready", get(ready::<S>))
+        .route_layer(from_fn_with_state(loops, check))
         .with_state(state);
     let transfer_timeout = Some(options.transfer_timeout.map_or(TRANSFER_TIMEOUT, |limit| limit.min(TRANSFER_TIMEOUT)));
     let connections = Connections::new(ConnectionOptions { max: MOST_CONNECTIONS, transfer_timeout, ..options });
@@ -46,4 +54,13 @@ pub fn serve<S: Service>(
     };
     std::thread::Builder::new().name("health".to_owned()).spawn(move || runtime.block_on(answer))?;
     Ok(())
+}
+
+/// Answers a probe only if all event loops go on.
+async fn check(State(loops): State<EventLoops>, request: Request, next: Next) -> Response {
+    if loops.go_on() {
+        next.run(request).await
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "an event loop of this process hangs\n").into_response()
+    }
 }

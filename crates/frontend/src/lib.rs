@@ -11,6 +11,7 @@
 
 mod compression;
 pub mod connections;
+mod event_loops;
 pub mod extension;
 pub mod grpc;
 mod health_port;

@@ -10,11 +10,13 @@ use downbeat_service::budget::ByteBudget;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::service::Service;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage};
+use crate::event_loops::{EventLoops, HUNG_AFTER};
 use crate::grpc::{self, GrpcOptions};
 use crate::health_port;
 use crate::http::{self, HttpOptions, HttpState};
@@ -96,7 +98,7 @@ impl Ports {
         };
         let state = HttpState::new(service.clone(), memory.clone(), http_options);
         let connections = self.connections;
-        answer_health(self.health, &self.own, &state)?;
+        answer_health(self.health, &self.own, &state, &connections)?;
         if let Some((listener, address)) = self.http {
             tracing::info!(%address, "HTTP");
             frontends.push(tokio::spawn(http::serve(listener, connections.clone(), state.clone(), stages.clone())));
@@ -136,7 +138,7 @@ impl Ports {
         let memory = Arc::new(SharedMemory::disabled());
         let http_options = HttpOptions { allow_host: options.allow_host.clone(), ..HttpOptions::default() };
         let state = HttpState::new(service, memory, http_options);
-        answer_health(self.health, &self.own, &state)?;
+        answer_health(self.health, &self.own, &state, &self.connections)?;
         for (port, what) in [(self.http, "HTTP"), (self.metrics, "metrics")] {
             if let Some((listener, address)) = port {
                 tracing::info!(%address, "{what}");
@@ -147,11 +149,18 @@ impl Ports {
     }
 }
 
-/// Serves the health port, if there is one.
-fn answer_health<S: Service>(port: Port, own: &Connections, state: &HttpState<S>) -> anyhow::Result<()> {
+/// Serves the health port, if there is one. It watches the calling event loop and the loops of
+/// these connections.
+fn answer_health<S: Service>(
+    port: Port,
+    own: &Connections,
+    state: &HttpState<S>,
+    connections: &Connections,
+) -> anyhow::Result<()> {
     let Some((listener, address)) = port else { return Ok(()) };
     tracing::info!(%address, "probes");
-    health_port::serve(listener, own.options().clone(), state.clone())
+    let loops = EventLoops::new(connections.event_loops().chain([Handle::current()]), HUNG_AFTER);
+    health_port::serve(listener, own.options().clone(), state.clone(), loops)
         .context("cannot start a thread for the health port")
 }
 

@@ -183,7 +183,10 @@ pub fn chosen(
 ) -> anyhow::Result<BTreeMap<String, Vec<usize>>> {
     let mut chosen = BTreeMap::new();
     for (model, on) in &options.placement {
-        ensure!(!on.is_empty(), "[placement]: model '{model}' is on no device; leave it out to have it on all");
+        ensure!(
+            !on.is_empty(),
+            "[placement]: model '{model}' is on no device; leave its line out to place it on all devices"
+        );
         if let Some(unknown) = on.iter().find(|device| **device >= devices) {
             bail!("[placement]: model '{model}' is to be on device {unknown}, and {}", there_are(devices));
         }
@@ -200,7 +203,7 @@ pub fn chosen(
     let rest: Vec<&str> = names.iter().filter(|name| !chosen.contains_key(*name)).map(String::as_str).collect();
     if !rest.is_empty() {
         tracing::warn!(
-            "not in the plan, and so on every device unless their configuration says otherwise: {}",
+            "models that are not in the plan are on every device unless their configuration says otherwise: {}",
             rest.join(", ")
         );
     }
@@ -286,7 +289,7 @@ fn kinds(hardware: &[usize], partitions: usize, sets: &[Vec<usize>]) -> anyhow::
     };
     ensure!(
         known.len() <= most,
-        "the models are placed so that the {each} of {} kinds, each with other models; at most {most} are supported: {remedy}",
+        "the placement makes the {each} of {} kinds, each with other models; at most {most} kinds are supported: {remedy}",
         known.len()
     );
     Ok(kinds)

@@ -47,7 +47,7 @@ const XIDS: [(u64, &str, Health); 25] = [
     (143, "the GPU could not be initialised", Health::NeedsReset),
     (155, "a link to another GPU is down", Health::Unharmed),
     (156, "a part of the GPU is to be retired", Health::NeedsReset),
-    (158, "the GPU timed out for good", Health::NeedsReset),
+    (158, "the GPU timed out and does not recover", Health::NeedsReset),
 ];
 
 /// The state of a GPU after an Xid.

@@ -26,11 +26,11 @@ metric_table! {
     #[derive(Clone)]
     pub struct ShareMetrics {
         units: IntGaugeVec["model", "version", "device"], "downbeat_share_units",
-            "Compute units that a model has of a device; 0: it has no share of its own, and runs on all of it";
+            "Compute units of a model's share of a device; 0: the model has no share, and runs on all of the device";
         batch_limit: IntGaugeVec["model", "version", "device"], "downbeat_share_batch_limit",
-            "The most items of a model's batches, where what they took says how large they may be";
+            "The most items of a model's batches, where measured times limit the batches";
         changes: IntCounterVec["model", "version", "device", "reason"], "downbeat_share_changes_total",
-            "How often a model changed over to another share, by the reason";
+            "Changes of a model's share, by reason";
     }
 }
 
@@ -152,7 +152,7 @@ impl DeviceShares {
             knee: view.knee,
             batch_limit: view.batch_limit,
             reason: match view.has_no_room {
-                true => Some("there is no share for it: it runs on all of the device".to_owned()),
+                true => Some("there is no share for the model: it runs on all of the device".to_owned()),
                 false => view.reason.map(|reason| reason.to_string()),
             },
         })
@@ -208,7 +208,7 @@ impl DeviceShares {
                     let Some(sharing) = state.models.get(&model) else { continue };
                     if let Some((units, reason)) = share {
                         let name = &sharing.model.name;
-                        tracing::info!(model = %name, device = self.host.device, units, partition = partition.0, %reason, "is to have another share");
+                        tracing::info!(model = %name, device = self.host.device, units, partition = partition.0, %reason, "the model will have another share");
                     }
                     match self.prepare(&sharing.model, partition) {
                         None => {}
@@ -231,7 +231,7 @@ impl DeviceShares {
                 }
                 ShareOutput::NoRoom { model } => {
                     let Some(Sharing { model, .. }) = state.models.get(&model) else { continue };
-                    tracing::warn!(model = %model.name, device = self.host.device, "there is no share for it, as there are more models than shares: it runs on all of the device");
+                    tracing::warn!(model = %model.name, device = self.host.device, "there are more models than shares: the model has no share, and runs on all of the device");
                 }
                 ShareOutput::Moved { model, outcome } => {
                     let waiting = state.models.get_mut(&model).map(|sharing| std::mem::take(&mut sharing.waiting));
@@ -242,7 +242,7 @@ impl DeviceShares {
                 }
                 ShareOutput::Refused { model, refused } => {
                     let Some(Sharing { model, .. }) = state.models.get(&model) else { continue };
-                    tracing::warn!(model = %model.name, device = self.host.device, %refused, "cannot stay where it was put");
+                    tracing::warn!(model = %model.name, device = self.host.device, %refused, "the model cannot stay in its partition");
                 }
             }
         }
@@ -272,7 +272,7 @@ impl DeviceShares {
         let device = self.host.device.to_string();
         self.metrics.units.with_label_values(&[&*model.name, &model.version, &device]).set(units.into());
         self.metrics.changes.with_label_values(&[&*model.name, &model.version, &device, reason]).inc();
-        tracing::info!(model = %model.name, device, units, partition = partition.0, reason, "has another share");
+        tracing::info!(model = %model.name, device, units, partition = partition.0, reason, "the model has another share");
     }
 
     fn gauge_limit(&self, model: &Placement, rows: u32) {

@@ -14,6 +14,7 @@ use downbeat_host::request::version_record::VersionRecord;
 use downbeat_host::run::model_health::ModelHealth;
 use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_protocol::InferRequest;
+use downbeat_repair::RepairedFile;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::ModelMetrics;
 use downbeat_service::metrics::trouble::{Means, Sample};
@@ -60,6 +61,8 @@ pub struct LoadedVersion {
     /// The folder of its file, if the file was made for it. An engine may read the file again as
     /// long as the version has lanes.
     pub folder: Option<TempDir>,
+    /// The repaired copy of its file, if there is one. An engine may read that copy again, too.
+    pub repaired: Option<Arc<RepairedFile>>,
 }
 
 /// The numbers of rows of which a request was found to fit, as a cache. Used only if all requests
@@ -111,6 +114,7 @@ impl LoadedVersion {
             answers: true,
             held: None,
             folder: None,
+            repaired: None,
         }
     }
 

@@ -173,6 +173,11 @@ impl ModelDefinition {
         })
     }
 
+    /// Gives an output the names of its classes, unless the configuration has some.
+    pub fn add_labels(&mut self, output: &str, labels: &[String]) {
+        self.labels.entry(output.to_owned()).or_insert_with(|| labels.into());
+    }
+
     /// Whether the configuration as written has a `max_batch_size`.
     pub fn writes_batch_size(&self) -> bool {
         self.source.says_max_batch_size() || !self.completion.enabled

@@ -1,9 +1,9 @@
 //! The model repository: its layout, `config.pbtxt`, and the definitions of models.
 //!
 //! [`ModelRepository::definition`] reads a model's folder, and [`ModelDefinition::complete`] adds
-//! the facts of the model file. This crate loads no model. It reads nothing outside the
-//! repository's folder, unless [`ModelRepository::with_follow_symlinks`] lets symbolic links lead
-//! out.
+//! the facts of the model file. This crate loads no model, and knows no network: a [`Supply`] brings
+//! models from elsewhere. It reads nothing outside the repository's folder, unless
+//! [`ModelRepository::with_follow_symlinks`] lets symbolic links lead out.
 //!
 //! ```
 //! use downbeat_repository::ModelRepository;
@@ -23,11 +23,13 @@ mod boundary;
 mod completion;
 pub mod config;
 mod definition;
+mod layout;
 mod model_files;
 mod other_model;
 mod repositories;
 mod repository;
 mod row_verdict;
+mod source;
 mod version_folder;
 
 pub use binding::TensorBinding;
@@ -36,6 +38,8 @@ pub use config::finding::{ConfigError, Finding, Position, did_you_mean, nearest}
 pub use config::warmup::{Warmup, WarmupData, WarmupInput};
 pub use definition::{ModelDefinition, ModelFormat};
 pub use downbeat_core::UnknownName;
+pub use layout::derived_name;
 pub use repositories::ModelRepositories;
 pub use repository::{CONFIG_FILE, Fingerprint, ModelRepository, RepositoryError, Scan};
 pub use row_verdict::{RowDependence, RowVerdict, VerdictSource};
+pub use source::{ModelSource, Origin, Supply, SupplyError};

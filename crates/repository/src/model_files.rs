@@ -14,8 +14,8 @@ use crate::config::check::Report;
 use crate::config::warmup::{Warmup, WarmupData, WarmupInput};
 use crate::definition::{ModelFormat, datatype};
 use crate::other_model;
-use crate::repository::CONFIG_FILE;
-use crate::version_folder::{VersionFolders, contents, is_onnx_name};
+use crate::repository::{CONFIG_FILE, few};
+use crate::version_folder::{VersionFolders, contents, is_onnx_name, onnx_files};
 
 /// Largest file of class names, bytes.
 const MAX_LABEL_BYTES: u64 = 16 << 20;
@@ -26,6 +26,10 @@ pub(crate) struct ModelFiles<'a> {
     pub(crate) dir: &'a Path,
     /// The folder as messages name it.
     pub(crate) shown: PathBuf,
+    /// The only file of a model whose folder may have files of other models.
+    pub(crate) file: Option<&'a Path>,
+    /// Whether the user gave the path of `file`, which may then be a link to anywhere.
+    pub(crate) is_given: bool,
 }
 
 impl ModelFiles<'_> {
@@ -127,9 +131,22 @@ impl ModelFiles<'_> {
         format: Option<ModelFormat>,
         report: &mut Report<'_>,
     ) -> (ModelFormat, Vec<(u64, PathBuf)>) {
+        if let Some(file) = self.file {
+            return (ModelFormat::Onnx, self.only_version(file, self.is_given, config, report));
+        }
         let folders = VersionFolders::read(self.dir);
         let unknown = format.unwrap_or(ModelFormat::Onnx);
         if folders.present.is_empty() {
+            match self.plain_file(&config.default_model_filename, format, report) {
+                Some((format, file)) => {
+                    for near in folders.near_by_name {
+                        report.warn("", near);
+                    }
+                    return (format, self.only_version(&file, false, config, report));
+                }
+                None if !report.errors.is_empty() => return (unknown, Vec::new()),
+                None => {}
+            }
             let named = Some(config.default_model_filename.as_str()).filter(|name| !name.is_empty());
             let file = named.or(unknown.file_names().first().copied()).unwrap_or_default();
             let expected = || format!("expected {}", self.shown.join("1").join(file).display());
@@ -159,6 +176,66 @@ impl ModelFiles<'_> {
         }
         let format = versions.first().map_or(unknown, |(_, format, _)| *format);
         (format, versions.into_iter().map(|(version, _, path)| (version, path)).collect())
+    }
+
+    /// A model file without a version folder is version 1.
+    fn only_version(
+        &self,
+        file: &Path,
+        is_given: bool,
+        config: &ModelConfig,
+        report: &mut Report<'_>,
+    ) -> Vec<(u64, PathBuf)> {
+        if !is_given && let Err(reason) = self.boundary.check(file) {
+            report.error("", format!("{}: {reason}", file.display()));
+            return Vec::new();
+        }
+        select_versions(BTreeSet::from([1]), config, report).into_iter().map(|one| (one, file.to_owned())).collect()
+    }
+
+    /// The model file in a model's folder without versions: the one that the configuration names,
+    /// one of a standard name, or the only ONNX file. Warns about ONNX files that are left out.
+    fn plain_file(
+        &self,
+        name: &str,
+        format: Option<ModelFormat>,
+        report: &mut Report<'_>,
+    ) -> Option<(ModelFormat, PathBuf)> {
+        let others = onnx_files(self.dir);
+        let standard = || {
+            let formats = [ModelFormat::Onnx, ModelFormat::Emulated].into_iter();
+            let wanted = formats.filter(|of| format.is_none_or(|format| format == *of));
+            let mut names = wanted.flat_map(|of| of.file_names().iter().map(move |name| (of, (*name).to_owned())));
+            names.find(|(_, name)| is_there(&self.dir.join(name)))
+        };
+        let found = match (name, &others[..]) {
+            ("", _) if let Some(found) = standard() => found,
+            ("", [only]) => (ModelFormat::Onnx, only.clone()),
+            ("", []) => return None,
+            ("", several) => {
+                let folder = self.shown.display();
+                report.error(
+                    "",
+                    format!(
+                        "has {} ONNX files and none is model.onnx: {}; rename one to model.onnx, write \
+                         default_model_filename in {CONFIG_FILE}, or serve each as a model: downbeat serve {folder}",
+                        several.len(),
+                        few(several)
+                    ),
+                );
+                return None;
+            }
+            (name, _) => {
+                let is_file = !name.contains('/') && self.dir.join(name).is_file();
+                let format = if name.contains(".emulated.") { ModelFormat::Emulated } else { ModelFormat::Onnx };
+                return is_file.then(|| (format, self.dir.join(name)));
+            }
+        };
+        let left_out: Vec<String> = others.into_iter().filter(|other| *other != found.1).collect();
+        if !left_out.is_empty() {
+            report.warn("", format!("{} is served; other ONNX files there are not: {}", found.1, few(&left_out)));
+        }
+        Some((found.0, self.dir.join(found.1)))
     }
 
     /// The model file of a version. `name` is from the configuration, or empty.
@@ -201,6 +278,13 @@ impl ModelFiles<'_> {
                     _ => {}
                 }
             }
+        }
+        if let ([only], "") = (&onnx_files(&folder)[..], name)
+            && format.is_none_or(|format| format == ModelFormat::Onnx)
+        {
+            let path = folder.join(only);
+            self.boundary.check(&path).map_err(|reason| format!("{}: {reason}", shown.join(only).display()))?;
+            return Ok((ModelFormat::Onnx, path));
         }
         let wanted = candidates.first().map_or("model.onnx", |(_, name)| *name);
         Err(missing_model(&folder, &shown, wanted, name.is_empty()))

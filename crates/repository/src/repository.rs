@@ -1,5 +1,5 @@
-//! The folder of models: `NAME/VERSION/model.onnx`, with an optional `NAME/config.pbtxt` (Triton's
-//! layout).
+//! The models at one path: `NAME/VERSION/model.onnx`, with an optional `NAME/config.pbtxt` (Triton's
+//! layout), or one of the plainer [layouts](crate::layout).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,10 @@ use crate::config::check::Report;
 use crate::config::config_source::ConfigSource;
 use crate::config::finding::{ConfigError, Finding, did_you_mean, sorted};
 use crate::definition::{CompletionOptions, ModelDefinition};
+use crate::layout::{Layout, derived_name, looks_like_model, name_of_path, stem};
 use crate::model_files::ModelFiles;
-use crate::version_folder::{VersionFolders, has_misplaced_model, has_model_file, is_onnx_name, version_number};
+use crate::source::SupplyError;
+use crate::version_folder::{VersionFolders, has_misplaced_model, is_onnx_name, onnx_files};
 
 /// Name of a model's configuration file.
 pub const CONFIG_FILE: &str = "config.pbtxt";
@@ -29,8 +31,12 @@ pub struct ModelRepository {
     /// The folder as it was given, for messages.
     path: PathBuf,
     /// The folder with symbolic links resolved, and whether links may lead to files outside that
-    /// folder.
+    /// folder. For a file, it is the file's folder.
     boundary: Boundary,
+    /// The layout, if the disk does not decide it.
+    layout: Option<Layout>,
+    /// The name that the user gave to the only model.
+    name: Option<String>,
     completion: CompletionOptions,
     /// The name of the configuration that replaces [`CONFIG_FILE`] in models that have it.
     config_name: Option<String>,
@@ -56,6 +62,16 @@ pub enum RepositoryError {
         one = .1.display(), other = .2.display()
     )]
     Ambiguous(String, PathBuf, PathBuf),
+    /// One name was given to a place with several models. The fields are the name, the place, and
+    /// the models.
+    #[error(
+        "{name}={path}: one name was given, but {path} has {many} models: {models}; leave '{name}=' out, or give the \
+         path of one model", name = .0, path = .1.display(), many = .2.len(), models = few(.2)
+    )]
+    Several(String, PathBuf, Vec<String>),
+    /// The models of a source could not be brought to this machine.
+    #[error("{0}: {1}")]
+    NotBrought(String, SupplyError),
     /// The model's folder or its configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -75,6 +91,11 @@ pub struct Scan {
 pub struct Fingerprint(BTreeMap<PathBuf, (u64, Option<SystemTime>)>);
 
 impl Fingerprint {
+    /// The same files, as those of the folder `folder`.
+    pub(crate) fn below(self, folder: &str) -> Self {
+        Fingerprint(self.0.into_iter().map(|(path, file)| (Path::new(folder).join(path), file)).collect())
+    }
+
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.0.values().fold(0, |sum, (bytes, _)| sum.saturating_add(*bytes))
@@ -87,13 +108,30 @@ impl FromIterator<Fingerprint> for Fingerprint {
     }
 }
 
+/// The first names of a list, for a message.
+pub(crate) fn few(names: &[String]) -> String {
+    let more = if names.len() > 8 { ", ..." } else { "" };
+    format!("{}{more}", names.iter().take(8).map(String::as_str).collect::<Vec<_>>().join(", "))
+}
+
+/// The files of one model.
+struct Place {
+    /// The folder with the configuration.
+    dir: PathBuf,
+    /// The folder as messages name it.
+    shown: PathBuf,
+    /// The model's only file, if the folder may have files of other models.
+    file: Option<PathBuf>,
+    /// Whether the configuration's `name` may differ from the model's.
+    is_named_freely: bool,
+}
+
 /// An entry of a repository's folder.
 enum Entry {
     /// The folder of the model of this name.
     Model(String),
-    /// The folder of a model whose file is at a wrong place. Loading the model reports the error,
-    /// and the server is not ready without the model.
-    MisplacedModel(String),
+    /// The file of a model.
+    PlainFile(String),
     /// An entry that is no model, with the reason for the user.
     Ignored(String),
     /// A file or hidden folder that a user does not mean as a model.
@@ -107,12 +145,17 @@ impl ModelRepository {
     /// If the path is not a readable folder.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
         let path = path.into();
-        let unreadable = |e: io::Error| RepositoryError::Unreadable(path.clone(), reason(&path, &e));
-        let boundary = Boundary::of(&path).map_err(unreadable)?;
-        fs::read_dir(boundary.root()).map_err(unreadable)?;
         let completion =
             CompletionOptions { enabled: true, default_max_batch_size: 32, ..CompletionOptions::default() };
-        Ok(ModelRepository { path, boundary, completion, config_name: None })
+        let (boundary, layout) = boundary_of(&path)?;
+        Ok(ModelRepository { path, boundary, layout, name: None, completion, config_name: None })
+    }
+
+    /// Sets the name of the only model (default: the name follows from the path).
+    #[must_use]
+    pub fn with_name(mut self, name: Option<String>) -> Self {
+        self.name = name;
+        self
     }
 
     /// Sets whether the model file completes configurations (default), or they must be complete.
@@ -176,13 +219,22 @@ impl ModelRepository {
     /// # Errors
     /// As [`ModelRepository::open`].
     pub fn at(&self, path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
-        let ModelRepository { path, boundary, .. } = ModelRepository::open(path)?;
-        let boundary = boundary.with_follow_symlinks(self.boundary.follows_symlinks());
-        let (completion, config_name) = (self.completion.clone(), self.config_name.clone());
-        Ok(ModelRepository { path, boundary, completion, config_name })
+        let layout = Some(Layout::Several);
+        Ok(ModelRepository { layout, name: None, ..self.moved_to(path.into())? })
     }
 
-    /// The folder, as it was given.
+    /// The same models at another path.
+    ///
+    /// # Errors
+    /// As [`ModelRepository::open`].
+    pub(crate) fn moved_to(&self, path: PathBuf) -> Result<Self, RepositoryError> {
+        let (boundary, layout) = boundary_of(&path)?;
+        let boundary = boundary.with_follow_symlinks(self.boundary.follows_symlinks());
+        let (completion, config_name, name) = (self.completion.clone(), self.config_name.clone(), self.name.clone());
+        Ok(ModelRepository { path, boundary, layout, name, completion, config_name })
+    }
+
+    /// The folder or file, as it was given.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -192,6 +244,11 @@ impl ModelRepository {
         self.boundary.root()
     }
 
+    /// Whether both have the same models.
+    pub(crate) fn is_same(&self, other: &ModelRepository) -> bool {
+        (self.root(), &self.layout, &self.name) == (other.root(), &other.layout, &other.name)
+    }
+
     /// Whether the repository has an entry of this name: a model, or anything else.
     pub(crate) fn has_entry(&self, name: &str) -> bool {
         Self::check_name(name).is_ok() && is_there(&self.root().join(name))
@@ -199,7 +256,27 @@ impl ModelRepository {
 
     /// Whether the repository has a model of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.model_dir(name).is_ok_and(|dir| looks_like_model(&dir) || has_misplaced_model(&dir))
+        self.place(name)
+            .is_ok_and(|place| place.file.is_some() || looks_like_model(&place.dir) || has_misplaced_model(&place.dir))
+    }
+
+    fn layout(&self) -> Layout {
+        self.layout.clone().unwrap_or_else(|| Layout::of_folder(self.root()))
+    }
+
+    /// The name of the model, if the path is that of one model. It is the name that the user gave;
+    /// or the one in the configuration; or that of the folder or file.
+    fn only_name(&self, layout: &Layout) -> Option<String> {
+        let written = match layout {
+            Layout::File(_) => None,
+            Layout::One(dir) => {
+                let file = Some(dir.join(self.config_file(dir))).filter(|file| self.boundary.check(file).is_ok());
+                let source = file.and_then(|file| ConfigSource::read(&file, String::new()).ok().flatten());
+                source.map(|source| source.config.name).filter(|name| Self::check_name(name).is_ok())
+            }
+            Layout::Several => return None,
+        };
+        self.name.clone().or(written).or_else(|| Some(name_of_path(&self.path)))
     }
 
     /// The models, and warnings about other entries.
@@ -207,27 +284,58 @@ impl ModelRepository {
     /// # Errors
     /// If the folder cannot be read any more.
     pub fn scan(&self) -> Result<Scan, RepositoryError> {
-        let unreadable = |e: io::Error| RepositoryError::Unreadable(self.path.clone(), reason(&self.path, &e));
-        let (mut scan, mut misplaced) = (Scan::default(), Vec::new());
-        for entry in fs::read_dir(self.root()).map_err(unreadable)? {
-            let entry = entry.map_err(unreadable)?;
+        let layout = self.layout();
+        if let Some(name) = self.only_name(&layout) {
+            fs::metadata(&self.path).map_err(|e| self.unreadable(&e))?;
+            return Ok(Scan { names: vec![name], warnings: Vec::new() });
+        }
+        let mut scan = self.scan_folder()?;
+        if let Some(name) = &self.name {
+            match scan.names.len() {
+                0 => {}
+                1 => scan.names = vec![name.clone()],
+                _ => return Err(RepositoryError::Several(name.clone(), self.path.clone(), scan.names)),
+            }
+        }
+        Ok(scan)
+    }
+
+    fn unreadable(&self, error: &io::Error) -> RepositoryError {
+        RepositoryError::Unreadable(self.path.clone(), reason(&self.path, error))
+    }
+
+    /// The models in a folder of models. A model of the folder's own layout wins over a plain file.
+    fn scan_folder(&self) -> Result<Scan, RepositoryError> {
+        let (mut scan, mut plain) = (Scan::default(), Vec::new());
+        let shown = |file: &str| self.path.join(file).display().to_string();
+        for entry in fs::read_dir(self.root()).map_err(|e| self.unreadable(&e))? {
+            let entry = entry.map_err(|e| self.unreadable(&e))?;
             pace::step(pace::ENTRY);
             match self.classify(&entry) {
                 Entry::Model(name) => scan.names.push(name),
-                Entry::MisplacedModel(name) => misplaced.push(name),
+                Entry::PlainFile(file) => plain.push(file),
                 Entry::Ignored(reason) => {
-                    let file = self.path.join(entry.file_name()).display().to_string();
-                    scan.warnings.push(Finding::of(file, reason));
+                    scan.warnings.push(Finding::of(shown(&entry.file_name().to_string_lossy()), reason));
                 }
                 Entry::Unrelated => {}
             }
         }
-        if scan.names.is_empty()
-            && let Some(message) = self.is_misplaced()
-        {
-            scan.warnings = vec![Finding::of(self.path.display().to_string(), message)];
-        } else {
-            scan.names.extend(misplaced);
+        plain.sort_unstable();
+        for file in plain {
+            let name = derived_name(stem(&file));
+            if scan.names.contains(&name) {
+                let reason = format!("another model has the name '{name}'; ignored. Rename one of them");
+                scan.warnings.push(Finding::of(shown(&file), reason));
+                continue;
+            }
+            if name != stem(&file) {
+                let path = shown(&file);
+                let reason = format!(
+                    "is served as '{name}', because clients write the name into addresses; NAME={path} gives another name"
+                );
+                scan.warnings.push(Finding::of(path, reason));
+            }
+            scan.names.push(name);
         }
         scan.names.sort_unstable();
         scan.warnings.sort_by(|a, b| a.file.cmp(&b.file));
@@ -248,10 +356,15 @@ impl ModelRepository {
                 None => Entry::Ignored("the name is not UTF-8; ignored".to_owned()),
                 Some(name) => self.classify_folder(name),
             },
-            Ok(_) if is_onnx_name(&shown) => {
-                let stem = Path::new(&*shown).file_stem().unwrap_or_default().to_string_lossy();
-                Entry::Ignored(format!("is a file; a model is a folder: {stem}/1/model.onnx"))
+            // As in Triton, a model without a configuration is none if configurations are not
+            // completed.
+            Ok(_) if is_onnx_name(&shown) && !self.completion.enabled => {
+                Entry::Ignored(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"))
             }
+            Ok(metadata) if is_onnx_name(&shown) && metadata.is_file() => match file_name.to_str() {
+                None => Entry::Ignored("the name is not UTF-8; ignored".to_owned()),
+                Some(name) => Entry::PlainFile(name.to_owned()),
+            },
             Ok(_) => Entry::Unrelated,
         }
     }
@@ -270,36 +383,15 @@ impl ModelRepository {
             }
             return Entry::Model(name.to_owned());
         }
+        // The load of a model whose version has a wrong name reports that, and the server is not
+        // ready without the model.
         if has_misplaced_model(&dir) {
-            return Entry::MisplacedModel(name.to_owned());
+            return Entry::Model(name.to_owned());
         }
         Entry::Ignored(match VersionFolders::read(&dir).remedy(&dir, name, "") {
             Some(remedy) => format!("has no version folder; {remedy}"),
             None => format!("has neither a version folder such as {name}/1 nor {CONFIG_FILE}; ignored"),
         })
-    }
-
-    /// A message if the folder is only a part of a repository, with the folder that the user
-    /// probably wants.
-    fn is_misplaced(&self) -> Option<String> {
-        let entries = || fs::read_dir(self.root()).into_iter().flatten().flatten();
-        let is_version = |path: &Path| path.file_name().and_then(|n| n.to_str()).and_then(version_number).is_some();
-        let above = |levels: usize| self.root().ancestors().nth(levels).unwrap_or(self.root()).display().to_string();
-        if self.root().join(CONFIG_FILE).is_file()
-            || entries().any(|e| is_version(&e.path()) && has_model_file(&e.path()))
-        {
-            return Some(format!(
-                "is the folder of one model, not a model repository; give the folder above it: {}",
-                above(1)
-            ));
-        }
-        if is_version(self.root()) && has_model_file(self.root()) {
-            return Some(format!(
-                "is the folder of one version of a model, not a model repository; give the folder two above it: {}",
-                above(2)
-            ));
-        }
-        None
     }
 
     /// Reads the definition of a model. `config` (JSON or the text format) replaces its
@@ -308,24 +400,18 @@ impl ModelRepository {
     /// # Errors
     /// If there is no such model, or its folder or configuration is wrong.
     pub fn definition(&self, name: &str, config: Option<&str>) -> Result<ModelDefinition, RepositoryError> {
-        let dir = self.model_dir(name)?;
-        let shown = |file: &str| self.path.join(name).join(file).display().to_string();
-        let config_file = self.config_file(&dir);
-        let label = shown(&config_file);
-        let source = match config {
+        let Place { dir, shown, file, is_named_freely } = self.place(name)?;
+        let mut source = match config {
             Some(text) => ConfigSource::from_request(text)?,
-            None => {
-                let file = dir.join(&config_file);
-                if is_there(&file) {
-                    self.boundary.check(&file).map_err(|reason| ConfigError::from(Finding::of(&label, reason)))?;
-                }
-                ConfigSource::read(&file, label)?
-                    .unwrap_or_else(|| ConfigSource::absent(self.path.join(name).display().to_string()))
-            }
+            None => self.config_source(&dir, &shown, file.as_deref())?,
         };
+        if is_named_freely {
+            source.config.name.clear();
+        }
         let mut report = Report::new(&source);
         let checked = report.check(name);
-        let files = ModelFiles { boundary: &self.boundary, dir: &dir, shown: self.path.join(name) };
+        let is_given = matches!(self.layout, Some(Layout::File(_)));
+        let files = ModelFiles { boundary: &self.boundary, dir: &dir, shown, file: file.as_deref(), is_given };
         let warmups = files.warmups(&source.config, &mut report);
         let labels = files.labels(&source.config, &mut report);
         let (format, versions) = files.versions(&source.config, checked.format, &mut report);
@@ -365,11 +451,42 @@ impl ModelRepository {
         })
     }
 
+    /// Reads the configuration in a model's folder. That of a plain file is the folder's, if the
+    /// folder has no other model.
+    fn config_source(&self, dir: &Path, shown: &Path, file: Option<&Path>) -> Result<ConfigSource, RepositoryError> {
+        let absent = || ConfigSource::absent(shown.display().to_string());
+        if file.is_some_and(|file| !owns_folder(dir, file)) {
+            return Ok(absent());
+        }
+        let config_file = self.config_file(dir);
+        let (folder, label) =
+            (if file.is_some() { shown.parent().unwrap_or(shown) } else { shown }, dir.join(&config_file));
+        let shown_config = folder.join(&config_file).display().to_string();
+        if is_there(&label) {
+            self.boundary.check(&label).map_err(|reason| ConfigError::from(Finding::of(&shown_config, reason)))?;
+        }
+        Ok(ConfigSource::read(&label, shown_config)?.unwrap_or_else(absent))
+    }
+
     /// Sizes and times of the model's files, to detect changes. Empty if there is no such model.
+    /// Paths are relative to the model's folder: the same files elsewhere are no change.
     pub fn fingerprint(&self, name: &str) -> Fingerprint {
         let mut files = BTreeMap::new();
-        if let Ok(dir) = self.model_dir(name) {
-            let mut pending = vec![(dir, 0)];
+        let place = self.place(name);
+        if let Ok(Place { dir, file: Some(file), .. }) = &place {
+            // The weights beside `a.onnx` are `a.onnx.data`, `a.onnx_data` or `a.data`.
+            let beginning = file.file_stem().unwrap_or_default().to_string_lossy();
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                let name = entry.file_name();
+                if let Ok(metadata) = fs::metadata(entry.path())
+                    && name.to_string_lossy().starts_with(&*beginning)
+                    && metadata.is_file()
+                {
+                    files.insert(name.into(), (metadata.len(), metadata.modified().ok()));
+                }
+            }
+        } else if let Ok(Place { dir, .. }) = place {
+            let mut pending = vec![(dir.clone(), 0)];
             while let Some((folder, depth)) = pending.pop() {
                 let Ok(entries) = fs::read_dir(&folder) else { continue };
                 for path in entries.flatten().map(|e| e.path()) {
@@ -380,7 +497,8 @@ impl ModelRepository {
                         pending.push((path.clone(), depth + 1));
                     }
                     let size = if metadata.is_dir() { 0 } else { metadata.len() };
-                    files.insert(path, (size, metadata.modified().ok()));
+                    let inside = path.strip_prefix(&dir).unwrap_or(&path).to_owned();
+                    files.insert(inside, (size, metadata.modified().ok()));
                 }
             }
         }
@@ -401,6 +519,51 @@ impl ModelRepository {
             None => return Ok(()),
         };
         Err(RepositoryError::Name(name.chars().take(64).collect(), reason))
+    }
+
+    /// The files of a model.
+    fn place(&self, name: &str) -> Result<Place, RepositoryError> {
+        Self::check_name(name)?;
+        let layout = self.layout();
+        let only = self.only_name(&layout);
+        let not_found =
+            |near: &str| RepositoryError::NotFound(name.to_owned(), self.path.clone(), did_you_mean(name, [near]));
+        match (layout, only) {
+            (Layout::File(file), Some(only)) if only == name => {
+                let (dir, shown) = (self.root().to_owned(), self.path.clone());
+                Ok(Place { file: Some(dir.join(file)), dir, shown, is_named_freely: true })
+            }
+            (Layout::One(dir), Some(only)) if only == name => {
+                let shown =
+                    dir.strip_prefix(self.root()).map_or_else(|_| self.path.clone(), |below| self.path.join(below));
+                let shown = if dir == self.root() { self.path.clone() } else { shown };
+                Ok(Place { dir, shown, file: None, is_named_freely: true })
+            }
+            (_, Some(only)) => Err(not_found(&only)),
+            (_, None) => match &self.name {
+                Some(given) if given == name => match &self.scan_folder()?.names[..] {
+                    [inner] => self.place_in_folder(inner).map(|place| Place { is_named_freely: true, ..place }),
+                    _ => Err(not_found(given)),
+                },
+                Some(given) => Err(not_found(given)),
+                None => self.place_in_folder(name),
+            },
+        }
+    }
+
+    /// The files of a model in a folder of models.
+    fn place_in_folder(&self, name: &str) -> Result<Place, RepositoryError> {
+        let missing = match self.model_dir(name) {
+            Ok(dir) if looks_like_model(&dir) || has_misplaced_model(&dir) => {
+                return Ok(Place { dir, shown: self.path.join(name), file: None, is_named_freely: false });
+            }
+            found => found,
+        };
+        if let Some(file) = onnx_files(self.root()).into_iter().find(|file| derived_name(stem(file)) == name) {
+            let dir = self.root().to_owned();
+            return Ok(Place { file: Some(dir.join(&file)), dir, shown: self.path.join(file), is_named_freely: false });
+        }
+        Ok(Place { dir: missing?, shown: self.path.join(name), file: None, is_named_freely: false })
     }
 
     /// The folder of a model, which is inside the repository.
@@ -434,9 +597,26 @@ impl ModelRepository {
     }
 }
 
-fn looks_like_model(dir: &Path) -> bool {
-    is_there(&dir.join(CONFIG_FILE))
-        || fs::read_dir(dir).is_ok_and(|entries| {
-            entries.flatten().any(|e| e.file_name().to_str().and_then(version_number).is_some() && e.path().is_dir())
-        })
+/// The boundary around a path, and the layout of a path that is a file. The user gave the path, so
+/// a file may be a link to anywhere.
+fn boundary_of(path: &Path) -> Result<(Boundary, Option<Layout>), RepositoryError> {
+    let unreadable = |e: io::Error| RepositoryError::Unreadable(path.to_owned(), reason(path, &e));
+    let metadata = fs::metadata(path).map_err(unreadable)?;
+    let name = path.file_name().filter(|name| is_onnx_name(&name.to_string_lossy()) && metadata.is_file());
+    let Some(name) = name else {
+        if metadata.is_file() {
+            let reason = "is a file that does not end in .onnx; give a model file or a folder of models".to_owned();
+            return Err(RepositoryError::Unreadable(path.to_owned(), reason));
+        }
+        let boundary = Boundary::of(path).map_err(unreadable)?;
+        fs::read_dir(boundary.root()).map_err(unreadable)?;
+        return Ok((boundary, None));
+    };
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((Boundary::of(parent).map_err(unreadable)?, Some(Layout::File(name.to_owned()))))
+}
+
+/// Whether the configuration and labels in a folder belong to a plain model file there.
+fn owns_folder(dir: &Path, file: &Path) -> bool {
+    file.file_name().is_some_and(|name| name == "model.onnx") || onnx_files(dir).len() <= 1
 }

@@ -138,12 +138,25 @@ pub(crate) fn is_onnx_name(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"))
 }
 
-/// The name of a model file that lies in a model's folder beside the versions, where it does not
-/// belong.
-fn loose_model_file(dir: &Path) -> Option<String> {
+/// Whether a folder has a file (no folder) of a standard name.
+pub(crate) fn has_standard_file(dir: &Path) -> bool {
+    standard_names().any(|name| dir.join(name).is_file())
+}
+
+/// The names of the ONNX files in a folder that are not hidden, sorted.
+pub(crate) fn onnx_files(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let files = entries.filter(|entry| entry.path().is_file()).filter_map(|entry| entry.file_name().into_string().ok());
-    files.filter(|name| is_onnx_name(name) || standard_names().any(|standard| standard == name)).min()
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut files: Vec<String> =
+        names.filter(|name| is_onnx_name(name) && !name.starts_with('.') && dir.join(name).is_file()).collect();
+    files.sort_unstable();
+    files
+}
+
+/// The name of a model file that lies in a model's folder beside the versions.
+fn loose_model_file(dir: &Path) -> Option<String> {
+    let standard = standard_names().find(|name| dir.join(name).is_file()).map(str::to_owned);
+    standard.or_else(|| onnx_files(dir).into_iter().next())
 }
 
 /// The names of a folder's entries, sorted; and a message that shows at most eight of the names.

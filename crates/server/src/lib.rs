@@ -6,5 +6,5 @@ mod serve;
 pub use downbeat_cluster::{etcd_server, serve_frontend, serve_scheduler};
 pub use downbeat_models::load::warm_up::{Trial, find_answer};
 pub use downbeat_service::logging::{check_level, escaped, last_words};
-pub use downbeat_service::memory::set_release;
+pub use downbeat_service::memory::{set_release, set_release_code};
 pub use serve::{open_models, serve, serve_backend};

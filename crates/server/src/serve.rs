@@ -245,6 +245,7 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     let mut failed: Vec<String> = loads.filter_map(std::future::ready).collect().await;
     failed.sort_unstable();
     registry.set_started();
+    memory::release_loads();
     if let Some(said) = without_slo(&registry.names_without_slo()) {
         tracing::info!("{said}");
     }
@@ -274,6 +275,8 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
 
 /// A machine must be idle for this long before a model is measured again.
 const IDLE: std::time::Duration = std::time::Duration::from_secs(30);
+/// How long a model that serves by guesses waits for its measurement, at most.
+const MEASURES_SOON: std::time::Duration = std::time::Duration::from_millis(500);
 /// How often the server checks whether a policy must change.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 /// How often the server checks whether models have come to shared devices.
@@ -361,26 +364,39 @@ async fn divide_devices(registry: Registry) {
     }
 }
 
-/// Repeats measurements that were made on a busy machine, once the machine has been idle for a
-/// while.
+/// Measures the models that serve by guesses, behind the service. Repeats measurements that were
+/// made on a busy machine, once the machine has been idle for a while.
 async fn measure_again(registry: Registry) {
     let mut awake = registry.watchdog().activity().awake();
     let mut remeasuring = Remeasuring::default();
-    loop {
-        let watch = LoadWatch::start();
-        tokio::time::sleep(IDLE).await;
-        let unsettled = registry.to_measure_again();
-        if watch.all().is_some_and(|all| all <= NOISE) {
-            // One model at a time: the machine is not idle while a model loads.
-            if let Some(name) = remeasuring.next(&unsettled) {
-                tracing::info!(model = %name, "the machine is idle: measuring the model again");
-                registry.measure_again(&name).await;
+    'spells: loop {
+        // One model at a time: the machine is not idle while a model loads.
+        while let Some(name) = remeasuring.soon(&registry.served_by_guesses()) {
+            tracing::debug!(model = %name, "the model serves by guesses: measuring it behind the service");
+            registry.measure_again(&name).await;
+            memory::release_loads();
+        }
+        if registry.to_measure_again().is_empty() {
+            // Only a load can add a model to measure, and a load wakes the server.
+            tick(&mut awake, MEASURES_SOON).await;
+            continue;
+        }
+        let (watch, end) = (LoadWatch::start(), tokio::time::Instant::now() + IDLE);
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(end) => break,
+                () = tick(&mut awake, MEASURES_SOON) => {
+                    if remeasuring.is_due_soon(&registry.served_by_guesses()) {
+                        continue 'spells;
+                    }
+                }
             }
         }
-        if unsettled.is_empty() {
-            // Only a load can add a model to measure, and a load wakes the server. An error: the
-            // server ends.
-            let _ = awake.wait_for(|awake| *awake).await;
+        if watch.all().is_some_and(|all| all <= NOISE)
+            && let Some(name) = remeasuring.next(&registry.to_measure_again())
+        {
+            tracing::info!(model = %name, "the machine is idle: measuring the model again");
+            registry.measure_again(&name).await;
         }
     }
 }

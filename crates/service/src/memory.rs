@@ -29,6 +29,25 @@ pub fn release() {
     }
 }
 
+/// Gives up the pages of the program's own code.
+static RELEASE_CODE: OnceLock<fn()> = OnceLock::new();
+
+/// Sets the function by which the program gives up the pages of its code. The server calls it once
+/// models are loaded: most of the code that loads them does not run again. Only the first call
+/// counts.
+pub fn set_release_code(release: fn()) {
+    // A second call changes nothing, as the program is the same.
+    let _ = RELEASE_CODE.set(release);
+}
+
+/// Gives back the memory that loads have left, and the pages of their code.
+pub fn release_loads() {
+    release();
+    if let Some(release) = RELEASE_CODE.get() {
+        release();
+    }
+}
+
 /// The default budget of bytes in flight if the system does not tell its memory.
 const FALLBACK_BUDGET: u64 = 1 << 30;
 /// The least default budget: one HTTP body of the default largest size, with room beside it.

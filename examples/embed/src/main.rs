@@ -26,7 +26,7 @@ async fn service(listener: &TcpListener, options: ServerOptions) -> anyhow::Resu
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let repositories = std::env::args_os().skip(1).map(Into::into).collect();
+    let repositories = std::env::args_os().skip(1).map(|path| std::path::PathBuf::from(path).into()).collect();
     let listener = TcpListener::bind("127.0.0.1:8080").await?;
     let service = service(&listener, ServerOptions { repositories, ..ServerOptions::default() }).await?;
     Ok(axum::serve(listener, service).await?)
@@ -57,7 +57,7 @@ mod tests {
     async fn the_service_answers_its_own_route_and_inference_requests() {
         let cache = tempfile::tempdir().unwrap();
         let profiling = ProfilingOptions { enabled: false, cache_dir: Some(cache.path().into()), ..Default::default() };
-        let repositories = vec![format!("{EXAMPLES}/models").into()];
+        let repositories = vec![format!("{EXAMPLES}/models").as_str().into()];
         let options = ServerOptions { repositories, profiling, ..ServerOptions::default() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -102,6 +102,7 @@ tests!(
     http_management,
     grpc_messages,
     onnx,
+    repair,
     config_pbtxt,
     downbeat_toml,
     decision_log,

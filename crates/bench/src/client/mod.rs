@@ -95,6 +95,16 @@ impl Client {
         Ok(self.send(Method::GET, path, Bytes::new(), None).await?.0)
     }
 
+    /// Sends `POST path` with an empty object, and parses the answer.
+    ///
+    /// # Errors
+    /// If the server refuses, or its answer does not follow the protocol.
+    pub async fn post<T: DeserializeOwned>(&mut self, path: &str) -> anyhow::Result<T> {
+        let (answer, _) = self.send(Method::POST, path, Bytes::from_static(b"{}"), None).await?;
+        serde_json::from_slice(&answer)
+            .with_context(|| format!("the answer to POST {path} does not follow the protocol"))
+    }
+
     /// Runs an inference, with tensors as bytes.
     ///
     /// # Errors

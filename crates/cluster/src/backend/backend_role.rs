@@ -156,7 +156,7 @@ impl BackendRole {
             let its = loaded.codec.shape_key(&admitted);
             if rows > loaded.codec.max_batch || its[..] != shape[..] {
                 let reason = format!(
-                    "the batch of model '{name}' has members that do not go together: this is a defect of its scheduler"
+                    "the batch of model '{name}' has members that cannot share a batch: this is a defect of its scheduler"
                 );
                 reply.send(Err(ServiceError::Internal(reason)));
                 continue;

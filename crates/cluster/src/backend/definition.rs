@@ -55,7 +55,7 @@ impl SentRecipe {
         let tokenizer = recipe.tokenizer.as_ref().map(pack).transpose()?;
         match tokenizer.as_ref().map_or(0, Vec::len) {
             size if size > LARGEST_FILE => {
-                Err(format!("its tokenizer.json has {size} bytes when packed, and at most {LARGEST_FILE} are sent"))
+                Err(format!("the model's tokenizer.json has {size} bytes when packed; the most is {LARGEST_FILE}"))
             }
             _ => Ok(SentRecipe { steps, tokenizer }),
         }
@@ -77,7 +77,7 @@ impl SentRecipe {
             let read = ZlibDecoder::new(&packed[..]).take(MAX_FILE_BYTES + 1).read_to_end(&mut file);
             read.map_err(|error| error.to_string())?;
             if file.len() as u64 > MAX_FILE_BYTES {
-                Err("its tokenizer.json is too large".to_owned())
+                Err("the model's tokenizer.json is too large".to_owned())
             } else {
                 Ok(file)
             }
@@ -162,7 +162,7 @@ mod tests {
         let reason = SentRecipe::pack(&recipe(noise.collect())).unwrap_err();
         assert!(reason.contains("at most 8388608 are sent"), "{reason}");
         let bomb = SentRecipe::pack(&recipe(vec![0; MAX_FILE_BYTES as usize + 1])).unwrap();
-        assert_eq!(bomb.unpack().unwrap_err(), "its tokenizer.json is too large");
+        assert_eq!(bomb.unpack().unwrap_err(), "the model's tokenizer.json is too large");
         let garbled = SentRecipe { tokenizer: Some(b"no stream".to_vec()), ..bomb.clone() };
         assert!(garbled.unpack().is_err());
         assert!(SentRecipe { steps: b"[{}]".to_vec(), ..bomb }.unpack().is_err());

@@ -25,9 +25,11 @@ pub async fn follow(
                 Doing::Unload => registry.unload_model(&model).await.map_err(|error| error.to_string()),
             };
             match (&result, doing) {
-                (Ok(()), Doing::Load) => tracing::info!(%model, "loaded, as the scheduler asks"),
-                (Ok(()), Doing::Unload) => tracing::info!(%model, "unloaded, as the scheduler asks"),
-                (Err(reason), _) => tracing::warn!(%model, %reason, ?doing, "not done, which the scheduler asks"),
+                (Ok(()), Doing::Load) => tracing::info!(%model, "loaded by order of the scheduler"),
+                (Ok(()), Doing::Unload) => tracing::info!(%model, "unloaded by order of the scheduler"),
+                (Err(reason), _) => {
+                    tracing::warn!(%model, %reason, ?doing, "an order of the scheduler was not carried out")
+                }
             }
             done();
             // A node that has ended takes no events.
@@ -42,7 +44,7 @@ async fn load(registry: &Registry, model: &str) -> Result<(), String> {
     if served.is_some_and(|served| served.versions.values().all(|version| version.hosts.is_routed)) {
         // The model would hold memory without being used.
         registry.unload_model(model).await.map_err(|error| error.to_string())?;
-        return Err("its batches are made by its device policy, and in a cluster the scheduler makes them; give it the device policy exclusive".to_owned());
+        return Err("the model's device policy makes batches, and in a cluster the scheduler makes them; give the model the device policy exclusive".to_owned());
     }
     Ok(())
 }

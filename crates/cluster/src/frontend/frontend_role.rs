@@ -111,13 +111,13 @@ fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Ten
         RequestEnd::TooLate => {
             let waited = now.since(call.arrival);
             let message = format!(
-                "nobody has run this request of model '{model}' by its deadline, {waited} after it came: no scheduler led, or its backend was lost"
+                "no backend ran this request of model '{model}' by its deadline, {waited} after its arrival: no scheduler led, or the backend was lost"
             );
             (Unanswered::Hopeless, ServiceError::DeadlineExceeded(message))
         }
         RequestEnd::Lost | RequestEnd::Refused(Refusal::Lost) => {
             let message = format!(
-                "the backend that ran this request of model '{model}' was lost, and it may not be run again, or was tried too often"
+                "the backend that ran this request of model '{model}' was lost, and the request may not run again, or was tried too often"
             );
             (Unanswered::Lost, ServiceError::Unavailable(message))
         }

@@ -61,7 +61,7 @@ impl RemoteVersion {
         let make = move || {
             let made = recipe.unpack().and_then(|recipe| shared.steps(&recipe, &this.definition.codec));
             if let Err(reason) = &made {
-                tracing::error!(model = %this.name, version = this.number, %reason, "its steps to tensors (preprocess) cannot be taken here");
+                tracing::error!(model = %this.name, version = this.number, %reason, "this frontend cannot take the model's preprocess steps");
             }
             let _ = this.steps.set(made);
         };
@@ -79,9 +79,9 @@ impl RemoteVersion {
         let reason = match self.steps.get() {
             Some(Ok(steps)) => return Ok(Some(steps)),
             Some(Err(reason)) => reason,
-            None => "they are being made ready; try again",
+            None => "the steps are being made ready; try again",
         };
-        Err(ServiceError::Unavailable(format!("model '{}': its steps to tensors: {reason}", self.name)))
+        Err(ServiceError::Unavailable(format!("model '{}': preprocess steps: {reason}", self.name)))
     }
 
     /// Checks a request's inputs as far as possible without their data.
@@ -154,7 +154,7 @@ impl RemoteModels {
                     now.entry(model).or_insert(fresh).versions.insert(version, read);
                 }
                 Err(reason) => {
-                    tracing::error!(%model, version, %reason, "what a backend says of the model cannot be read")
+                    tracing::error!(%model, version, %reason, "a backend's description of the model cannot be read")
                 }
             }
         }

@@ -149,7 +149,7 @@ impl RemoteServing {
         if in_flight >= MOST_IN_FLIGHT {
             version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
             let message =
-                format!("{in_flight} requests are in flight at this frontend, the most that it takes; try again later");
+                format!("{in_flight} requests are in flight at this frontend, which is its limit; try again later");
             return Err(ServiceError::QueueFull { message, retry_after: RETRY_AFTER });
         }
         Ok(ticket)

@@ -91,7 +91,10 @@ impl<M: Machine> Node<M> {
             }
             tokio::time::sleep(AGAIN_AFTER[0] * (tried + 1)).await;
         }
-        complain(&address, "nobody answers there: is it the address at which others reach it (--advertise)?");
+        complain(
+            &address,
+            "no process answers at that address: is it the address at which others reach that process (--advertise)?",
+        );
     }
 
     async fn dial(&self, address: &str) -> Result<(Hello, Halves), WireError> {

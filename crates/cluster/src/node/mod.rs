@@ -111,7 +111,7 @@ pub fn start<M: Machine>(
         let reason = match std::panic::catch_unwind(AssertUnwindSafe(node)) {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
-            Err(_) => "it ended in a panic: this is a defect".to_owned(),
+            Err(_) => "the thread ended in a panic: this is a defect".to_owned(),
         };
         // No thread would answer any more. The other processes go on without this one, and its
         // parent may start another.
@@ -279,7 +279,7 @@ impl<M: Machine> Node<M> {
         let waits = wire.outbox.bytes() as u64;
         let reason = match written {
             Err(error) => format!("a frame for it cannot be written: {error}"),
-            Ok(_) if waits > self.most_bytes => format!("it reads too slowly: {waits} bytes wait for it"),
+            Ok(_) if waits > self.most_bytes => format!("the peer reads too slowly: {waits} bytes wait"),
             Ok(sent) => return self.board.sent(wire.reads_mine, sent),
         };
         complain(&format!("{peer:?}"), &reason);
@@ -320,7 +320,7 @@ impl<M: Machine> Node<M> {
     async fn welcome(self: Rc<Self>, stream: TcpStream) {
         let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |address| address.ip().to_string());
         if self.inner.borrow().strangers >= MOST_STRANGERS {
-            complain(&from, "too many connections have not said who they are");
+            complain(&from, "too many connections have not told their name and role");
             return;
         }
         self.inner.borrow_mut().strangers += 1;
@@ -394,7 +394,7 @@ impl<M: Machine> Node<M> {
 
     /// Logs why this process does not read a peer's memory in this way.
     fn refuse_memory<T>(&self, peer: &Hello, error: &dyn std::fmt::Display) -> Option<T> {
-        complain(&peer.name, &format!("its memory is not read: {error}"));
+        complain(&peer.name, &format!("the peer's memory is not read: {error}"));
         None
     }
 
@@ -408,10 +408,7 @@ impl<M: Machine> Node<M> {
         let (number, closed, writes) = {
             let inner = &mut *self.inner.borrow_mut();
             if peer.node == self.identity.node || inner.wires.contains_key(&peer.node) {
-                return Some(format!(
-                    "{:?} is connected already: what calls itself that again is not taken",
-                    peer.node
-                ));
+                return Some(format!("{:?} is connected already: a second process of that name is refused", peer.node));
             }
             let (closed, writes) = (Rc::new(Notify::new()), Rc::new(Notify::new()));
             let number = inner.next_wire;

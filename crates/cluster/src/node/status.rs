@@ -18,20 +18,20 @@ metric_table! {
     /// The metrics of a process about its cluster.
     struct Table {
         peers: IntGaugeVec["role"], "downbeat_cluster_peers", "Processes that this one is connected to, by role";
-        epoch: IntGaugeVec[], "downbeat_cluster_epoch", "Number of the epoch that this process follows; 0: nobody has led yet";
+        epoch: IntGaugeVec[], "downbeat_cluster_epoch", "Number of the epoch that this process follows; 0: no scheduler has led yet";
         leads: IntGaugeVec[], "downbeat_cluster_leads", "1 while this scheduler leads";
-        leaders: IntCounter[], "downbeat_cluster_leaders_total", "Times that somebody else has led from then on";
-        etcd: IntGaugeVec[], "downbeat_cluster_etcd_answers", "Whether etcd answered this process last; none: it asks none";
+        leaders: IntCounter[], "downbeat_cluster_leaders_total", "Changes of the leading scheduler that this process has seen";
+        etcd: IntGaugeVec[], "downbeat_cluster_etcd_answers", "Whether etcd answered this process's last question; none: the process asks no etcd";
         missing: IntGaugeVec[], "downbeat_cluster_models_missing",
             "Models that backends of their sub-cluster do not have, yet or because they could not be loaded; counted by the scheduler that leads, and none elsewhere";
-        handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were handed in to a scheduler that has begun to lead";
-        run_again: IntCounter[], "downbeat_cluster_run_again_total", "Requests that were handed in again because the backend that had them was lost";
+        handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were given to a scheduler that has begun to lead";
+        run_again: IntCounter[], "downbeat_cluster_run_again_total", "Requests that were given again because their backend was lost";
         round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
-            "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
+            "Round trip of a message to a process of a role, measured lately: a high percentile of the slowest process; 0: not known";
         budget: GaugeVec["model", "version", "part"], "downbeat_cluster_budget_seconds",
             "What the scheduler that leads plans with for messages of a model, of its slowest backend: control (a batch to it), data (fetching an item's inputs), reply";
         tensors: IntCounterVec["transport"], "downbeat_cluster_tensor_bytes_total", "Bytes of tensors sent to other processes: over TCP, in shared memory, or by UCX";
-        lost: IntCounter[], "downbeat_cluster_peers_lost_total", "Times that a process this one was connected to was lost";
+        lost: IntCounter[], "downbeat_cluster_peers_lost_total", "Losses of processes that this process was connected to";
     }
 }
 

@@ -82,7 +82,7 @@ impl Service for SchedulerService {
         match is_told && answered.await.unwrap_or(false) {
             true => Ok(()),
             false => Err(ServiceError::Unavailable(
-                "models are not divided by this scheduler: ask the one that leads (GET /v2/cluster says which), started with --sub-clusters".to_owned(),
+                "this scheduler does not divide the models: ask the leading scheduler (GET /v2/cluster names it), started with --sub-clusters".to_owned(),
             )),
         }
     }

@@ -179,7 +179,7 @@ fn pairs(range: &Value) -> Result<Vec<(String, Kept)>, String> {
         Some((key, Kept { value, revision }))
     };
     let all = range["kvs"].as_array().map_or(&[][..], Vec::as_slice);
-    all.iter().map(|its| pair(its).ok_or_else(|| format!("it is no etcd, and has {its}"))).collect()
+    all.iter().map(|its| pair(its).ok_or_else(|| format!("the server is not etcd: it has {its}"))).collect()
 }
 
 /// Sends one request to one server. Returns the local address and the answer.
@@ -204,7 +204,7 @@ async fn post(server: &str, what: &str, body: &Value) -> Result<(IpAddr, Value),
             _ if !status.is_success() => Err(format!("{status}: {}", shown())),
             // All answers of etcd have a header.
             Ok(answer) if answer["header"].is_object() || answer["result"]["header"].is_object() => Ok((local, answer)),
-            _ => Err(format!("it is no etcd, and says {}", shown())),
+            _ => Err(format!("the server is not etcd: it says {}", shown())),
         }
     };
     // The connection is driven only until its answer has come.
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(pairs(&range("NDE=".into(), "7".into())), kept(b"41"));
         assert_eq!(pairs(&range(Value::Null, "7".into())), kept(b""));
         for wrong in [range("?".into(), "7".into()), range(3.into(), "7".into()), range("NDE=".into(), 7.into())] {
-            assert!(pairs(&wrong).unwrap_err().contains("it is no etcd"), "{wrong}");
+            assert!(pairs(&wrong).unwrap_err().contains("the server is not etcd"), "{wrong}");
         }
     }
 }

@@ -94,7 +94,7 @@ impl Store {
             if let Some((who, _)) = seat.held_by_another()
                 && !std::mem::replace(&mut waits, true)
             {
-                tracing::info!("{who}: it is waited until its lease ends, if it is not alive");
+                tracing::info!("{who}: waiting until its lease ends, in case it is not alive");
             }
         }
     }
@@ -189,14 +189,14 @@ impl Store {
                 return Ok((epoch, self.kept_plan().await?.0));
             }
         }
-        Err("others raised the epoch again and again".to_owned())
+        Err("other schedulers raised the epoch again and again".to_owned())
     }
 
     /// The stored plan, and the revision of its key. An unreadable plan counts as none.
     async fn kept_plan(&mut self) -> Result<(Option<SubClusterPlan>, u64), String> {
         let Some(kept) = self.etcd.get(&self.plan).await? else { return Ok((None, 0)) };
         let plan = serde_json::from_slice(&kept.value);
-        let plan = plan.inspect_err(|error| tracing::warn!(key = %self.plan, %error, "what etcd has there is no plan of sub-clusters: the next one takes its place"));
+        let plan = plan.inspect_err(|error| tracing::warn!(key = %self.plan, %error, "the value in etcd is not a plan of sub-clusters: the next plan replaces it"));
         Ok((plan.ok(), kept.revision))
     }
 
@@ -212,7 +212,7 @@ impl Store {
                 return Ok(());
             }
         }
-        Err("others wrote plans again and again".to_owned())
+        Err("other schedulers wrote plans again and again".to_owned())
     }
 
     /// Reads the schedulers, and renews the own entry of a process that is a scheduler.
@@ -244,7 +244,7 @@ impl Store {
             Ok(_) => tracing::info!(?servers, "etcd answers"),
             Err(reason) => tracing::warn!(
                 ?servers, %reason,
-                "etcd is of no use now: schedulers that are known are kept, and whoever leads goes on, but nobody else can begin to"
+                "etcd cannot be used now: known schedulers are kept and the leader goes on, but no other scheduler can begin to lead"
             ),
         }
     }

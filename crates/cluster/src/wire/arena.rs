@@ -160,7 +160,7 @@ impl Arena {
         let listener = match UnixListener::bind(socket(node)) {
             Ok(listener) => listener,
             Err(error) => {
-                tracing::info!(%error, "no shared memory: what this process sends goes over TCP");
+                tracing::info!(%error, "shared memory cannot be used: this process sends tensors over TCP");
                 return;
             }
         };

@@ -39,15 +39,15 @@ pub enum WireError {
     #[error("the connection has ended: {0}")]
     Ended(#[from] std::io::Error),
     /// The peer is not a Downbeat process.
-    #[error("it does not speak Downbeat's protocol of roles")]
+    #[error("the peer does not speak Downbeat's protocol of roles")]
     Foreign,
     /// The peer speaks another version of the protocol.
     #[error(
-        "it speaks version {0} of the protocol of roles, and this process version {PROTOCOL}: run the same version of downbeat everywhere"
+        "the peer speaks version {0} of the protocol of roles, and this process version {PROTOCOL}: run the same version of downbeat everywhere"
     )]
     Protocol(u16),
     /// The peer announces too many bytes.
-    #[error("it announces {announced} bytes, and at most {most} are taken")]
+    #[error("the peer announces {announced} bytes; the most is {most}")]
     TooLarge {
         /// The announced bytes.
         announced: u64,
@@ -55,13 +55,13 @@ pub enum WireError {
         most: u64,
     },
     /// The peer's bytes cannot be decoded.
-    #[error("what it sends cannot be understood: {0}")]
+    #[error("a message of the peer cannot be understood: {0}")]
     Garbled(postcard::Error),
     /// The peer names places of tensors outside of its memory.
-    #[error("it says that {0} bytes are in its memory where it has none")]
+    #[error("the peer names {0} bytes of a memory that it does not have")]
     Outside(u64),
     /// The peer's memory can no longer be read.
-    #[error("its memory cannot be read: {0}")]
+    #[error("the peer's memory cannot be read: {0}")]
     Unread(#[from] UcxError),
 }
 

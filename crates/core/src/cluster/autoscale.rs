@@ -179,12 +179,14 @@ impl fmt::Display for AdviceReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             AdviceReason::Overloaded => "too many requests are dropped, rejected or late",
-            AdviceReason::NoDevices => "there are requests and no devices",
+            AdviceReason::NoDevices => "requests wait, and there is no device",
             AdviceReason::Idle => "devices are idle",
-            AdviceReason::Settling => "too little has been seen with this number of devices",
-            AdviceReason::TooFewBefore => "devices are idle, but with fewer the same load was too much",
+            AdviceReason::Settling => "this number of devices has been observed for too short a time",
+            AdviceReason::TooFewBefore => "devices are idle, but fewer devices could not serve the same load",
             AdviceReason::Enough => "there are enough devices",
-            AdviceReason::AtMost => "too many requests are dropped, rejected or late, and there may be no more devices",
+            AdviceReason::AtMost => {
+                "too many requests are dropped, rejected or late, and max_devices allows no more devices"
+            }
         })
     }
 }

@@ -93,7 +93,7 @@ pub enum Reject {
     #[error("the model has no such priority level")]
     UnknownLevel,
     /// The request has no deadline, and would wait longer than allowed for the requests before it.
-    #[error("it would wait for {wait} or longer; the bound is {bound}")]
+    #[error("the request would wait for {wait} or longer; the bound is {bound}")]
     WaitTooLong {
         /// How long the requests before it take, at least.
         wait: Duration,

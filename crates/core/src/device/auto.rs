@@ -75,7 +75,7 @@ impl AutoInputs {
         }
         if self.varies {
             return AutoChoice::exclusive(
-                "requests vary in shape: what padding them costs depends on the lengths that come, which nobody knows yet",
+                "requests vary in shape: the cost of padding depends on the lengths of requests, which are not known yet",
             );
         }
         let candidates = self.candidates(overlap);
@@ -94,7 +94,7 @@ impl AutoInputs {
             Some(best) if best.policy != PolicyName::EXCLUSIVE => AutoChoice {
                 policy: best.policy,
                 reason: format!(
-                    "{} is predicted to answer {:.2} times as much as exclusive: {measured}",
+                    "{} is predicted to answer {:.2} times as many requests as exclusive: {measured}",
                     best.policy, best.gain
                 ),
                 candidates,
@@ -105,7 +105,7 @@ impl AutoInputs {
                 AutoChoice {
                     policy: PolicyName::EXCLUSIVE,
                     reason: format!(
-                        "no policy is predicted to answer more than {:.0}% more than exclusive ({} times as much): {measured}",
+                        "no policy is predicted to answer {:.0}% more requests than exclusive ({} times as many): {measured}",
                         MARGIN * 100.0,
                         gains.join(", ")
                     ),

@@ -228,7 +228,7 @@ impl ElasticSettings {
     fn mixes(&self, max_batch: u32) -> Result<(MixTable, u32), String> {
         if max_batch <= 1 && self.chosen()?.is_some() {
             return Err(
-                "mixes: the model takes one item at a time (max_batch_size is 1), so that there is no mix of batch sizes to choose; leave mixes out"
+                "mixes: the model takes one item at a time (max_batch_size is 1), so there is no mix of batch sizes to choose; leave mixes out"
                     .to_owned(),
             );
         }
@@ -317,9 +317,11 @@ fn predict(inputs: &AutoInputs, overlap: &Overlap) -> Option<f64> {
 }
 
 impl PolicyOptions for ElasticOptions {
-    const ENTRY: &'static PolicyEntry =
-        &PolicyEntry::new::<ElasticOptions, ElasticSettings>("elastic", "several at once, of sizes that suit the load")
-            .predicted(predict);
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<ElasticOptions, ElasticSettings>(
+        "elastic",
+        "several batches at once, whose sizes follow the load",
+    )
+    .predicted(predict);
 
     fn check(&self) -> Result<(), String> {
         at_most("max_running", self.max_running, MOST_ROWS)?;

@@ -295,23 +295,18 @@ impl Device {
         })
     }
 
-    /// Orders standby lanes for a policy in `partition`. Returns false if there is no such
-    /// partition, lanes already stand by, or the policy leaves.
-    pub fn prepare(&mut self, of: &mut Resident, partition: PartitionId, specs: &[LaneSpec], by_policy: bool) -> bool {
-        if !self.has_partition(partition) || of.standby.is_some() || of.leaving {
-            return false;
-        }
+    /// Orders standby lanes for a policy that has none, in a partition that exists.
+    pub fn prepare(&mut self, of: &mut Resident, partition: PartitionId, specs: &[LaneSpec]) {
         let specs: Vec<LaneSpec> = specs.iter().map(|spec| LaneSpec { partition, ..*spec }).collect();
         let lanes = self.add_lanes(of.key, &specs);
-        of.standby = Some(Standby { partition, lanes: lanes.clone(), ready: false, by_policy });
+        of.standby = Some(Standby { partition, lanes: lanes.clone(), ready: false });
         self.push(DeviceOutput::Prepare { model: of.key.model, lanes, partition });
-        true
     }
 
     /// Replaces the policy's lanes by its standby lanes, if they are ready.
-    pub fn switch(&mut self, of: &mut Resident, by_policy: bool) -> bool {
-        let is_meant = |standby: &mut Standby| standby.ready && standby.by_policy == by_policy;
-        let Some(Standby { partition, lanes, .. }) = of.standby.take_if(is_meant) else { return false };
+    pub fn switch(&mut self, of: &mut Resident) -> bool {
+        let standby = of.standby.take_if(|standby| standby.ready);
+        let Some(Standby { partition, lanes, .. }) = standby else { return false };
         let from = std::mem::replace(&mut of.lanes, lanes.clone());
         of.partition = partition;
         self.push(DeviceOutput::Switch { model: of.key.model, from: from.clone(), to: lanes });

@@ -132,7 +132,7 @@ impl FromStr for LaneMix {
     type Err = BadMix;
     fn from_str(text: &str) -> Result<Self, BadMix> {
         let sizes = text.split(',').map(|size| size.trim().parse()).collect::<Result<Vec<u32>, _>>();
-        let bad = |_| BadMix(format!("'{text}' is no mix of lanes; expected batch sizes such as 1,1,2,4,8,16"));
+        let bad = |_| BadMix(format!("'{text}' is not a mix of lanes; expected batch sizes such as 1,1,2,4,8,16"));
         LaneMix::new(&sizes.map_err(bad)?)
     }
 }
@@ -158,7 +158,7 @@ impl MixTable {
     pub fn single(mix: LaneMix) -> Result<Self, BadMix> {
         if mix.count(1) == 0 {
             return Err(BadMix::new(
-                "a mix has a lane of batch size 1, or what its other lanes leave over waits for ever",
+                "a mix needs a lane of batch size 1, as requests that fit no other lane would wait for ever",
             ));
         }
         Ok(MixTable { entries: vec![(1, mix)] })

@@ -17,7 +17,7 @@
 //! | policy | decides | source |
 //! |---|---|---|
 //! | [`Exclusive`] | nothing: it runs the batches that the cluster's scheduler made | Symphony |
-//! | [`Windowed`] | nothing but the time: one batch after another, by a window and a largest size | TF-Serving, Triton: the papers' baselines |
+//! | [`Windowed`] | nothing but the time: one batch after another; a window collects requests and a largest size | TF-Serving, Triton: the papers' baselines |
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
 //! | [`Staged`] | which requests are in a batch while it runs: new, stretch, split | DVABatch |
 //! | [`Overlapped`] | nothing: it launches the operators that the arbiter permits | Abacus |

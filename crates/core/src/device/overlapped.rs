@@ -144,7 +144,7 @@ impl PolicySettings for OverlappedSettings {
 impl PolicyOptions for OverlappedOptions {
     const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<OverlappedOptions, OverlappedSettings>(
         "overlap",
-        "operators of several models side by side, by prediction",
+        "operators of several models side by side, chosen by predicted times",
     )
     .grouped();
 

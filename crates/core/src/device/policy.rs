@@ -40,8 +40,9 @@ pub trait DevicePolicy: Debug + Send {
         Arbitrated::default()
     }
 
-    /// Begins every launch that can begin. The arbiter of the device may have changed the limit of
-    /// batches ([`Turn::limit`]) or permit a launch ([`Turn::permit`]).
+    /// Begins every launch that can begin. The model may have other lanes ([`Turn::lanes`]). The
+    /// arbiter of the device may have changed the limit of batches ([`Turn::limit`]) or permit a
+    /// launch ([`Turn::permit`]).
     fn advance(&mut self, _: &mut Turn<'_>) {}
 
     /// Handles the arrival of a request.
@@ -86,10 +87,6 @@ pub trait DevicePolicy: Debug + Send {
     fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
         self.advance(turn);
     }
-
-    /// Handles the result of [`Turn::prepare`]. If the lanes were made, [`Turn::switch`] may be
-    /// called. A failure changes nothing.
-    fn handle_prepared(&mut self, _: &mut Turn<'_>, _made: bool) {}
 
     /// Gives up every request that waits for its first launch. Launched requests go on to their
     /// end.

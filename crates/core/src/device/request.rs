@@ -50,17 +50,17 @@ pub enum DeviceReject {
         allowed: Duration,
     },
     /// An earlier request with this id is not answered yet.
-    #[error("there is a request {0} already that is not answered")]
+    #[error("request {0} exists already and is not answered")]
     NameTaken(RequestId),
     /// The model is not on the device, or leaves it.
     #[error("the device does not have model {0}")]
     NoModel(ModelId),
     /// A request for a policy that runs granted batches, or a batch for a policy that makes its
     /// own.
-    #[error("model {0} is not batched this way: its policy takes either requests or batches")]
+    #[error("model {0} cannot take this: its policy takes either single requests or batches")]
     WrongWay(ModelId),
     /// A batch for a lane that runs one and has another waiting, or for a lane that is not shared.
-    #[error("lane {0} takes no batch: it has two, or is not shared")]
+    #[error("lane {0} takes no batch: the lane has two batches, or is not shared")]
     LaneTaken(LaneId),
 }
 

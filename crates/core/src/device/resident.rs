@@ -64,6 +64,4 @@ pub struct Standby {
     pub lanes: Vec<LaneId>,
     /// Whether the lanes have been made.
     pub ready: bool,
-    /// Whether the policy asked for the lanes; `false`: the controller that divides the device did.
-    pub by_policy: bool,
 }

@@ -41,7 +41,9 @@ pub enum BadLayout {
     #[error("{0} shared lanes are more than the {MOST_SHARED_LANES} that a device may have")]
     TooMany(u64),
     /// The layout would remove a partition that a model is in.
-    #[error("partition {partition} cannot go: model {model} is there; move it, or take it off the device first")]
+    #[error(
+        "partition {partition} cannot be removed: model {model} is there; move the model, or take it off the device first"
+    )]
     InUse {
         /// The partition.
         partition: PartitionId,
@@ -78,10 +80,10 @@ pub enum BadMove {
     #[error("the device has no partition {0}")]
     NoPartition(PartitionId),
     /// The model has no lanes of its own to move.
-    #[error("{0} runs on shared lanes, which do not move with it: give it a policy that makes batches")]
+    #[error("{0} runs on shared lanes, which do not move with the model: give the model a policy that makes batches")]
     SharedLanes(ModelId),
     /// Other lanes are being made for the model.
-    #[error("lanes are being made for {0}: wait until they are")]
+    #[error("lanes are being made for {0}: wait until they are ready")]
     Busy(ModelId),
 }
 
@@ -288,23 +290,19 @@ impl DeviceScheduler {
     /// A failure changes nothing. A result that was not asked for is ignored.
     pub fn handle_prepared(&mut self, now: Time, model: ModelId, made: Result<(), String>) {
         let asked = |resident: &Resident| resident.standby.as_ref().is_some_and(|standby| !standby.ready);
-        // Results come in the order in which the policies asked for lanes.
+        // Results come in the order in which lanes were ordered.
         let Some(key) = self.of(model).find(|(_, (resident, _))| asked(resident)).map(|(key, _)| *key) else { return };
         let Some((resident, _)) = self.residents.get_mut(&key) else { return };
-        let by_policy = resident.standby.as_ref().is_some_and(|standby| standby.by_policy);
         if made.is_ok() && !resident.leaving {
             resident.standby.iter_mut().for_each(|standby| standby.ready = true);
         } else if let Some(Standby { partition, lanes, .. }) = resident.standby.take() {
             self.device.release(&lanes, Some(key));
-            if let Err(reason) = made.clone() {
+            if let Err(reason) = made {
                 self.device.push(DeviceOutput::Note { model, note: Note::PrepareFailed { partition, reason } });
             }
         }
-        self.tell(key, now, |policy, turn| {
-            if by_policy {
-                policy.handle_prepared(turn, made.is_ok());
-            }
-        });
+        // A leaving policy may have waited for this result only.
+        self.tell(key, now, |_, _| ());
     }
 
     /// Prepares a model's move to another partition, whatever its policy: orders standby lanes
@@ -324,25 +322,29 @@ impl DeviceScheduler {
         if specs.is_empty() {
             return Err(BadMove::SharedLanes(model));
         }
-        if resident.standby.as_ref().is_some_and(|standby| !standby.ready || standby.by_policy) {
+        if resident.standby.as_ref().is_some_and(|standby| !standby.ready) {
             return Err(BadMove::Busy(model));
         }
         if let Some(Standby { lanes, .. }) = resident.standby.take() {
             self.device.release(&lanes, Some(key));
         }
         if partition != resident.partition {
-            self.device.prepare(resident, partition, &specs, false);
+            self.device.prepare(resident, partition, &specs);
         }
         Ok(())
     }
 
     /// Switches a model to the lanes that [`handle_move`](Self::handle_move) ordered, from its next
-    /// launch on (GSLICE §3.2.4). Returns false if they are not ready.
-    pub fn handle_switch(&mut self, _now: Time, model: ModelId) -> bool {
-        let Some((resident, _)) = self.current(model).and_then(|key| self.residents.get_mut(&key)) else {
+    /// launch on (GSLICE §3.2.4). Waiting requests begin there at once. Returns false if the lanes
+    /// are not ready.
+    pub fn handle_switch(&mut self, now: Time, model: ModelId) -> bool {
+        let Some(key) = self.current(model) else { return false };
+        let Some((resident, _)) = self.residents.get_mut(&key) else { return false };
+        if !self.device.switch(resident) {
             return false;
-        };
-        self.device.switch(resident, false)
+        }
+        self.tell(key, now, |policy, turn| policy.advance(turn));
+        true
     }
 
     /// Limits a model's batches to `rows` items from now on, also under a later policy. Returns

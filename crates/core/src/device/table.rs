@@ -116,7 +116,7 @@ impl PolicyName {
     /// ([`AutoInputs::choose`](super::AutoInputs::choose)). It is not in the table.
     pub const AUTO: PolicyName = PolicyName(&PolicyEntry {
         name: "auto",
-        about: "whichever suits a model, as measured",
+        about: "the policy that suits a model best, as measured",
         makes_batches: false,
         forms_groups: false,
         predict: |_, _| None,
@@ -199,8 +199,7 @@ pub fn read_one_of_any(key: &str, value: &Value) -> Result<(), BadSettings> {
 }
 
 /// The error for [`PolicyName::AUTO`] in places where no model is served.
-const NO_POLICY: &str =
-    "auto is a choice between policies, made for each model where it is served; name one of them here";
+const NO_POLICY: &str = "auto chooses a policy for each model where the model is served; name one policy here";
 
 /// A name that is not in the table.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

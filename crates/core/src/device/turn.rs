@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::lanes::Device;
-use super::launch::{LaneSpec, Launch, Permit};
+use super::launch::{Launch, Permit};
 use super::note::Note;
 use super::output::DeviceOutput;
 use super::resident::Resident;
-use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId};
+use crate::ids::{BatchId, LaneId, LaunchId, ModelId};
 use crate::time::Time;
 
 /// The reason of a device's timeout.
@@ -79,28 +79,6 @@ impl Turn<'_> {
     pub fn launch(&mut self, launch: Launch) {
         self.device.begin(self.now, self.resident, &launch);
         self.push(DeviceOutput::Launch(launch));
-    }
-
-    /// Runs launches together. Asserts that there is at least one and that their lanes have room.
-    pub fn launch_together(&mut self, launches: Vec<Launch>) {
-        assert!(!launches.is_empty(), "a group has a launch");
-        for launch in &launches {
-            self.device.begin(self.now, self.resident, launch);
-        }
-        self.push(DeviceOutput::Group(launches));
-    }
-
-    /// Orders lanes in another partition, beside the current ones.
-    /// [`super::DevicePolicy::handle_prepared`] gets the result. Returns `false`, and changes
-    /// nothing, if there is no such partition, other lanes stand by, or the model leaves.
-    pub fn prepare(&mut self, partition: PartitionId, lanes: &[LaneSpec]) -> bool {
-        self.device.prepare(self.resident, partition, lanes, true)
-    }
-
-    /// Replaces the current lanes by the prepared ones, for every launch from now on. Returns
-    /// `false` if none are ready.
-    pub fn switch(&mut self) -> bool {
-        self.device.switch(self.resident, true)
     }
 
     /// Adds a decision.

@@ -164,9 +164,11 @@ impl PolicySettings for WindowedSettings {
 }
 
 impl PolicyOptions for WindowedOptions {
-    const ENTRY: &'static PolicyEntry =
-        &PolicyEntry::new::<WindowedOptions, WindowedSettings>("windowed", "one batch after another, by a window")
-            .predicted(|inputs, _| Some(inputs.rate(&[inputs.max_batch.max(1)], |_| 1.0)));
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<WindowedOptions, WindowedSettings>(
+        "windowed",
+        "one batch after another; a window collects requests",
+    )
+    .predicted(|inputs, _| Some(inputs.rate(&[inputs.max_batch.max(1)], |_| 1.0)));
 
     fn check(&self) -> Result<(), String> {
         at_most("max_batch", self.max_batch, MOST_ROWS)?;

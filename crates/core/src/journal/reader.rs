@@ -22,10 +22,10 @@ pub enum LogError {
     )]
     Json,
     /// It has other records.
-    #[error("this is the decision log of {0}: a log of another machine is needed here")]
+    #[error("this is the decision log of {0}: this command needs a log of the other kind")]
     Machine(MachineKind),
     /// The bytes behind an entry are no entry.
-    #[error("what comes after entry {after} is damaged: {why}")]
+    #[error("the log is damaged after entry {after}: {why}")]
     Damaged {
         /// The last good entry.
         after: u64,

@@ -35,7 +35,7 @@ pub fn show(bytes: &[u8], form: Form) -> Result<Lines<'_>, LogError> {
 fn lines<R: Records>(bytes: &[u8], form: Form) -> Result<Lines<'_>, LogError> {
     let (machine, entries) = read::<R>(bytes)?;
     let head = match form {
-        Form::Text => format!("decision log of {machine}: entry, milliseconds, what came in, -> what was decided"),
+        Form::Text => format!("decision log of {machine}: entry, milliseconds, event, -> decision"),
         Form::Json => format!(r#"{{"at":0,"begin":{}}}"#, json(&machine.to_string())),
     };
     let mut now = Time::ZERO;

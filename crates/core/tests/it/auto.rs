@@ -160,7 +160,7 @@ fn auto_is_a_name_but_no_policy_of_the_table() {
     assert_eq!("auto".parse(), Ok(PolicyName::AUTO));
     assert!(PolicyName::all().all(|policy| policy != PolicyName::AUTO));
     let error = PolicyName::AUTO.read(&Default::default()).unwrap_err().to_string();
-    assert!(error.contains("name one of them here"), "{error}");
+    assert!(error.contains("name one policy here"), "{error}");
     let error = "best".parse::<PolicyName>().unwrap_err().to_string();
     assert!(error.ends_with("exclusive, windowed, elastic, staged, overlap, auto"), "{error}");
 }

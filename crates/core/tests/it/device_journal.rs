@@ -89,7 +89,7 @@ fn a_log_plays_again_and_can_be_read() {
     assert_eq!((replayed.inputs, replayed.divergence), (10, None));
     let shown: Vec<String> = show(&bytes, Form::Text).unwrap().map(Result::unwrap).collect();
     for expected in [
-        "decision log of device 3: entry, milliseconds, what came in, -> what was decided",
+        "decision log of device 3: entry, milliseconds, event, -> decision",
         "m0 comes: mlp 1 with the policy windowed",
         "request r0: 1 items",
         "-> launch x0 on l0: b0",

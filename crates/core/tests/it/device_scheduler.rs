@@ -64,22 +64,15 @@ fn complete(scheduler: &mut DeviceScheduler, launch: &Launch, start: u64, end: u
     scheduler.handle_completion(at(end), launch.id, Span { start: at(start), end: at(end) }, &[]);
 }
 
-/// A policy that launches each request by itself. Its two lanes run two launches together, or its
-/// first lane runs them one after another. It changes the manner when its period ends.
+/// A policy that launches each request by itself, on the first of its two lanes.
 #[derive(Debug, Default)]
 struct Test {
-    together: bool,
     waiting: VecDeque<RequestId>,
     running: BTreeMap<LaunchId, RequestId>,
-    /// The policy moves to the other partition and back with this period.
-    period: Option<Duration>,
-    next: Option<Time>,
-    partition: PartitionId,
-    answers: Vec<bool>,
 }
 
 impl Test {
-    fn launch(&mut self, turn: &mut Turn<'_>, request: RequestId, lane: usize) -> Launch {
+    fn launch(&mut self, turn: &mut Turn<'_>, request: RequestId) -> Launch {
         let (id, batch) = (turn.new_launch(), turn.new_batch());
         self.running.insert(id, request);
         Launch {
@@ -87,7 +80,7 @@ impl Test {
             batch,
             granted: None,
             model: turn.model(),
-            lane: turn.lanes()[lane],
+            lane: turn.lanes()[0],
             segments: SegmentRange::new(0, 1),
             members: vec![request],
             rows: 1,
@@ -96,27 +89,20 @@ impl Test {
             inputs: InputSource::Host,
         }
     }
-
-    fn advance(&mut self, turn: &mut Turn<'_>) {
-        while self.together && self.waiting.len() >= 2 && turn.lanes().to_vec().iter().all(|lane| turn.has_room(*lane))
-        {
-            let pair: Vec<RequestId> = self.waiting.drain(..2).collect();
-            let group = pair.iter().enumerate().map(|(lane, request)| self.launch(turn, *request, lane)).collect();
-            turn.launch_together(group);
-        }
-        while !self.together
-            && turn.has_room(turn.lanes()[0])
-            && let Some(request) = self.waiting.pop_front()
-        {
-            let launch = self.launch(turn, request, 0);
-            turn.launch(launch);
-        }
-    }
 }
 
 impl DevicePolicy for Test {
     fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
         vec![LaneSpec { partition, max_rows: 1, segments: SegmentRange::new(0, 1) }; 2]
+    }
+
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        while turn.has_room(turn.lanes()[0])
+            && let Some(request) = self.waiting.pop_front()
+        {
+            let launch = self.launch(turn, request);
+            turn.launch(launch);
+        }
     }
 
     fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
@@ -136,28 +122,8 @@ impl DevicePolicy for Test {
         false
     }
 
-    fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
-        let to = PartitionId(1 - self.partition.0);
-        self.next = self.period.map(|period| turn.now() + period);
-        turn.prepare(to, &self.lanes(to));
-        assert!(!turn.prepare(to, &self.lanes(to)), "one at a time");
-    }
-
-    fn handle_prepared(&mut self, turn: &mut Turn<'_>, made: bool) {
-        self.answers.push(made);
-        if turn.switch() {
-            assert!(made && !turn.switch());
-            self.partition = PartitionId(1 - self.partition.0);
-        }
-        self.advance(turn);
-    }
-
     fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
         self.waiting.drain(..).for_each(|request| turn.push(DeviceOutput::Drop { request, reason }));
-    }
-
-    fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
-        self.period.map(|period| (self.next.unwrap_or(Time::ZERO + period), DeviceTimeout::Period))
     }
 
     fn stats(&self) -> PoolStats {
@@ -166,12 +132,11 @@ impl DevicePolicy for Test {
     }
 }
 
-/// Two partitions with a shared lane each, and a [`Test`] that moves every 100 ms: its lanes are l2
-/// and l3.
-fn moving() -> DeviceScheduler {
+/// Two partitions with a shared lane each, and a [`Test`] in the first: its lanes are l2 and l3.
+fn divided() -> DeviceScheduler {
     let mut scheduler = DeviceScheduler::new();
     scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1, 1] }).unwrap();
-    add(&mut scheduler, 0, Test { period: Some(Duration::from_millis(100)), ..Test::default() });
+    add(&mut scheduler, 0, Test::default());
     assert_eq!(scheduler.lanes(model(0)), [LaneId(2), LaneId(3)]);
     scheduler
 }
@@ -202,21 +167,6 @@ fn a_lane_runs_one_and_holds_one_behind_it() {
     assert!(
         matches!(&outputs(&mut scheduler)[..], [DeviceOutput::Reply { .. }, DeviceOutput::Launch(launch)] if launch.id == LaunchId(2))
     );
-}
-
-#[test]
-fn launches_of_a_group_are_issued_together_and_completed_each_by_itself() {
-    let mut scheduler = DeviceScheduler::new();
-    add(&mut scheduler, 0, Test { together: true, ..Test::default() });
-    scheduler.handle_request(at(0), &request(0, 0)).unwrap();
-    assert_eq!(outputs(&mut scheduler), []);
-    scheduler.handle_request(at(0), &request(1, 0)).unwrap();
-    let [DeviceOutput::Group(group)] = &outputs(&mut scheduler)[..] else { panic!("a group") };
-    assert_eq!(group.iter().map(|launch| launch.lane).collect::<Vec<_>>(), [LaneId(0), LaneId(1)]);
-    complete(&mut scheduler, &group[1], 0, 10);
-    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(1), launch: LaunchId(1) }]);
-    complete(&mut scheduler, &group[0], 0, 12);
-    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(0), launch: LaunchId(0) }]);
 }
 
 #[test]
@@ -318,23 +268,26 @@ fn a_model_that_changes_ends_by_the_former_policy_what_that_has_taken() {
 }
 
 #[test]
-fn a_policy_moves_between_two_launches_once_the_other_lanes_are_there() {
-    let mut scheduler = moving();
+fn a_model_moves_between_two_launches_once_its_other_lanes_are_ready() {
+    let mut scheduler = divided();
     (0..3).for_each(|id| scheduler.handle_request(at(50), &request(id, 0)).unwrap());
     let before = launches(&mut scheduler);
-    assert_eq!(scheduler.poll_timeout(), Some((at(100), DeviceTimeout::Period)));
-    scheduler.handle_timeout(at(100));
+    scheduler.handle_move(at(100), model(0), P1).unwrap();
+    assert_eq!(scheduler.handle_move(at(100), model(0), P1), Err(BadMove::Busy(model(0))));
     let lanes = vec![LaneId(4), LaneId(5)];
     let (from, to) = (vec![LaneId(2), LaneId(3)], lanes.clone());
     assert_eq!(outputs(&mut scheduler), [DeviceOutput::Prepare { model: model(0), lanes, partition: P1 }]);
     assert_eq!(scheduler.lane(LaneId(4)).map(|lane| lane.partition), Some(P1));
-    assert_eq!(scheduler.poll_timeout(), Some((at(200), DeviceTimeout::Period)), "every so often");
+    assert!(!scheduler.handle_switch(at(100), model(0)), "the lanes are not ready");
     scheduler.handle_prepared(at(101), model(0), Ok(()));
+    assert_eq!(outputs(&mut scheduler), []);
+    assert!(scheduler.handle_switch(at(101), model(0)));
     let moved = outputs(&mut scheduler);
     assert_eq!(moved[0], DeviceOutput::Switch { model: model(0), from, to });
     assert_eq!(moved[1], DeviceOutput::Free { model: Some(model(0)), lanes: vec![LaneId(3)] });
     assert!(
-        matches!(&moved[2..], [DeviceOutput::Launch(launch)] if launch.lane == LaneId(4) && launch.members == [RequestId(2)])
+        matches!(&moved[2..], [DeviceOutput::Launch(launch)] if launch.lane == LaneId(4) && launch.members == [RequestId(2)]),
+        "a waiting request begins on the new lanes at once"
     );
     // The launch that runs and the one behind it end on the old lane.
     complete(&mut scheduler, &before[0], 50, 102);
@@ -343,30 +296,32 @@ fn a_policy_moves_between_two_launches_once_the_other_lanes_are_there() {
     let freed = DeviceOutput::Free { model: Some(model(0)), lanes: vec![LaneId(2)] };
     assert_eq!(outputs(&mut scheduler), [freed, DeviceOutput::Reply { request: RequestId(1), launch: before[1].id }]);
     scheduler.handle_prepared(at(120), model(0), Ok(()));
-    assert_eq!(outputs(&mut scheduler), [], "told twice, it does no harm");
+    assert_eq!(outputs(&mut scheduler), [], "a second result does no harm");
+    assert!(!scheduler.handle_switch(at(120), model(0)));
 }
 
 #[test]
-fn lanes_that_cannot_be_made_change_nothing_and_are_said() {
-    let mut scheduler = moving();
-    scheduler.handle_timeout(at(100));
+fn lanes_that_cannot_be_made_change_nothing_and_give_a_note() {
+    let mut scheduler = divided();
+    scheduler.handle_move(at(100), model(0), P1).unwrap();
     outputs(&mut scheduler);
     scheduler.handle_prepared(at(101), model(0), Err("no memory".to_owned()));
     let freed = DeviceOutput::Free { model: Some(model(0)), lanes: vec![LaneId(4), LaneId(5)] };
     let note = Note::PrepareFailed { partition: P1, reason: "no memory".to_owned() };
     assert_eq!(outputs(&mut scheduler), [freed, DeviceOutput::Note { model: model(0), note }]);
+    assert!(!scheduler.handle_switch(at(101), model(0)));
     assert_eq!(scheduler.lanes(model(0)), [LaneId(2), LaneId(3)]);
     scheduler.handle_request(at(102), &request(0, 0)).unwrap();
     assert_eq!(launches(&mut scheduler)[0].lane, LaneId(2));
-    scheduler.handle_timeout(at(200));
-    assert!(matches!(&outputs(&mut scheduler)[..], [DeviceOutput::Prepare { .. }]), "it may ask again");
+    scheduler.handle_move(at(200), model(0), P1).unwrap();
+    assert!(matches!(&outputs(&mut scheduler)[..], [DeviceOutput::Prepare { .. }]));
 }
 
 #[test]
 fn a_model_removed_during_preparation_keeps_its_lane_ids() {
     for made in [Ok(()), Err("no memory".to_owned())] {
-        let mut scheduler = moving();
-        scheduler.handle_timeout(at(100));
+        let mut scheduler = divided();
+        scheduler.handle_move(at(100), model(0), P1).unwrap();
         outputs(&mut scheduler);
         scheduler.handle_model(at(101), model(0), None).unwrap();
         assert_eq!(outputs(&mut scheduler), []);

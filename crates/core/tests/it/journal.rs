@@ -220,11 +220,11 @@ fn what_is_no_log_is_an_error_in_words() {
     assert_eq!(error(b""), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"DBLOG"), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"model = \"mlp\"\n"), "not a decision log: it does not begin with 'DBLOG'");
-    assert_eq!(error(b"DBLOG\x04"), "what comes after entry 0 is damaged: it names no machine");
-    assert_eq!(error(b"DBLOG\x04\x09"), "what comes after entry 0 is damaged: it names no machine");
-    assert_eq!(error(b"DBLOG\x04\x01\x02\x02"), "what comes after entry 0 is damaged: shards are counted from zero");
+    assert_eq!(error(b"DBLOG\x04"), "the log is damaged after entry 0: it names no machine");
+    assert_eq!(error(b"DBLOG\x04\x09"), "the log is damaged after entry 0: it names no machine");
+    assert_eq!(error(b"DBLOG\x04\x01\x02\x02"), "the log is damaged after entry 0: shards are counted from zero");
     let damaged = error(b"DBLOG\x04\0\x63");
-    assert!(damaged.starts_with("what comes after entry 0 is damaged: "), "{damaged}");
+    assert!(damaged.starts_with("the log is damaged after entry 0: "), "{damaged}");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn a_log_of_another_version_is_refused_with_its_version() {
 #[test]
 fn the_log_of_another_machine_is_named() {
     let error = read::<device::DeviceRecords>(b"DBLOG\x04\x01\x02\x03").err().unwrap().to_string();
-    assert_eq!(error, "this is the decision log of shard 2 of 3: a log of another machine is needed here");
+    assert_eq!(error, "this is the decision log of shard 2 of 3: this command needs a log of the other kind");
     let error = read::<ClusterRecords>(b"DBLOG\x04\x03\x02").err().unwrap().to_string();
     assert!(error.starts_with("this is the decision log of device 2: "), "{error}");
 }
@@ -412,7 +412,7 @@ fn a_trial_is_told_and_takes_few_bytes() {
     let expected = [
         format!("trial 7 of 3 candidates: what is done goes on\n{:>27}{}", "", before.replace("{*}", "*")),
         format!(
-            "trial 7 of 3 candidates: candidate 1 from now on, because of what the worst model loses at 110% of the rate\n\
+            "trial 7 of 3 candidates: candidate 1 from now on, by what the worst model loses at 110% of the rate\n\
              {0:>27}{1}\n{0:>32}1* bad (worst model), 0% (0%) at 100%, 0% (0%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts, order fair: m0 to m2 wait 50, aim 94/75, limit 90, margin 5\n\
              {0:>32}2  bad (worst model), 2% (4%) at 100%, 2% (4%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts, order fair: m0 as follows from the load m1 wait 50, aim 94/75, limit 90, margin 5",
             "",

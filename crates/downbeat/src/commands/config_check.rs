@@ -8,6 +8,7 @@ use downbeat_core::Duration;
 use downbeat_engine::{Declared, Emulated, Engine, LoadOptions};
 use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_models::registry::Registry;
+use downbeat_repair::RepairedFile;
 use downbeat_report::say;
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepositories};
 use downbeat_server::escaped;
@@ -122,6 +123,11 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
     for (_, file) in definition.versions.clone() {
         let signature = match definition.format {
             ModelFormat::Onnx => {
+                let repaired = RepairedFile::of(&file)?;
+                for (output, labels) in repaired.iter().flat_map(|repaired| &repaired.labels) {
+                    definition.add_labels(output, labels);
+                }
+                let file = repaired.as_ref().map_or(file, RepairedFile::path);
                 let mut declared = Declared::default();
                 for (name, shape, is_optional) in definition.declared_inputs() {
                     declared.shapes.extend(shape.map(|shape| (name.to_owned(), shape)));

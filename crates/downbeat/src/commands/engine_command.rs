@@ -112,7 +112,12 @@ pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
             }
             let what = if args.cuda { "onnxruntime for NVIDIA GPUs" } else { "onnxruntime" };
             let (version, library) = (installed.version, installed.library.display());
-            say(format_args!("{what} {version} is in {library}; `downbeat serve` finds it there"))?;
+            let first = if args.cuda { None } else { Search::from_env().environment_libraries().next() };
+            let found = first.map_or_else(
+                || "`downbeat serve` finds it there".to_owned(),
+                |first| format!("`downbeat serve` takes it if ORT_DYLIB_PATH names it, and else {}", first.display()),
+            );
+            say(format_args!("{what} {version} is in {library}; {found}"))?;
         }
     }
     Ok(())

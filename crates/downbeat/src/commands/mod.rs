@@ -3,10 +3,10 @@
 pub(crate) mod config_check;
 pub(crate) mod device_advice_command;
 pub(crate) mod engine_command;
+pub(crate) mod import;
 pub(crate) mod infer;
 pub(crate) mod log_command;
 pub(crate) mod manual;
-pub(crate) mod picture;
 pub(crate) mod plan_command;
 pub(crate) mod plan_report;
 pub mod simulate;

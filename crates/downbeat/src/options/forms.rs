@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use downbeat_core::Duration;
+use downbeat_repository::ModelSource;
 use downbeat_service::options::Step;
 use serde_json::Value;
 
@@ -124,6 +125,22 @@ pub fn path(unit: &'static str) -> Form<PathBuf> {
         is_list: false,
         read: Box::new(read),
         write: Box::new(write),
+    }
+}
+
+/// A source of models; in a file, a path is relative to the file's folder.
+pub fn source(unit: &'static str) -> Form<ModelSource> {
+    let read = |given: &Given<'_>| {
+        let text = given.text(Value::is_string, "a path or an address")?;
+        ModelSource::parse(&text, given.folder)
+    };
+    Form {
+        unit,
+        values: "path or address".to_owned(),
+        choices: Vec::new(),
+        is_list: false,
+        read: Box::new(read),
+        write: Box::new(quoted),
     }
 }
 

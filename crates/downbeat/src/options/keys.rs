@@ -17,7 +17,7 @@ use downbeat_service::options::{
 use crate::options::draft::{ControlMode, Draft};
 use crate::options::forms::{
     address, bytes, bytes_or_zero, list, mebibytes, micros, millis, name, number, parsed, path, port, seconds,
-    seconds_from, seconds_or_zero, share, steps, switch,
+    seconds_from, seconds_or_zero, share, source, steps, switch,
 };
 use crate::options::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
 use crate::options::triton_flags::default_max_batch_size;
@@ -68,10 +68,17 @@ pub static KEYS: LazyLock<Vec<Key<Draft>>> = LazyLock::new(|| {
 
 fn repositories() -> Vec<Key<Draft>> {
     vec![
-        key("repository", list(path("REPOSITORY")), |d| &mut d.options.repositories)
-            .flag("model-repository", "Model repository: NAME/VERSION/model.onnx, optionally NAME/config.pbtxt. The models of several are served together")
+        key("repository", list(source("MODELS")), |d| &mut d.options.repositories)
+            .flag("model-repository", "Models: a file model.onnx, a folder with one model or several, a repository in Triton's layout, hf://ORGANISATION/NAME, s3://, gs://, az:// or https://; NAME=MODELS names the only model there. The models of several are served together (see \"Sources\")")
             .unless("none", "\"models\"")
             .arity(Arity::Repeated),
+        optional("remote.cache", path("DIR"), |d| &mut d.options.remote.cache, "downbeat in the user's cache folder", "\"/var/cache/downbeat\"")
+            .flag("model-cache", "Folder that keeps models of other machines (see \"The cache\")"),
+        key("remote.offline", switch(), |d| &mut d.options.remote.offline)
+            .flag("offline", "Take models of other machines from the cache alone")
+            .arity(Arity::Optional),
+        key("remote.timeout_s", seconds_from(Duration::from_millis(100)), |d| &mut d.options.remote.timeout)
+            .help("A server of models that keeps silent for longer does not answer"),
         key("follow_symlinks", switch(), |d| &mut d.options.follow_symlinks)
             .flag("follow-symlinks", "Follow symbolic links that lead out of the model repository, such as those into caches of downloads; off: they are errors (see \"Symbolic links\")")
             .arity(Arity::Optional),
@@ -322,7 +329,7 @@ fn profiles() -> Vec<Key<Draft>> {
             .help("Measure latency profiles when a model is loaded"),
         bare("no-profiling", "Do not measure latency profiles at load", |d| d.options.profiling.enabled = false),
         key("profiling.budget_s", seconds(), |d| &mut d.options.profiling.budget)
-            .flag("profiling-budget", "Most time for measuring one model before it serves; the rest is measured when the machine is idle (see \"Loading\")"),
+            .flag("profiling-budget", "Most time for measuring one model before it serves; the rest is measured behind the service (see \"Loading\")"),
         optional(
             "profiling.cache_dir",
             path("FOLDER"),

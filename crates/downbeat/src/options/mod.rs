@@ -6,6 +6,8 @@ pub(crate) mod forms;
 pub(crate) mod key;
 pub(crate) mod keys;
 pub(crate) mod options_file;
+#[cfg_attr(not(feature = "remote"), path = "remote_models/absent.rs")]
+pub(crate) mod remote_models;
 pub(crate) mod resolve;
 pub(crate) mod serve_flags;
 pub(crate) mod triton_flags;

@@ -10,6 +10,7 @@ use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::run::row_judgement::by_graph;
 use downbeat_models::load::model_source::stream_priority;
 use downbeat_models::measure::sampler::Subject;
+use downbeat_repair::RepairedFile;
 use downbeat_report::note;
 use downbeat_repository::{ModelFormat, ModelRepository, RowDependence};
 use downbeat_server::{Trial, find_answer};
@@ -48,6 +49,8 @@ pub struct ProfiledModel {
     pub engine: Arc<dyn Engine>,
     /// The loaded model.
     pub model: Arc<dyn Model>,
+    /// The file, if it was repaired: an engine may read it again.
+    pub repaired: Option<RepairedFile>,
     /// Makes the model's batches.
     pub codec: BatchCodec,
     /// The largest batch; 0: the model has no batch dimension.
@@ -80,6 +83,11 @@ impl ProfiledModel {
             );
         };
         let engine = engine(definition.format)?;
+        let repaired = RepairedFile::of(&file)?;
+        if let Some(repaired) = &repaired {
+            note(repaired.summary());
+        }
+        let file = repaired.as_ref().map_or(file, RepairedFile::path);
         let model = engine.load(&LoadOptions {
             cut,
             priority: stream_priority(&definition),
@@ -113,6 +121,7 @@ impl ProfiledModel {
             format: definition.format,
             engine,
             model,
+            repaired,
             codec,
             max_batch,
             threads,

@@ -72,7 +72,7 @@ fn epochs_go_on_rising_where_no_scheduler_is_left_that_knows_the_last() {
         last = scheduler.epoch();
         etcd.kill();
         until("it is missed", || !answers(&scheduler));
-        assert!(scheduler.leads(), "whoever leads goes on");
+        assert!(scheduler.leads(), "the leader goes on");
         etcd.start_again();
         until("it is back", || answers(&scheduler));
     }

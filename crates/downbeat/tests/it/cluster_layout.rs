@@ -220,7 +220,7 @@ fn a_plan_that_etcd_has_outlives_all_processes() {
     // A stored value that is no plan costs only a line in the log.
     ask("put", serde_json::json!({ "key": key, "value": BASE64_STANDARD.encode("nothing") }));
     let mut last = SubClusters::start(1, &["--etcd", &etcd.clients]);
-    last.schedulers[0].wait_for("no plan of sub-clusters");
+    last.schedulers[0].wait_for("is not a plan of sub-clusters");
     of(&last, ["fifth", "sixth"]);
 }
 
@@ -229,7 +229,7 @@ fn a_model_that_cannot_be_loaded_is_said_and_the_others_are_served() {
     let cluster = SubClusters::start(1, &[]);
     std::fs::write(cluster.repository.path().join("d/1/model.onnx"), b"nothing").unwrap();
     let (mut backend, frontend) = (cluster.backend("only"), cluster.frontend());
-    backend.wait_for("not done, which the scheduler asks");
+    backend.wait_for("an order of the scheduler was not carried out");
     until("the others are served", || {
         MODELS[..3].iter().all(|m| frontend.get(&format!("/v2/models/{m}/ready")).0 == 200)
     });

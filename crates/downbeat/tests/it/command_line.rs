@@ -79,7 +79,8 @@ fn a_wrong_command_line_is_status_2() {
     refuses(&["serve", "m", "--slo-ms", "digits=-5"], 2, "must be more than 0 and at most a day");
     refuses(&["infer"], 2, "required arguments were not provided");
     refuses(&["bench"], 2, "required arguments were not provided");
-    refuses(&["infer", "digits"], 2, "required arguments were not provided");
+    refuses(&["infer", "digits", "--top", "0"], 2, "0 is not in 1..=1000");
+    refuses(&["infer", "digits", "a.npy", "--example", "curl"], 2, "cannot be used with '--example");
 }
 
 #[test]
@@ -87,7 +88,7 @@ fn options_that_contradict_each_other_are_status_2() {
     let folder = tempfile::tempdir().unwrap();
     let output = downbeat(&["serve"]).current_dir(&folder).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).starts_with("downbeat: no model repository is given: downbeat serve REPOSITORY"));
+    assert!(stderr(&output).starts_with("downbeat: no models are given: downbeat serve MODELS"));
 
     refuses(&["serve", "m", "--http-port", "8001"], 2, "HTTP and gRPC both have port 8001");
     refuses(&["serve", "m", "--config", "/nonexistent/downbeat.toml"], 2, "cannot read /nonexistent/downbeat.toml");
@@ -125,6 +126,7 @@ fn an_unreachable_server_is_named_and_so_is_what_to_do() {
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.png");
     let url = format!("http://127.0.0.1:{port}");
     refuses(&["infer", "digits", picture, "--url", &url], 1, "is `downbeat serve` running there?");
+    refuses(&["infer", "digits", "--url", &url], 1, "is `downbeat serve` running there?");
     refuses(&["infer", "digits", picture, "--url", "https://localhost"], 1, "TLS is not supported");
 }
 

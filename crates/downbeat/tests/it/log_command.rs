@@ -180,7 +180,11 @@ fn a_device_log_that_was_cut_off_is_shown_up_to_there() {
     let damaged = [&log[..log.len() - 5], &[0x3f]].concat();
     in_file(&damaged, |file| {
         let output = run(&["log", "show", file.to_str().unwrap()]);
-        assert!(stderr(&output).contains("what comes after entry "), "damage is told from a cut: {}", stderr(&output));
+        assert!(
+            stderr(&output).contains("the log is damaged after entry "),
+            "damage is told from a cut: {}",
+            stderr(&output)
+        );
         assert_eq!(output.status.code(), Some(1));
     });
 }

@@ -136,14 +136,14 @@ fn is_refused(name: &str, model: &ModelProto, options: &str, words: &[&str]) {
 #[test]
 fn a_chain_of_operators_that_overflows_the_stack_is_refused() {
     let options = "isolation = \"none\"\nengine = \"rten\"";
-    is_refused("chain", &chain(), options, &["its trial process has ended", "SIGABRT"]);
+    is_refused("chain", &chain(), options, &["the model's trial process has ended", "SIGABRT"]);
 }
 
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_file_that_ends_the_process_of_its_trial_is_refused() {
     let options = "isolation = \"none\"\nengine = \"onnxruntime\"";
-    is_refused("overflow", &overflow(), options, &["its trial process has ended", "SIGFPE"]);
+    is_refused("overflow", &overflow(), options, &["the model's trial process has ended", "SIGFPE"]);
 }
 
 #[test]

@@ -87,6 +87,13 @@ impl Places {
         }
     }
 
+    /// Adds NVIDIA's packages in folders of Python packages.
+    pub(crate) fn add_packages(&mut self, name: &'static str, packages: &[PathBuf]) {
+        let nvidia = packages.iter().flat_map(|folder| in_nvidia(&folder.join("nvidia")));
+        let tensorrt = packages.iter().map(|folder| folder.join("tensorrt_libs")).filter(|folder| folder.is_dir());
+        self.add(name, nvidia.chain(tensorrt).collect());
+    }
+
     /// Adds the known folders of the loader: `LD_LIBRARY_PATH`.
     pub(crate) fn add_loader_path(&mut self) {
         let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -211,17 +218,19 @@ for name in ('onnxruntime', 'nvidia', 'tensorrt_libs'):
         for line in String::from_utf8_lossy(&output.map(|o| o.stdout).unwrap_or_default()).lines() {
             match line.split_once('\t') {
                 Some(("onnxruntime", folder)) => packages.onnxruntime.push(Path::new(folder).join("capi")),
-                // nvidia/cu13/lib, nvidia/cudnn/lib; those of CUDA 12 have a folder for each
-                // library.
-                Some(("nvidia", folder)) => {
-                    packages.nvidia.extend(children(Path::new(folder), |_| true).iter().map(|p| p.join("lib")));
-                }
+                Some(("nvidia", folder)) => packages.nvidia.extend(in_nvidia(Path::new(folder))),
                 Some((_, folder)) => packages.nvidia.push(folder.into()),
                 None => {}
             }
         }
         packages
     }
+}
+
+/// The folders with libraries in the package `nvidia`: nvidia/cu13/lib, nvidia/cudnn/lib. Those of
+/// CUDA 12 have a folder for each library.
+fn in_nvidia(package: &Path) -> Vec<PathBuf> {
+    children(package, |_| true).into_iter().map(|folder| folder.join("lib")).collect()
 }
 
 /// Folders in a folder, by name.

@@ -106,7 +106,7 @@ impl FromStr for Missing {
             "exit" => Ok(Missing::Exit),
             "cpu" => Ok(Missing::Cpu),
             other => Err(format!(
-                "'{}' is not what to do without a GPU; expected one of {}",
+                "'{}' is not a known choice for a machine without a GPU; expected one of {}",
                 other.chars().take(64).collect::<String>(),
                 Missing::NAMES.join(", ")
             )),

@@ -83,7 +83,7 @@ impl InstallError {
     /// This version has no hashes for `what`.
     fn not_pinned(what: &str, known: &str) -> InstallError {
         InstallError(format!(
-            "{what} is not among what this version of downbeat knows the hashes of ({known}). To take what pip's index has, unseen, add --unverified"
+            "this version of downbeat knows no hash of {what} (it knows {known}). To install it without a check, add --unverified"
         ))
     }
 }

@@ -73,7 +73,7 @@ impl Pip<'_> {
             let all = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(if all.contains("DO NOT MATCH THE HASHES") {
                 InstallError(format!(
-                    "what pip was given for {} is not what it should be, and was thrown away: {}. Is the index, or something on the way to it, one to be trusted?",
+                    "the hash of pip's download of {} is wrong, and the download was deleted: {}. Check that the package index can be trusted",
                     self.what,
                     hashes(&all)
                 ))

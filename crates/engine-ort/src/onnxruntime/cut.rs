@@ -31,7 +31,7 @@ use ort::session::builder::SessionBuilder;
 use prost::Message;
 
 use super::measure::measure;
-use super::runtime::{Runtime, commit};
+use super::runtime::{Runtime, commit, commit_file};
 use super::session::{SessionModel, SessionPart, Source, Wiring};
 
 pub(super) const MODEL: &str = "optimised.onnx";
@@ -43,7 +43,7 @@ pub(super) fn optimise(builder: SessionBuilder, path: &Path, folder: &Path) -> o
         .with_optimized_model_path(folder.join(MODEL))?
         .with_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)?
         .with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")?;
-    commit(builder, |b| b.commit_from_file(path))
+    commit_file(builder, path)
 }
 
 /// Makes builders of sessions for parts of the saved model.

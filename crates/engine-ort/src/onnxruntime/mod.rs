@@ -24,7 +24,7 @@ use crate::cuda::{CudaError, CudaOptions};
 use crate::library::{FindError, Library, LibraryPlace, NAME};
 use crate::search::Search;
 pub use cuda::OnnxruntimeCuda;
-use runtime::{Runtime, commit, keep_floats8, reason, start};
+use runtime::{Runtime, commit_file, keep_floats8, reason, start};
 
 /// Phrases in the library's errors about a valid model with an operator, a datatype or a version
 /// that the library lacks.
@@ -53,7 +53,7 @@ static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
 impl Onnxruntime {
     /// Searches the places of [`Search`], in order, and loads the first usable library. If the
     /// process has already loaded one, it returns that one without a search. `Ok(None)` if no place
-    /// has one.
+    /// has one. If it passes over a library that cannot be used, it logs the reason.
     ///
     /// # Errors
     /// If a library that the user named cannot be used, or places have libraries but none can be
@@ -67,6 +67,9 @@ impl Onnxruntime {
         for (place, path) in search.candidates() {
             match Library::check(&path, &place).and_then(|library| start(library, search.threads)) {
                 Ok(runtime) => {
+                    if let Some(passed) = unusable {
+                        tracing::warn!("{passed}. Until then, {} serves", runtime.library.display());
+                    }
                     let runtime = Arc::new(runtime);
                     *loaded = Some(runtime.clone());
                     return Ok(Some(Onnxruntime { runtime }));
@@ -138,7 +141,7 @@ impl Engine for Onnxruntime {
         let builder =
             || keep_floats8(self.runtime.builder(options.threads, &options.share, &inputs)?, file.has_floats8());
         if options.cut == Cut::Whole {
-            let session = builder().and_then(|b| commit(b, |b| b.commit_from_file(&options.path)));
+            let session = builder().and_then(|builder| commit_file(builder, &options.path));
             let session = session.map_err(library_error)?;
             let signature = file.signature(|output| session::output(&session, output))?;
             let model = session::SessionModel::whole(&session, signature, &options.path)?;

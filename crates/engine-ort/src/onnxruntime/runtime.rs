@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use downbeat_core::tensor::TensorSpec;
 use downbeat_engine::Share;
+use downbeat_engine::onnx;
 use downbeat_engine::process::normal_priority::at_normal_priority;
 use downbeat_engine::stop::{self, Interrupt};
 use downbeat_engine::{CoreSet, Pinned};
@@ -93,6 +94,17 @@ pub(super) fn commit(
 ) -> ort::Result<Session> {
     let _call = stop::load(Some(Arc::new(EndLoad(builder.canceler())))).map_err(ort::Error::new)?;
     make(&mut builder)
+}
+
+/// Makes a session of a model file, with its external data where [`onnx::data_folder`] says.
+pub(super) fn commit_file(builder: SessionBuilder, path: &Path) -> ort::Result<Session> {
+    let folder = onnx::data_folder(path);
+    let builder = if path.parent().is_some_and(|parent| parent == folder || parent.as_os_str().is_empty()) {
+        builder
+    } else {
+        builder.with_config_entry("session.model_external_initializers_file_folder_path", folder.to_string_lossy())?
+    };
+    commit(builder, |b| b.commit_from_file(path))
 }
 
 /// Ends a load.

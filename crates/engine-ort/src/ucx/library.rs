@@ -143,7 +143,7 @@ pub enum UcxError {
     )]
     Tcp(String),
     /// The system has no thread or no wake-up left for UCX.
-    #[error("UCX gets nothing to run on: {0}")]
+    #[error("UCX finds no transport: {0}")]
     NoThread(String),
     /// A function of the library has failed.
     #[error("{what} of UCX failed: {words}")]

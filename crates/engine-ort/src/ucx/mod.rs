@@ -62,7 +62,7 @@ impl Offer {
     fn check(&self, version: (u32, u32), most: usize) -> Result<usize, UcxError> {
         let refused = |why: String| Err(UcxError::Refused(why));
         if self.checksum != self.sum() {
-            return refused("what it says about its memory is garbled".to_owned());
+            return refused("the peer's description of its memory is garbled".to_owned());
         }
         // Addresses of one version may be invalid in another.
         if self.version != version {

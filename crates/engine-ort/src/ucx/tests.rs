@@ -167,7 +167,7 @@ fn an_offer_that_is_garbled_of_another_version_or_too_long_is_refused() {
         Offer { len: 8191, ..offer.clone() },
         Offer { address: vec![1; 81], key: vec![2; 11], ..offer.clone() },
     ] {
-        assert_eq!(refused(garbled), "what it says about its memory is garbled");
+        assert_eq!(refused(garbled), "the peer's description of its memory is garbled");
     }
     let sealed = |offer: Offer| refused(offer.sealed());
     let said = sealed(Offer { version: (1, 19), ..offer.clone() });

@@ -16,7 +16,8 @@ fn child() {
     let Ok(cache) = std::env::var("DOWNBEAT_TEST_CACHE") else { return };
     let asked = std::env::var("DOWNBEAT_TEST_ASKED").ok().map(|p| ("DOWNBEAT_TEST_ASKED".to_owned(), PathBuf::from(p)));
     let system = std::env::var("DOWNBEAT_TEST_SYSTEM").is_ok();
-    let search = Search { asked, cache: Some(cache.into()), system, ..Search::default() };
+    let executable = std::env::var_os("DOWNBEAT_TEST_EXECUTABLE").map(PathBuf::from);
+    let search = Search { asked, executable, cache: Some(cache.into()), system, ..Search::default() };
     match Onnxruntime::find(&search) {
         Ok(Some(engine)) => println!("found {}", engine.library().display()),
         Ok(None) => println!("found nothing"),
@@ -106,7 +107,7 @@ fn cut_short() {
         std::fs::write(&cut, &whole[..length]).expect("writes");
         let said = look(&[("DOWNBEAT_TEST_CACHE", folder.path()), ("DOWNBEAT_TEST_ASKED", &cut)]);
         assert!(said.contains("cannot be used as onnxruntime: it is cut short"), "{length}");
-        assert!(said.contains("`downbeat engine install` fetches one that can"), "{length}");
+        assert!(said.contains("`downbeat engine install` fetches one"), "{length}");
     }
 }
 
@@ -151,6 +152,52 @@ fn on_the_loaders_path_and_in_the_cache() {
         ("LD_LIBRARY_PATH", system.as_path()),
     ];
     assert!(look(&variables).contains("found /"));
+}
+
+/// A Python environment with a program, and with an onnxruntime library of `version`.
+fn environment(folder: &Path, version: &str) -> (PathBuf, PathBuf) {
+    let capi = folder.join("lib/python3.12/site-packages/onnxruntime/capi");
+    std::fs::create_dir_all(&capi).expect("creates");
+    (folder.join("bin/downbeat"), capi.join(format!("libonnxruntime.so.{version}")))
+}
+
+#[test]
+fn in_the_environment_of_the_program() {
+    let Some(engine) = crate::engines::onnxruntime() else { return };
+    let real = engine.library().canonicalize().expect("is there");
+    let folder = folder();
+    let (program, library) = environment(&folder.path().join("env"), "1.31.1");
+    std::os::unix::fs::symlink(&real, &library).expect("links");
+    // An older program may have left another library in the cache.
+    let cache = folder.path().join("cache");
+    std::fs::create_dir_all(cache.join("1.40.0")).expect("creates");
+    std::os::unix::fs::symlink(&real, cache.join("1.40.0/libonnxruntime.so.1.40.0")).expect("links");
+    let said = look(&[("DOWNBEAT_TEST_CACHE", &cache), ("DOWNBEAT_TEST_EXECUTABLE", &program)]);
+    assert!(said.contains(&format!("found {}", library.display())));
+    assert!(said.contains("Auto: onnxruntime None"));
+}
+
+#[test]
+fn a_bad_library_in_the_environment_is_passed_over() {
+    let folder = folder();
+    let (program, old) = environment(&folder.path().join("env"), "1.10.0");
+    let empty = folder.path().join("cache");
+    std::fs::rename(imposter(folder.path(), "old.so", "1.10.0"), &old).expect("moves");
+    let variables = [("DOWNBEAT_TEST_CACHE", empty.as_path()), ("DOWNBEAT_TEST_EXECUTABLE", program.as_path())];
+    let said = look(&variables);
+    assert!(said.contains("Auto: rten") && said.contains("is version 1.10.0; 1.24 or newer is needed"));
+    assert!(said.contains("in the Python environment that this program is installed in"));
+    assert!(said.contains("`pip install --upgrade 'onnxruntime>=1.24'` there mends it"));
+    assert!(said.contains("Onnxruntime: error"));
+    std::fs::write(&old, "no library").expect("writes");
+    let said = look(&variables);
+    assert!(said.contains("Auto: rten") && said.contains("cannot be used as onnxruntime: it is no library"));
+
+    let Some(engine) = crate::engines::onnxruntime() else { return };
+    let real = engine.library().canonicalize().expect("is there");
+    std::fs::create_dir_all(empty.join("1.31.1")).expect("creates");
+    std::os::unix::fs::symlink(&real, empty.join("1.31.1/libonnxruntime.so.1.31.1")).expect("links");
+    assert!(look(&variables).contains("Auto: onnxruntime None"), "the next place has a library");
 }
 
 #[test]

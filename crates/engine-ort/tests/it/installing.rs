@@ -125,7 +125,7 @@ fn what_can_be_missing() {
     assert!(error.contains("pip could not fetch") && error.contains("network"), "{error}");
     let other = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. \n  a from b (from -r c):\n    Expected sha256 11\n         Got        22";
     let error = run(Some(&format!("{ok} echo '{other}' >&2; exit 1")));
-    assert!(error.contains("is not what it should be") && error.contains(": a from b Got        22"), "{error}");
+    assert!(error.contains("the hash of pip's download") && error.contains(": a from b Got        22"), "{error}");
     let error = run(Some(&format!("{ok} exit 0")));
     assert!(error.contains("pip could not fetch"), "{error}");
 }

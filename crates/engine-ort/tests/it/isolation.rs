@@ -159,7 +159,7 @@ fn a_model_that_cannot_be_loaded_says_the_engines_own_reason() {
     assert!(said.contains("its executor process /nonexistent/downbeat does not start: No such file"), "{said}");
     let other = ExecutorProgram { program: "/bin/true".into(), arguments: Vec::new() };
     let said = try_load(&Isolated::new(engine, 1, other).unwrap(), &example("digits")).err().unwrap().to_string();
-    assert!(said.contains("its executor process has ended while it was loaded (exit status: 0)"), "{said}");
+    assert!(said.contains("the model's executor process has ended during the load (exit status: 0)"), "{said}");
 }
 
 #[test]

@@ -226,7 +226,10 @@ fn a_rewritten_model_is_cut_as_its_file_is() {
     let options = LoadOptions::new(&path, 1).with_cut(Cut::At(vec!["Sign_b".to_owned()]));
     let model = Rten::new().load(&options).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(model.segments(), 2);
-    assert_eq!(model.rewritten(), Some("runs by other operators, since rten computes these wrong: 2 Sign"));
+    assert_eq!(
+        model.rewritten(),
+        Some("some operators are replaced, as rten lacks them or computes them wrong: 2 Sign")
+    );
     let mut state = State { tensors: vec![floats(&[1, 2], &[0.0, 7.0])] };
     let mut lane = lane(&*model);
     lane.run(0..1, &mut state).unwrap_or_else(|e| panic!("{e}"));

@@ -24,7 +24,7 @@ pub(crate) fn divide(asked: &[String], topology: &Topology) -> Result<Division, 
             }
             if let Some(core) = topology.cores_of(set).find(|core| !core.common(*before).is_empty()) {
                 return Err(refused(format!(
-                    "the CPUs {core} are hyperthreads of one core, of which partition {other} has some; put them into one partition"
+                    "the CPUs {core} are hyperthreads of one core, and partition {other} has some of them; put all of them into one partition"
                 )));
             }
         }
@@ -73,7 +73,7 @@ fn division(sets: &[CoreSet], topology: &Topology) -> Division {
 fn check(set: CoreSet, topology: &Topology) -> Result<(), String> {
     let usable = topology.usable();
     if set.is_empty() {
-        return Err(format!("it has no core; name some of {usable}"));
+        return Err(format!("the partition has no core; name some of {usable}"));
     }
     for (known, what) in [
         (topology.present(), "not there"),
@@ -96,10 +96,10 @@ fn notices(sets: &[CoreSet], topology: &Topology) -> Vec<String> {
         let remedy = if rest.without(topology.usable()).is_empty() {
             format!("write \"{all}\" for whole cores")
         } else {
-            "this process may not use them, others may".to_owned()
+            "this process may not use them, other processes may".to_owned()
         };
         (!rest.is_empty()).then(|| {
-            format!("partition {index} (CPUs {set}) has only some hyperthreads of its cores: what runs on the CPUs {rest} slows it down; {remedy}")
+            format!("partition {index} (CPUs {set}) has only some hyperthreads of its cores: work on the CPUs {rest} slows the partition down; {remedy}")
         })
     });
     shared.collect()
@@ -176,16 +176,13 @@ mod tests {
 
     #[test]
     fn a_partition_without_a_core_is_refused() {
-        assert_eq!(divided(&["0", ""]).unwrap_err(), "partition 1, \"\": it has no core; name some of 0-5");
+        assert_eq!(divided(&["0", ""]).unwrap_err(), "partition 1, \"\": the partition has no core; name some of 0-5");
     }
 
     #[test]
     fn hyperthreads_of_one_core_in_two_partitions_are_refused() {
         let error = divided(&["0-1", "4"]).unwrap_err();
-        assert!(
-            error.contains("\"4\": the CPUs 0,4 are hyperthreads of one core, of which partition 0 has"),
-            "{error}"
-        );
+        assert!(error.contains("\"4\": the CPUs 0,4 are hyperthreads of one core, and partition 0 has"), "{error}");
     }
 
     #[test]
@@ -203,12 +200,14 @@ mod tests {
     #[test]
     fn hyperthreads_that_are_left_out_are_said() {
         let notices = divided(&["0,4", "1", "2"]).unwrap().notices;
-        let begin = "has only some hyperthreads of its cores: what runs on the CPUs";
+        let begin = "has only some hyperthreads of its cores: work on the CPUs";
         assert_eq!(
             notices,
             [
                 format!("partition 1 (CPUs 1) {begin} 5 slows it down; write \"1,5\" for whole cores"),
-                format!("partition 2 (CPUs 2) {begin} 6 slows it down; this process may not use them, others may"),
+                format!(
+                    "partition 2 (CPUs 2) {begin} 6 slows it down; this process may not use them, other processes may"
+                ),
             ]
         );
     }

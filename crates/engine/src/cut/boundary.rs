@@ -77,7 +77,7 @@ impl Boundaries {
                     "'{name}' is alive there, and the batch is not its first axis (it has {:?})",
                     value.spec.dims
                 )),
-                None => Err(format!("'{name}' is alive there, which is not a tensor of a known shape")),
+                None => Err(format!("'{name}' is alive there and is not a tensor of a known shape")),
             });
             match found.collect::<Result<Vec<&MeasuredValue>, String>>() {
                 Ok(live) => boundaries.possible.push(Boundary {
@@ -109,9 +109,9 @@ impl Boundaries {
     ) -> Result<Vec<Boundary>, String> {
         match cut {
             Cut::Whole => Ok(Vec::new()),
-            Cut::Stages(0) => Err("it cannot be cut into 0 segments; ask for 1 or more".into()),
+            Cut::Stages(0) => Err("the model cannot be cut into 0 segments; ask for 1 or more".into()),
             Cut::Stages(stages) if *stages > operators => Err(format!(
-                "it cannot be cut into {stages} segments: it has {operators} operators as the engine runs it. Ask for at most {}",
+                "the model cannot be cut into {stages} segments: it has {operators} operators as the engine runs it. Ask for at most {}",
                 self.possible.len() + 1
             )),
             Cut::Stages(stages) if stages - 1 > self.possible.len() => Err(self.too_few(*stages)),
@@ -126,7 +126,7 @@ impl Boundaries {
             None => String::new(),
         };
         format!(
-            "it cannot be cut into {stages} segments: there are {} places where every live tensor has the batch as its first axis{why}. Ask for at most {}",
+            "the model cannot be cut into {stages} segments: there are {} places where every live tensor has the batch as its first axis{why}. Ask for at most {}",
             self.possible.len(),
             self.possible.len() + 1
         )
@@ -165,11 +165,11 @@ impl Boundaries {
         for name in names {
             let at = find(name)?;
             if at == operators {
-                return Err(format!("it cannot be cut behind '{name}': nothing comes after it"));
+                return Err(format!("the model cannot be cut behind '{name}': nothing comes after it"));
             }
             let Some(boundary) = self.possible.iter().find(|b| b.at == at) else {
                 let why = self.refused.get(&at).map_or("", String::as_str);
-                return Err(format!("it cannot be cut behind '{name}': {why}"));
+                return Err(format!("the model cannot be cut behind '{name}': {why}"));
             };
             if let Some((other, _)) = chosen.insert(at, (name, boundary)) {
                 return Err(format!("'{other}' and '{name}' are the same place; name it once"));
@@ -187,7 +187,7 @@ pub fn find(graph: &OperatorGraph, name: &str, same: impl Fn(&str, &str) -> bool
         let names = graph.operators.iter().flat_map(|o| o.outputs.iter().chain([&o.name]));
         let near = names.map(|n| (strsim::damerau_levenshtein(n, name), n)).min();
         let near = near.map_or(String::new(), |(_, n)| format!(". The nearest is '{n}'"));
-        format!("it has no value or operator '{name}' as the engine runs it (operators may have been merged with their neighbours){near}")
+        format!("the model has no value or operator '{name}' as the engine runs it (operators may have been merged with their neighbours){near}")
     })
 }
 

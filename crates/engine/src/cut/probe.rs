@@ -28,10 +28,10 @@ pub fn has_batch(signature: &Signature) -> Result<(), String> {
     let without = signature.inputs.iter().find(|i| i.dims.first().is_none_or(|d| *d >= 0));
     match without {
         Some(input) => Err(format!(
-            "it cannot be cut: the first axis of input '{}' {:?} is no batch of varying size. Export it with a dynamic first axis",
+            "the model cannot be cut: the first axis of input '{}' {:?} is not a batch of varying size. Export the model with a dynamic first axis",
             input.name, input.dims
         )),
-        None if signature.inputs.is_empty() => Err("it cannot be cut: it has no inputs".into()),
+        None if signature.inputs.is_empty() => Err("the model cannot be cut: it has no inputs".into()),
         None => Ok(()),
     }
 }
@@ -45,7 +45,7 @@ pub fn first<T>(signature: &Signature, run: impl Fn(Probe) -> Result<T, String>)
             Err(reason) => last = reason,
         }
     }
-    Err(format!("it cannot be cut: no batch that it was tried with runs: {last}"))
+    Err(format!("the model cannot be cut: no batch of the trial runs: {last}"))
 }
 
 /// The probes to try the model with, the likeliest first.

@@ -38,10 +38,10 @@ impl Devices {
         for (index, text) in asked.iter().enumerate() {
             let refused = |reason: &str| DivisionError::part(index, text, reason);
             let size = percent(text)
-                .ok_or_else(|| refused("beside shares of the emulated device it is a share, too, such as \"25%\""))?;
+                .ok_or_else(|| refused("all partitions of an emulated device are shares, such as \"25%\""))?;
             let end = begin + size as usize;
             if end > HUNDREDTHS {
-                return Err(refused("those before it leave less than that"));
+                return Err(refused("the partitions before it leave less than that"));
             }
             ranges.push(begin..end);
             begin = end;

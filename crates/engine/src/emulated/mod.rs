@@ -174,7 +174,7 @@ impl Engine for Emulated {
             PathBuf::from(beside)
         };
         let (config_path, declared) = match path.extension().is_some_and(|e| e == "onnx") {
-            true => (beside(path), Some(onnx::inspect(path)?)),
+            true => (beside(&onnx::original(path)), Some(onnx::inspect(path)?)),
             false => (path.clone(), None),
         };
         let wrong = file_error(&config_path);
@@ -220,10 +220,12 @@ fn stages(cut: &Cut) -> usize {
 fn segments(cut: &Cut, signature: &Signature, profile: &LatencyProfile) -> Result<Vec<SegmentInfo>, String> {
     let stages = match cut {
         Cut::Whole => return Ok(Vec::new()),
-        Cut::At(_) => return Err("it has no operators to cut behind; cut it into equal stages".into()),
-        Cut::Stages(0) => return Err("it cannot be cut into 0 segments; ask for 1 or more".into()),
+        Cut::At(_) => {
+            return Err("an emulated model has no operators to cut behind; cut the model into equal stages".into());
+        }
+        Cut::Stages(0) => return Err("the model cannot be cut into 0 segments; ask for 1 or more".into()),
         Cut::Stages(stages) if *stages > STAGE_LIMIT => {
-            return Err(format!("it cannot be cut into {stages} segments. Ask for at most {STAGE_LIMIT}"));
+            return Err(format!("the model cannot be cut into {stages} segments. Ask for at most {STAGE_LIMIT}"));
         }
         Cut::Stages(stages) => *stages,
     };

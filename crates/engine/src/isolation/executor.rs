@@ -228,10 +228,10 @@ impl Supervisor {
             lock(&self.life).signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
             let ended = status.map_or_else(|error| error.to_string(), how_it_ended);
             if self.call.limits.is_some() {
-                self.set_down(&format!("its trial process has ended ({ended})"));
+                self.set_down(&format!("the model's trial process has ended ({ended})"));
                 return;
             }
-            if self.set_down(&format!("its executor process has ended ({ended}), and is started again")) {
+            if self.set_down(&format!("the model's executor process has ended ({ended}), and is started again")) {
                 return;
             }
             tracing::error!(model = %self.call.path.display(), %ended, pause_ms = pause.as_millis(), "an executor process has ended, and is started again");
@@ -244,8 +244,8 @@ impl Supervisor {
                     Ok(child) => break child,
                     Err(error) => {
                         let reason = error.to_string();
-                        tracing::error!(%reason, pause_ms = pause.as_millis(), "an executor process is not there again");
-                        if self.set_down(&format!("its executor process is not there again: {reason}")) {
+                        tracing::error!(%reason, pause_ms = pause.as_millis(), "an executor process does not come back");
+                        if self.set_down(&format!("the model's executor process does not come back: {reason}")) {
                             return;
                         }
                     }
@@ -253,7 +253,7 @@ impl Supervisor {
             };
             self.restarts.fetch_add(1, Ordering::Relaxed);
             self.set_up();
-            tracing::info!(model = %self.call.path.display(), pid = child.id(), "an executor process is there again");
+            tracing::info!(model = %self.call.path.display(), pid = child.id(), "an executor process has come back");
         }
     }
 
@@ -262,7 +262,7 @@ impl Supervisor {
         let failed = |error: io::Error| {
             self.error(
                 false,
-                format!("its executor process {} does not start: {error}", self.program.program.display()),
+                format!("the model's executor process {} does not start: {error}", self.program.program.display()),
             )
         };
         let (mut child, process) = Process::spawn(&self.program, &self.call).map_err(failed)?;
@@ -282,7 +282,7 @@ impl Supervisor {
         let signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
         let ended = status.map_or_else(|error| error.to_string(), how_it_ended);
         let kind = if self.call.limits.is_some() { "trial" } else { "executor" };
-        let reason = format!("its {kind} process has ended while it was loaded ({ended})");
+        let reason = format!("the model's {kind} process has ended during the load ({ended})");
         Err(LoadError::Died { path: self.call.path.clone(), engine: self.engine, reason, signal })
     }
 
@@ -292,7 +292,8 @@ impl Supervisor {
         let process = lock(&self.life).process.clone();
         let restored = match process {
             _ if (&loaded.inputs, &loaded.outputs, loaded.segments.len()) != (&like.0, &like.1, like.2) => {
-                Err("its file has other inputs, outputs or segments than it had; load the model again".to_owned())
+                Err("the model's file has other inputs, outputs or segments than before; load the model again"
+                    .to_owned())
             }
             Some(process) => self.lanes().iter().try_for_each(|lane| lane.open(&process)),
             None => Err("it was closed".to_owned()),
@@ -328,7 +329,7 @@ impl Supervisor {
         let waited = self.changed.wait_timeout_while(lock(&self.life), PATIENCE, serves);
         let life = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(life, _)| life);
         match life.why_down.is_empty() {
-            true => "its executor process has ended, and is started again".to_owned(),
+            true => "the model's executor process has ended, and is started again".to_owned(),
             false => life.why_down.clone(),
         }
     }

@@ -63,7 +63,7 @@ impl LaneLink {
             }
         };
         let opened: io::Result<Result<Open, String>> = opened();
-        *open = Some(opened.map_err(|error| format!("its executor process has no lane: {error}"))??);
+        *open = Some(opened.map_err(|error| format!("the model's executor process has no lane: {error}"))??);
         Ok(())
     }
 }

@@ -77,7 +77,9 @@ impl Engine for Isolated {
             Share::Whole => None,
             Share::Cores(cores) => Some(cores.to_string()),
             Share::Units(_) | Share::AllBut(_) | Share::Part(_) => {
-                return Err(refused("it cannot be in a process of its own on compute units of a device".to_owned()));
+                return Err(refused(
+                    "a model on compute units of a device cannot have a process of its own".to_owned(),
+                ));
             }
         };
         let call = LoadCall {

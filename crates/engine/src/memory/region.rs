@@ -252,7 +252,7 @@ impl PeerRegion {
         // The system may have no huge pages left at the time of the read.
         #[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
         if rustix::fs::fstatfs(&file)?.f_type as i64 != TMPFS {
-            return Err(refused("it is memory of another kind"));
+            return Err(refused("the memory is of another kind"));
         }
         let len = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(usize::MAX);
         if len == 0 || len > most {

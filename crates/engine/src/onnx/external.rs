@@ -2,9 +2,30 @@
 //! folder.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use super::file::External;
+use crate::scratch;
+
+/// The name of a link beside a model file that was made from another file. The link leads to that
+/// other file, which has the external data beside it. The link counts only in a temporary folder
+/// of this user.
+pub const ORIGINAL: &str = ".original";
+
+/// The folder of a model's external data: its own, or that of the file that it was made from.
+pub fn data_folder(model: &Path) -> PathBuf {
+    let original = original(model);
+    match original.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The file that the model was made from. `model` itself, if no repair made the model.
+pub(crate) fn original(model: &Path) -> PathBuf {
+    let link = std::fs::read_link(model.with_file_name(ORIGINAL));
+    link.ok().filter(|_| scratch::holds(model)).unwrap_or_else(|| model.to_owned())
+}
 
 /// Checks that each location is a relative path inside of the folder, with symbolic links resolved.
 /// The file must have the bytes of the tensor.
@@ -12,10 +33,7 @@ pub(super) fn check(model: &Path, external: &[External]) -> Result<(), String> {
     if external.is_empty() {
         return Ok(());
     }
-    let folder = match model.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let (folder, model) = (&data_folder(model), &original(model));
     // The model itself may be a link to the folder of all of its files (Kubernetes mounts, download
     // caches).
     let canonical =

@@ -27,7 +27,7 @@ pub fn hazard(path: &Path) -> Result<Option<String>, LoadError> {
     let error = |reason: String| LoadError::File { path: path.to_owned(), reason };
     let model = ModelProto::decode(super::read_whole(path)?).map_err(|e| super::not_a_model(path, e))?;
     if !model.functions.is_empty() {
-        return Ok(Some("it has functions of its own, which the server does not look into".to_owned()));
+        return Ok(Some("the model has functions of its own, which the server cannot examine".to_owned()));
     }
     let Some(graph) = model.graph else { return Ok(None) };
     let inputs = checked.signature(|_| Some((downbeat_core::tensor::DataType::Fp32, Vec::new())))?.inputs;
@@ -38,7 +38,7 @@ pub fn hazard(path: &Path) -> Result<Option<String>, LoadError> {
 fn hazard_of(graph: &GraphProto, declared: &[Vec<i64>]) -> Result<Option<String>, String> {
     if let Some(node) = graph.node.iter().find(|node| TRAPS.contains(&&*node.op_type)) {
         return Ok(Some(format!(
-            "its operator {} may end the process or not end, by what a request asks for",
+            "the model's operator {} may end the process, or never end, for some requests",
             node.op_type
         )));
     }
@@ -101,7 +101,7 @@ impl Made {
             let divisor = step.inputs.get(1).copied().flatten();
             if DIVISIONS.contains(&&*node.op_type) && !divisor.is_some_and(|id| safe.contains(&id)) && !is_float() {
                 return Some(format!(
-                    "its operator {} divides integers, and may end the process by what a request asks for",
+                    "the model's operator {} divides integers, and may end the process for some requests",
                     node.op_type
                 ));
             }

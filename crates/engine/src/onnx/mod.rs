@@ -6,12 +6,13 @@ mod file;
 mod further_size_rules;
 pub mod graph;
 mod hazard;
+pub mod message;
 pub mod proto;
 pub(crate) mod rewrite;
 mod rows;
 mod size_rules;
 pub(crate) mod sizes;
-mod wire;
+pub mod wire;
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -25,6 +26,8 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 
 use crate::traits::LoadError;
 pub use declared::{Declared, DefaultValue, Opened};
+pub(crate) use external::original;
+pub use external::{ORIGINAL, data_folder};
 use file::{OnnxFile, ValueInfo, ValueKind};
 pub use hazard::hazard;
 pub use rows::{Cause, RowReport, Rows, row_report};
@@ -50,10 +53,19 @@ pub fn inspect(path: &Path) -> Result<Signature, LoadError> {
 /// As [`inspect`].
 pub fn file_bytes(path: &Path) -> Result<u64, LoadError> {
     let checked = walk(path)?;
-    let beside = checked.external_locations().collect::<BTreeSet<_>>().into_iter().map(|it| path.with_file_name(it));
+    let folder = data_folder(path);
+    let beside = checked.external_locations().collect::<BTreeSet<_>>().into_iter().map(|it| folder.join(it));
     let bytes = |file: PathBuf| Ok(std::fs::metadata(file)?.len());
     let sum = std::iter::once(path.to_owned()).chain(beside).map(bytes).sum::<std::io::Result<u64>>();
     sum.map_err(|e| LoadError::File { path: path.to_owned(), reason: format!("its files cannot be read: {e}") })
+}
+
+/// The files of a model's external data, relative to [`data_folder`].
+///
+/// # Errors
+/// As [`inspect`], but inputs and outputs may be of any type.
+pub fn external_files(path: &Path) -> Result<BTreeSet<String>, LoadError> {
+    Ok(walk(path)?.external_locations().map(str::to_owned).collect())
 }
 
 /// A model file that was walked and found sound.
@@ -94,7 +106,7 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     let file = file::read(BufReader::new(opened), len).map_err(|e| not_a_model(path, e))?;
     let missing = |what: &str| {
         error(format!(
-            "not an ONNX model: it has no {what}; the file is truncated or of another format. Export or copy it again"
+            "not an ONNX model: the file has no {what}; it is truncated or of another format. Export or copy it again"
         ))
     };
     match &file.graph {

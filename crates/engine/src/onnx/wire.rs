@@ -3,7 +3,7 @@
 //! Engines parse models with libraries that trust lengths. So this code first walks a file, checks
 //! every length against the enclosing message, and skips tensors by seeking.
 
-use std::io::{BufRead, Seek};
+use std::io::{BufRead, Read, Seek};
 
 /// The longest string that is read (names, paths); in models they are below a kilobyte.
 const STRING_LIMIT: u64 = 1 << 16;
@@ -13,18 +13,19 @@ const FIELD_LIMIT: u64 = 50_000_000;
 
 /// The reason why bytes are not a message.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WireError {
-    #[error("it ends in the middle of a value at byte {0}: the file is truncated")]
+#[allow(missing_docs, reason = "the messages say it")]
+pub enum WireError {
+    #[error("the file ends in the middle of a value at byte {0}: it is truncated")]
     Truncated(u64),
     #[error(
-        "the value at byte {at} says it is {len} bytes long, but only {left} follow: the file is truncated or corrupt"
+        "the value at byte {at} has a length of {len} bytes, but only {left} follow: the file is truncated or corrupt"
     )]
     TooLong { at: u64, len: u64, left: u64 },
     #[error("the bytes at {0} are not those of an ONNX model: the file is corrupt or of another format")]
     Invalid(u64),
     #[error("messages are nested more than {0} deep")]
     TooDeep(u32),
-    #[error("it has more than {FIELD_LIMIT} fields")]
+    #[error("the file has more than {FIELD_LIMIT} fields")]
     TooManyFields,
     #[error("it cannot be read: {0}")]
     Io(#[from] std::io::Error),
@@ -32,32 +33,39 @@ pub(super) enum WireError {
 
 /// The value of a field; for `Length`, its bytes are next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WireValue {
+pub enum WireValue {
+    /// An integer.
     Varint(u64),
+    /// Four or eight bytes, which were skipped.
     Fixed,
+    /// The number of bytes of a string or message.
     Length(u64),
 }
 
 /// Reads fields one after the other.
-pub(super) struct Reader<R> {
+pub struct Reader<R> {
     inner: R,
     position: u64,
     fields: u64,
 }
 
 impl<R: BufRead + Seek> Reader<R> {
-    pub(super) fn new(inner: R) -> Self {
+    /// Begins at byte 0 of `inner`.
+    pub fn new(inner: R) -> Self {
         Reader { inner, position: 0, fields: 0 }
     }
 
     /// Bytes read or skipped so far.
-    pub(super) fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.position
     }
 
     /// The next field's number and value; `None` at `end`, which must be where the enclosing
     /// message ends.
-    pub(super) fn field(&mut self, end: u64) -> Result<Option<(u64, WireValue)>, WireError> {
+    ///
+    /// # Errors
+    /// If the bytes are no field, or the field is longer than the enclosing message.
+    pub fn field(&mut self, end: u64) -> Result<Option<(u64, WireValue)>, WireError> {
         if self.position >= end {
             return Ok(None);
         }
@@ -96,12 +104,37 @@ impl<R: BufRead + Seek> Reader<R> {
 
     /// Skips the bytes before `end`. It must be in the enclosing message and not before the
     /// position.
-    pub(super) fn skip_to(&mut self, end: u64) -> Result<(), WireError> {
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn skip_to(&mut self, end: u64) -> Result<(), WireError> {
         self.seek(end - self.position)
     }
 
+    /// The `len` bytes that are next. `len` must be at most `limit`.
+    ///
+    /// # Errors
+    /// If there are more bytes than the limit, or fewer than `len` in the file.
+    pub fn bytes(&mut self, len: u64, limit: u64) -> Result<Vec<u8>, WireError> {
+        let at = self.position;
+        if len > limit {
+            return Err(WireError::Invalid(at));
+        }
+        // Read to the end of the file at most, so that a sparse message allocates what it has.
+        let mut bytes = Vec::new();
+        (&mut self.inner).take(len).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 != len {
+            return Err(WireError::Truncated(at));
+        }
+        self.position += len;
+        Ok(bytes)
+    }
+
     /// The string of `len` bytes that is next.
-    pub(super) fn string(&mut self, len: u64) -> Result<String, WireError> {
+    ///
+    /// # Errors
+    /// If the string is longer than any name in a model, or is not UTF-8.
+    pub fn string(&mut self, len: u64) -> Result<String, WireError> {
         let at = self.position;
         if len > STRING_LIMIT {
             return Err(WireError::Invalid(at));

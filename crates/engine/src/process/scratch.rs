@@ -36,6 +36,15 @@ pub fn folder() -> io::Result<TempDir> {
     private("").tempdir_in(ours.folder.path())
 }
 
+/// Whether a file lies directly in a temporary folder that no other user can write.
+pub(crate) fn holds(file: &Path) -> bool {
+    let Some(folder) = file.parent().and_then(|folder| folder.canonicalize().ok()) else { return false };
+    let is_temporary = std::env::temp_dir().canonicalize().is_ok_and(|temporary| folder.starts_with(temporary));
+    let user = rustix::process::geteuid().as_raw();
+    let is_private = |found: std::fs::Metadata| found.uid() == user && found.mode() & 0o077 == 0;
+    is_temporary && std::fs::symlink_metadata(&folder).is_ok_and(is_private)
+}
+
 /// Removes the folders of processes that are gone.
 pub fn clean() {
     if let Ok(parent) = parent(&std::env::temp_dir()) {

@@ -2,7 +2,9 @@
 
 mod complete;
 mod cut;
+mod external;
 mod integer_rules;
+mod ml_rules;
 mod padding_rules;
 mod pools;
 mod rules;
@@ -31,6 +33,7 @@ use crate::tensor::batch;
 use crate::tensor::state::State;
 use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError, Share};
 use crate::{onnx, stop};
+use external::Renamed;
 use pools::{PoolKind, Pools};
 use value::{tensor_of, value_of};
 
@@ -92,7 +95,7 @@ impl Engine for Rten {
         {
             if version > newest {
                 return Err(error(format!(
-                    "it is made for version {version} of {what}, the newest known here is {newest}. Export it for an older version"
+                    "the model is made for version {version} of {what}; the newest known version is {newest}. Export the model for an older version"
                 )));
             }
         }
@@ -103,7 +106,7 @@ impl Engine for Rten {
         for (what, specs) in [("input", &signature.inputs), ("output", &signature.outputs)] {
             if let Some(spec) = specs.iter().find(|s| !supported(s.datatype)) {
                 return Err(error(format!(
-                    "{what} '{}' is of datatype {}, of which it has FP32, INT64, INT32, INT8, UINT8 and BOOL only. {REMEDY}",
+                    "{what} '{}' is of datatype {}; rten has FP32, INT64, INT32, INT8, UINT8 and BOOL only. {REMEDY}",
                     spec.name, spec.datatype
                 )));
             }
@@ -126,25 +129,20 @@ impl Engine for Rten {
 /// Reads and optimises the model, and lists its operators that differ from the file. RTen has
 /// `expect`s on the contents of a file, so that a panic counts as an ordinary error.
 fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten), String> {
-    if let Some(location) = file.external_locations().find(|l| !opens(l)) {
-        return Err(format!(
-            "it opens external data only beside the model and with an extension like .data or .onnx_data, not '{location}'. Save \
-             the model with such a location"
-        ));
-    }
     // Loading computes the constant values, which may take as long and as much as the model says.
     let _call = stop::run(None)?;
     let load = || {
         let mut options = ModelOptions::with_all_ops();
         options.prepack_weights(true);
-        let in_memory = match suited(path)? {
+        let in_memory = match suited(path, file)? {
             Some(suited) => Some(suited),
-            None => linked(path, file)?.map(|bytes| (bytes, Rewritten::new())),
+            None => linked(path, file)?.map(|bytes| (bytes, Rewritten::new(), Renamed::new())),
         };
-        if let Some((bytes, rewritten)) = in_memory {
+        if let Some((bytes, rewritten, renamed)) = in_memory {
             for location in file.external_locations().collect::<BTreeSet<_>>() {
-                let data = std::fs::read(path.with_file_name(location)).map_err(|e| format!("'{location}': {e}"))?;
-                options.external_data(location, data);
+                let data = std::fs::read(onnx::data_folder(path).join(location));
+                let data = data.map_err(|e| format!("'{location}': {e}"))?;
+                options.external_data(renamed.get(location).map_or(location, String::as_str), data);
             }
             return Ok((options.load(bytes).map_err(|e| e.to_string())?, rewritten));
         }
@@ -159,9 +157,10 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten
     catch_unwind(load).unwrap_or_else(|panic| Err(format!("its loader failed: {}", panic_message(&*panic))))
 }
 
-/// The model file for RTen: with the optional attributes that RTen needs, and with other operators
-/// in place of the ones that RTen computes wrong. `None`: the file is right already.
-fn suited(path: &Path) -> Result<Option<(Vec<u8>, Rewritten)>, String> {
+/// The model file for RTen. It has the optional attributes that RTen needs, and names of external
+/// data that RTen opens. Other operators are in place of the ones that RTen computes wrong. `None`:
+/// the file is right already.
+fn suited(path: &Path, file: &Checked<'_>) -> Result<Option<(Vec<u8>, Rewritten, Renamed)>, String> {
     let bytes = Bytes::from(std::fs::read(path).map_err(|e| e.to_string())?);
     // A file that cannot be decoded is RTen's to reject.
     let (Ok(mut model), Ok(values)) = (ModelProto::decode(bytes.clone()), ModelValues::decode(bytes)) else {
@@ -169,25 +168,20 @@ fn suited(path: &Path) -> Result<Option<(Vec<u8>, Rewritten)>, String> {
     };
     let is_completed = complete::complete(&mut model)?;
     let rewritten = rewrite::rewrite(&mut model, &values, rules::rule_of)?;
-    Ok((is_completed || !rewritten.is_empty()).then(|| (model.encode_to_vec(), rewritten)))
+    let renamed = external::rename(&mut model, file)?;
+    let is_right = !is_completed && rewritten.is_empty() && renamed.is_empty();
+    Ok((!is_right).then(|| (model.encode_to_vec(), rewritten, renamed)))
 }
 
-/// The model file if it is a symbolic link and has external data; else `None`. RTen resolves the
-/// link and looks for the data beside the file that it leads to. A cache of downloads has the data
-/// there under other names.
+/// The model file if it has external data and is a symbolic link, or was made from another file;
+/// else `None`. RTen looks for the data beside the file that a link leads to. A cache of downloads
+/// has the data there under other names.
 fn linked(path: &Path, file: &Checked<'_>) -> Result<Option<Vec<u8>>, String> {
-    if !path.is_symlink() || file.external_locations().next().is_none() {
+    let is_elsewhere = path.is_symlink() || onnx::original(path) != path;
+    if !is_elsewhere || file.external_locations().next().is_none() {
         return Ok(None);
     }
     std::fs::read(path).map(Some).map_err(|e| e.to_string())
-}
-
-/// Whether RTen opens external data at this location. RTen has a rule of its own, beyond that of
-/// ONNX.
-fn opens(location: &str) -> bool {
-    let extension = Path::new(location).extension().and_then(|e| e.to_str());
-    Path::new(location).components().count() == 1
-        && extension.is_some_and(|e| e.starts_with("data") || e.starts_with("onnx_data"))
 }
 
 /// Datatype and sizes of output `index` as RTen inferred them.

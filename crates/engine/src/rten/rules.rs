@@ -1,7 +1,7 @@
 //! The operators that RTen 0.27 computes otherwise than the standard says, and other operators that
 //! make RTen compute the right numbers. `docs/upstream.md` has a report of each.
 
-use super::{integer_rules as integer, padding_rules as padding};
+use super::{integer_rules as integer, ml_rules as ml, padding_rules as padding};
 use crate::onnx::proto::AttributeProto;
 use crate::onnx::rewrite::{Rule, Site, Verdict};
 use crate::onnx::sizes::{BOOL, FLOAT, INT32};
@@ -31,7 +31,7 @@ pub(super) fn rule_of(operator: &str) -> Option<Rule> {
         "Resize" => cubic_resize,
         "Sign" => sign_of_zero,
         "Softplus" => large_softplus,
-        _ => return None,
+        operator => return ml::rule_of(operator),
     })
 }
 

@@ -173,7 +173,7 @@ fn shares_of_an_emulated_device_have_to_fit() {
         Emulated::new().divide(&parts).map_err(|error| error.to_string())
     };
     let said = divided(&["60%", "50%"]).expect_err("too much");
-    assert_eq!(said, "partition 1, \"50%\": those before it leave less than that");
+    assert_eq!(said, "partition 1, \"50%\": the partitions before it leave less than that");
     let said = divided(&["60%", "0"]).expect_err("a core");
     assert!(said.contains("partition 1, \"0\"") && said.contains("\"25%\""), "{said}");
 }

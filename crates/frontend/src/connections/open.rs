@@ -90,6 +90,11 @@ impl Connections {
         self.0.threads.as_ref().and_then(FrontendThreads::next).cloned().unwrap_or_else(Handle::current)
     }
 
+    /// The event loops of the threads that the connections have to themselves.
+    pub(crate) fn event_loops(&self) -> impl Iterator<Item = Handle> {
+        self.0.threads.iter().flat_map(FrontendThreads::event_loops)
+    }
+
     /// Takes in a connection, if there is room or an idle connection makes room.
     pub(super) async fn admit(&self, protocol: Protocol, watched: &Arc<Watched>) -> Option<Entry> {
         if !self.has_room() {

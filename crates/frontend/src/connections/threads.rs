@@ -70,6 +70,11 @@ impl FrontendThreads {
         }
     }
 
+    /// The event loop of each thread.
+    pub(super) fn event_loops(&self) -> impl Iterator<Item = Handle> {
+        self.loops.iter().map(|(handle, _)| handle.clone())
+    }
+
     /// The event loop of the next connection: each in turn.
     pub(super) fn next(&self) -> Option<&Handle> {
         let next = self.next.fetch_add(1, Relaxed);

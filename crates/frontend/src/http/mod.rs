@@ -9,6 +9,7 @@ mod answer;
 mod autoscale;
 mod body;
 mod cluster;
+mod docs_page;
 mod encoding;
 mod health;
 mod host_names;

@@ -15,7 +15,8 @@ use super::host_names::HostNames;
 use super::slashes::with_slashes;
 use super::state::HttpState;
 use super::{
-    autoscale, cluster, health, infer, metadata, openapi, repository, scheduler, settings, shared_memory, timeline,
+    autoscale, cluster, docs_page, health, infer, metadata, openapi, repository, scheduler, settings, shared_memory,
+    timeline,
 };
 
 /// [`router`] with the checks of `Host` and `Origin` that [`serve`](super::serve) makes for the port of
@@ -37,7 +38,17 @@ pub fn checked_router<S: Service>(listener: &TcpListener, state: HttpState<S>) -
 /// The protocol as an axum router, which checks neither `Host` nor `Origin`. Every path may end in
 /// a slash.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
-    let routes = Router::new()
+    routes(state, Router::new())
+}
+
+/// [`router`] with the page `/docs` about its paths. A server that embeds Downbeat may have
+/// its own page at this path.
+pub(super) fn router_with_page<S: Service>(state: HttpState<S>) -> Router {
+    routes(state, docs_page::routes())
+}
+
+fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Router {
+    let routes = others
         .route("/v2", get(metadata::server::<S>))
         .route("/v2/openapi.yaml", get(openapi::text))
         .merge(health_routes())
@@ -111,7 +122,7 @@ fn cuda_memory_routes<S: Service>() -> Router<HttpState<S>> {
 async fn no_such_path(method: Method, uri: Uri) -> HttpError {
     HttpError::new(
         StatusCode::NOT_FOUND,
-        format!("{method} {}: no such path; GET /v2/openapi.yaml lists the paths", uri.path()),
+        format!("{method} {}: no such path; GET /v2/openapi.yaml lists the paths, and /docs shows them", uri.path()),
     )
 }
 

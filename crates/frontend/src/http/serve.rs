@@ -23,7 +23,7 @@ use tower_service::Service as _;
 use super::body::ReceivedBody;
 use super::host_names::HostNames;
 use super::path::ModelPath;
-use super::router::router;
+use super::router::router_with_page;
 use super::state::HttpState;
 use super::{encoding, infer};
 use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
@@ -33,7 +33,8 @@ use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol
 /// connection.
 pub async fn serve<S: Service>(listener: TcpListener, connections: Connections, state: HttpState<S>, stages: Stages) {
     let names = state.options().allow_host.clone();
-    serve_answers(listener, connections, Frontend { router: router(state.clone()), state }, &names, stages).await;
+    serve_answers(listener, connections, Frontend { router: router_with_page(state.clone()), state }, &names, stages)
+        .await;
 }
 
 /// Answers the requests of a port.

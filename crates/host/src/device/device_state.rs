@@ -290,7 +290,7 @@ impl DeviceState {
                         self.hear_of_group(model, &note);
                         if let Note::PrepareFailed { partition, reason } = &note {
                             let name = &model.name;
-                            tracing::warn!(model = %name, device, %partition, %reason, "lanes cannot be made; the model goes on with those it has");
+                            tracing::warn!(model = %name, device, %partition, %reason, "lanes cannot be made; the model keeps its present lanes");
                         }
                     }
                 }
@@ -310,7 +310,7 @@ impl DeviceState {
                     if let Some((Hosted { model, .. }, partition)) = self.models.get(&model).zip(partition) {
                         model.metrics.record_switch();
                         model.listener.iter().for_each(|listener| listener.moved(now, device, partition));
-                        tracing::info!(model = %model.name, device, %partition, "runs on other lanes from now on");
+                        tracing::info!(model = %model.name, device, %partition, "the model runs on other lanes from now on");
                     }
                 }
             }

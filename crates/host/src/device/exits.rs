@@ -42,7 +42,7 @@ impl Exit {
             .find_map(|(segment, info)| Some((segment, info, info.live.iter().position(|live| live.name == *output)?)));
         let (segment, info, decides) = found.ok_or_else(|| {
             format!(
-                "exits: output '{output}' is not there before the last segment; cut the model after it: cut_at = [\"{output}\"], or into more stages"
+                "exits: output '{output}' is computed in the last segment; cut the model after it: cut_at = [\"{output}\"], or into more stages"
             )
         })?;
         if let Some(unknown) = answers.iter().find(|name| !outputs.iter().any(|spec| spec.name == **name)) {
@@ -54,7 +54,7 @@ impl Exit {
             }
             if !answers.contains(&wanted.name) {
                 return Err(format!(
-                    "exits: a request that leaves after '{output}' has no output '{}'; name it in `answers`, to be answered with '{output}'",
+                    "exits: a request that leaves after '{output}' has no output '{}'; name '{output}' for it in `answers`",
                     wanted.name
                 ));
             }

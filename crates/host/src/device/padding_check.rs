@@ -30,10 +30,14 @@ pub fn check(
     let longest = padding.max_length.unwrap_or(LARGEST_LENGTH);
     let (length, padded) = (FIRST.0.min(longest), FIRST.1.min(longest));
     let alone = trial.alone(Fill::Ones, length).map_err(|reason| {
-        format!("the model cannot run the request of ones that tells whether it may be padded: {reason}")
+        format!(
+            "the model cannot run the trial request (all ones) that tells whether padding changes answers: {reason}"
+        )
     })?;
     let beside = trial.beside(Fill::Ones, length, padded).map_err(|reason| {
-        format!("the model cannot run the request of ones that tells whether it may be padded: {reason}")
+        format!(
+            "the model cannot run the trial request (all ones) that tells whether padding changes answers: {reason}"
+        )
     })?;
     compare(codec, (length, &alone), (padded, &beside))?;
     let random = RANDOM.into_iter().find(|fill| trial.alone(*fill, length).is_ok());
@@ -48,7 +52,7 @@ pub fn check(
             if !is_time() {
                 tracing::info!(
                     length,
-                    "there was no time to try longer requests padded; what differs from there on shows in service"
+                    "there was no time to try longer requests padded; a difference shows in service"
                 );
                 return Ok(());
             }

@@ -33,7 +33,7 @@ pub fn start(host: Arc<DeviceHost>, Preparation { model, partition, lanes, specs
     let name = format!("prepare-{}", preparing.host.device);
     let started = std::thread::Builder::new().name(name).spawn(move || its.work(partition, &specs));
     if let Err(error) = started {
-        preparing.tell(Err(format!("there is no thread left to make them on: {error}")));
+        preparing.tell(Err(format!("there is no thread left to make the lanes on: {error}")));
     }
 }
 
@@ -43,7 +43,7 @@ impl Preparing {
         let post = self.host.watchdog.post(owner);
         post.begin_load(&self.model.name);
         let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.make(partition, specs)));
-        let mut made = made.unwrap_or_else(|_| Err("making them ended in a panic: this is a defect".to_owned()));
+        let mut made = made.unwrap_or_else(|_| Err("making the lanes ended in a panic: this is a defect".to_owned()));
         if let Some(reason) = post.end() {
             made.iter().flatten().for_each(|seat| seat.stop());
             made = Err(reason);

@@ -223,8 +223,11 @@ impl RequestTable {
         let mut parts: Vec<(usize, Batch)> = Vec::new();
         // Rows were lost if a state could not be split for a neighbour's launch.
         let lost = |request: &RequestId| self.entries.contains_key(request) && !self.places.contains_key(request);
-        let mut broken =
-            launch.members.iter().any(lost).then(|| "its rows could not be parted from its neighbours'".to_owned());
+        let mut broken = launch
+            .members
+            .iter()
+            .any(lost)
+            .then(|| "the rows of the request could not be separated from other requests' rows".to_owned());
         for batch in touched {
             let Some(batch) = self.take(batch) else { continue };
             if let Err(reason) = self.part(batch, &order, &mut parts) {

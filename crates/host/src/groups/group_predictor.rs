@@ -138,7 +138,7 @@ impl GroupMember {
         };
         let misfit = check().err();
         if let Some(reason) = &misfit {
-            tracing::warn!(model = %name, version, %reason, "its requests run one at a time, beside no other model's");
+            tracing::warn!(model = %name, version, %reason, "the model's requests run one at a time, beside no other model's");
         }
         GroupMember { predictor, misfit }
     }

@@ -82,7 +82,7 @@ pub enum PredictorFileError {
         source: io::Error,
     },
     /// The file has another format.
-    #[error("{path} is no file of a predictor of operator groups ({reason}); `downbeat profile MODEL --co-run MODELS --predictor FILE` writes one", path = path.display())]
+    #[error("{path} is not a predictor of operator groups ({reason}); `downbeat profile MODEL --co-run MODELS --predictor FILE` writes one", path = path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -90,7 +90,7 @@ pub enum PredictorFileError {
         reason: String,
     },
     /// The file is of another version of Downbeat.
-    #[error("{path} has version {found} of the format of predictors, this is Downbeat {known}'s; train it again with `downbeat profile --co-run`", path = path.display(), known = FORMAT_VERSION)]
+    #[error("{path} has version {found} of the predictor's format, and this Downbeat reads version {known}; train the predictor again with `downbeat profile --co-run`", path = path.display(), known = FORMAT_VERSION)]
     Version {
         /// The file.
         path: PathBuf,
@@ -205,7 +205,9 @@ impl StoredPredictor {
     fn checked(self) -> Result<Self, String> {
         for (what, error) in [("error", self.error), ("mean_error", self.mean_error)] {
             if !error.is_finite() || error < 0.0 {
-                return Err(format!("the predictor's {what} is {error}, which is none: its training failed"));
+                return Err(format!(
+                    "the predictor's {what} is {error}, which is not an error rate: its training failed"
+                ));
             }
         }
         let layout = self.predictor.layout();
@@ -227,7 +229,7 @@ impl StoredPredictor {
         let text = file_content::text(&bytes).map_err(|error| foreign(format!("it {error}")))?;
         let head: Head = serde_json::from_str(text).map_err(|error| foreign(error.to_string()))?;
         if head.format != FORMAT {
-            return Err(foreign(format!("it says that it is '{}'", head.format.escape_debug())));
+            return Err(foreign(format!("the file says that it is '{}'", head.format.escape_debug())));
         }
         if head.format_version != FORMAT_VERSION {
             return Err(PredictorFileError::Version { path: file(), found: head.format_version });
@@ -402,10 +404,8 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             StoredPredictor::load(&path).unwrap_err().to_string()
         };
-        assert!(
-            said("{\"models\":[]}").contains("is no file of a predictor of operator groups (missing field `format`")
-        );
-        assert!(said("hello").contains("is no file of a predictor"));
+        assert!(said("{\"models\":[]}").contains("is not a predictor of operator groups (missing field `format`"));
+        assert!(said("hello").contains("is not a predictor"));
         let pointer = "version https://git-lfs.github.com/spec/v1\nsize 9\n";
         assert!(said(pointer).contains("(it is a git-lfs pointer to 9 bytes"));
         assert!(said(&good.replace("\"format_version\":1", "\"format_version\":9")).contains("has version 9"));
@@ -413,7 +413,7 @@ mod tests {
         assert!(nan.contains("a number that is NaN or infinite"), "{nan}");
         assert!(said(&good.replacen("0.01", "1e39", 1)).contains("number out of range"));
         let scales = said(&good.replacen("\"scales\":[1.0", "\"scales\":[0.0", 1));
-        assert!(scales.contains("a number among its scales that is none to compute with (0)"), "{scales}");
+        assert!(scales.contains("an unusable number among its scales (0)"), "{scales}");
         assert!(said(&good.replace("\"error\":0.1", "\"error\":-1")).contains("its training failed"));
         assert!(said(&good.replace("\"segments\":3", "\"segments\":2")).contains("of other segments"));
         assert!(said(&good[..good.len() / 2]).contains("EOF"));

@@ -192,7 +192,7 @@ impl Watchdog {
         let state = self.state.lock();
         state.hopeless.clone().or_else(|| {
             (state.left_behind >= self.most_left_behind)
-                .then(|| format!("{} runs do not end, and occupy the cores", state.left_behind))
+                .then(|| format!("{} runs do not end, and occupy cores", state.left_behind))
         })
     }
 
@@ -207,10 +207,7 @@ impl Watchdog {
             let Some(reason) = post.look(self.clock.now(), &self.limits) else { continue };
             let threads = self.state.lock().left_behind;
             if threads == self.most_left_behind {
-                tracing::error!(
-                    threads,
-                    "the server is not live any more: as many threads are left behind as there are cores"
-                );
+                tracing::error!(threads, "the server is not live any more: abandoned threads occupy all cores");
             }
             if let Some(owner) = post.owner.upgrade() {
                 owner.leave_behind(&reason);
@@ -237,12 +234,8 @@ fn why_a_load_ends(limits: &RunLimits, run: Duration, all: Duration) -> Option<S
             limits.load
         ));
     }
-    is_over(all, limits.whole_load).then(|| {
-        format!(
-            "the load had not ended after {}, the most that it may take with its warm-up (load_timeout_s)",
-            limits.whole_load
-        )
-    })
+    is_over(all, limits.whole_load)
+        .then(|| format!("the load had not ended after {}, its limit with warm-up (load_timeout_s)", limits.whole_load))
 }
 
 fn watch(watchdog: &Weak<Watchdog>, activity: &Activity) {
@@ -339,7 +332,7 @@ impl Post {
                     model = %name, %version, device, %elapsed, %limit,
                     "a run takes too long and is ended (run_timeout_s, run_timeout_factor)"
                 );
-                let reason = format!("a run had not ended after {limit}, the most that it may take");
+                let reason = format!("a run had not ended after {limit}, its limit");
                 health.run_ended(reason.clone(), now);
                 *told = Some((now, reason));
                 self.stop.stop();
@@ -395,7 +388,7 @@ impl Post {
                 *since = now;
                 return None;
             }
-            tracing::error!(%model, "the load of the model does not end; its thread is left behind");
+            tracing::error!(%model, "the load of the model does not end; its thread is abandoned");
             return Some(std::mem::take(reason));
         }
         let run = self.stop.run_in_progress();

@@ -234,6 +234,11 @@ impl Driver {
         RequestId(self.next_request.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// How many numbers requests have got so far.
+    pub fn requests(&self) -> u64 {
+        self.next_request.load(Ordering::Relaxed)
+    }
+
     /// The clock of the scheduler's time.
     pub fn clock(&self) -> Clock {
         self.cluster.handler().clock

@@ -149,7 +149,7 @@ fn section_3_3_1_measured_times_size_batches_and_each_one_counts() {
     };
     four();
     until("two are not counted", || launches() == 2.0);
-    until("it has no share", || {
+    until("the model has no share", || {
         shares.tick(&models);
         shares.report(&served.model).unwrap().units == 3
     });

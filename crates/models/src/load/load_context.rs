@@ -1,7 +1,7 @@
 //! The context that all loads of a server share: its engines, devices and options, and the turns of
 //! loads (`load_turns.rs`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use downbeat_host::model_memory::ModelMemory;
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::scheduler::Driver;
 use downbeat_preprocess::Recipe;
+use downbeat_repair::RepairedFile;
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict};
 use downbeat_service::clock::Clock;
 use downbeat_service::memory;
@@ -26,6 +27,7 @@ use crate::load::load_turns::LoadTurns;
 use crate::load::model_source::is_emulated;
 use crate::measure::measuring_time::MeasuringTime;
 use crate::measure::profile_store::ProfileStore;
+use crate::measure::remeasuring::Unsettled;
 use crate::partitions::Partitions;
 use crate::preprocess::{Preprocess, Preprocessing};
 
@@ -53,7 +55,9 @@ pub struct VersionFile<'a> {
     /// Hears how the load goes on.
     pub progress: &'a dyn LoadProgress,
     /// The time for measuring.
-    pub time: &'a MeasuringTime,
+    pub time: &'a MeasuringTime<'a>,
+    /// The file at `path`, if it was repaired for the load.
+    pub repaired: Option<Arc<RepairedFile>>,
 }
 
 /// The context that all loads of a server share.
@@ -84,8 +88,8 @@ pub struct LoadContext {
     pub gpu_turn: Mutex<()>,
     /// The turns of timed measurements.
     pub turns: LoadTurns,
-    /// The versions, by model, with a measurement from a busy machine.
-    pub unsettled: Mutex<BTreeSet<(String, u64)>>,
+    /// The versions, by model, that must be measured again.
+    pub unsettled: Mutex<BTreeMap<(String, u64), Unsettled>>,
     /// Looks at answers in service.
     pub looker: AnswerLooker,
     /// The verdicts on models' rows, by the key that they are stored under.

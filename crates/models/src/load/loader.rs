@@ -18,7 +18,9 @@ use crate::load::engines::executors;
 use crate::load::load_context::{LoadContext, VersionFile};
 use crate::load::loading::{LoadOutcome, Loading};
 use crate::load::policy_choice::{Chosen, Why};
+use crate::load::repairing::{of_original, repaired, say_fixed_rows};
 use crate::loaded_version::LoadedVersion;
+use crate::measure::remeasuring::Unsettled;
 use crate::partitions::Partitions;
 
 /// Loads model versions. Slow: never on a thread that serves requests.
@@ -48,6 +50,21 @@ impl Loader {
     /// # Errors
     /// The defect of the file or its configuration, with a remedy.
     pub fn load(&self, definition: &mut ModelDefinition, file: &VersionFile<'_>) -> anyhow::Result<Arc<LoadedVersion>> {
+        let repaired = repaired(definition, file)?;
+        let path = repaired.as_ref().map(|repaired| repaired.path());
+        let path = path.as_deref().unwrap_or(file.path);
+        let loaded = self.load_file(definition, &VersionFile { path, repaired: repaired.clone(), ..*file });
+        let loaded = loaded.map_err(|error| of_original(error, repaired.as_deref(), file))?;
+        say_fixed_rows(definition, file);
+        Ok(loaded)
+    }
+
+    /// Loads a version whose file needs no repair, or was repaired.
+    fn load_file(
+        &self,
+        definition: &mut ModelDefinition,
+        file: &VersionFile<'_>,
+    ) -> anyhow::Result<Arc<LoadedVersion>> {
         let options = &self.context.options;
         let name = definition.name.clone();
         let exclusive = PolicyName::EXCLUSIVE.read(&WrittenSettings::new())?;
@@ -190,9 +207,9 @@ impl Loader {
         self.lost.lock().retain(|(name, _), _| name != model);
     }
 
-    /// The versions, by model, that were measured on a machine with other things to do.
-    pub fn unsettled(&self) -> Vec<(String, u64)> {
-        self.context.unsettled.lock().iter().cloned().collect()
+    /// The versions, by model, that must be measured again.
+    pub fn unsettled(&self) -> BTreeMap<(String, u64), Unsettled> {
+        self.context.unsettled.lock().clone()
     }
 }
 

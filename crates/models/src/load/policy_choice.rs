@@ -77,7 +77,7 @@ impl AutoSubject<'_> {
             return (AutoChoice::exclusive(reason), None, None);
         }
         let Some(launch) = launch() else {
-            return (AutoChoice::exclusive("there is no thread left to measure what a launch costs"), None, None);
+            return (AutoChoice::exclusive("what a launch costs is not measured yet"), None, None);
         };
         let inputs = self.inputs(launch);
         let mut measured = AutoMeasured { launch, overlap: Vec::new() };

@@ -7,8 +7,8 @@ use downbeat_core::{Duration, median};
 use downbeat_service::clock::Clock;
 use serde::{Deserialize, Serialize};
 
-use crate::measure::pair_profiler;
-use crate::measure::sampler::Subject;
+use crate::measure::pair_profiler::{self, PairMeasurement};
+use crate::measure::sampler::{Subject, Watch};
 
 /// About how long two lanes are tried together.
 const BUDGET: Duration = Duration::from_millis(200);
@@ -16,7 +16,7 @@ const BUDGET: Duration = Duration::from_millis(200);
 const ROUNDS: usize = 400;
 /// The hand-over is repeated for at least this long. The kernel counts other programs' time in
 /// steps of 10 ms.
-const HANDS_OVER_FOR: Duration = Duration::from_millis(50);
+pub const HANDS_OVER_FOR: Duration = Duration::from_millis(50);
 
 /// The stored measurements of a model file for `auto`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -33,11 +33,16 @@ pub struct StoredAuto {
 
 /// The overlap of two lanes of a model, with batches of one item and the largest; `None` if it
 /// cannot be measured.
-pub fn overlap(subject: &Subject<'_>, device: usize, max_batch: u32) -> Option<Overlap> {
+pub fn overlap(
+    subject: &Subject<'_>,
+    device: usize,
+    max_batch: u32,
+    watch: &mut dyn Watch<PairMeasurement>,
+) -> Option<Overlap> {
     let mut sizes = subject.timed(&[1, max_batch.max(1)]);
     sizes.dedup();
     let pairs: Vec<[u32; 2]> = sizes.iter().map(|size| [*size; 2]).collect();
-    let found = pair_profiler::measure([subject, subject], device, &pairs, None, BUDGET, &mut ()).ok()?;
+    let found = pair_profiler::measure([subject, subject], device, &pairs, None, BUDGET, watch).ok()?;
     let mean = |latencies: [pair_profiler::Latencies; 2]| {
         let [a, b] = latencies.map(|latencies| latencies.median_ns);
         Duration::from_nanos(a.midpoint(b))

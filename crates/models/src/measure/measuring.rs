@@ -21,6 +21,7 @@ use crate::measure::lane_profiler::{self, lanes_worth_having};
 use crate::measure::measuring_time::{MeasuringTime, Within};
 use crate::measure::profile_store::StoredProfile;
 use crate::measure::profiler::{self, Measurement, Threads, is_quiet};
+use crate::measure::remeasuring::Unsettled;
 use crate::measure::sampler::{Subject, Watch};
 use crate::measure::segment_profiler::SegmentSubject;
 
@@ -36,6 +37,9 @@ const COMPARED_RUNS: u64 = 7;
 const PAIR_RUNS: u64 = 20;
 /// Lanes are tried side by side with batches that take no longer than this.
 const LANES_TRIED_WITH: Duration = Duration::from_millis(50);
+/// A guess for a larger batch is this many times the proportional time. A few runs may have been
+/// quicker than usual, and a guess that is too short makes answers late.
+const GUESS_MARGIN: f64 = 1.25;
 /// The latency guess of a model that is not measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
 
@@ -55,7 +59,7 @@ pub struct Measuring<'a> {
     pub chooses_lanes: bool,
     pub progress: &'a dyn LoadProgress,
     /// The time for measuring.
-    pub time: &'a MeasuringTime,
+    pub time: &'a MeasuringTime<'a>,
     /// The time of one item in the trial, on one thread.
     pub first: Option<Duration>,
 }
@@ -88,6 +92,10 @@ impl Measuring<'_> {
             self.reload(threads, model, lane)?;
         }
         let (measured, settled) = self.timed(|| self.measure(model, lane, &mut threads));
+        if self.time.is_given_up() {
+            self.context.unsettled.lock().insert((self.of.0.to_owned(), self.of.1), Unsettled::InPart);
+            anyhow::bail!("requests left no time to measure the model");
+        }
         let path = self.source.options.path.display();
         let (measurements, at_once) = match measured {
             Ok(measured) => measured,
@@ -106,7 +114,7 @@ impl Measuring<'_> {
             tracing::info!(
                 %path, threads, known = profile.known(),
                 "the model was measured in part, because --profiling-budget is used up; the server measures the rest \
-                 when the machine is idle, or in service"
+                 behind the service"
             );
         } else if !settled {
             tracing::info!(
@@ -160,7 +168,7 @@ impl Measuring<'_> {
         });
         let settled = is_quiet && was_alone;
         if !settled {
-            unsettled.lock().insert((self.of.0.to_owned(), self.of.1));
+            unsettled.lock().entry((self.of.0.to_owned(), self.of.1)).or_insert(Unsettled::OnBusyMachine);
         }
         (done, settled)
     }
@@ -237,7 +245,10 @@ impl Measuring<'_> {
             if has_time || one > SLOW {
                 let wide = self.source.load(most)?;
                 let subjects = [self.subject(&**model), self.subject(&*wide)];
-                let compare = || profiler::compare(subjects, self.codec.max_batch, self.time.part(0.35));
+                let mut nobody = ();
+                let mut watch = self.within(&mut nobody);
+                let budget = self.time.part(0.35);
+                let compare = || profiler::compare(subjects, self.codec.max_batch, budget, &mut watch);
                 if !has_time || self.spend(compare)? {
                     (own, *model, *threads) = (wide.lane()?, wide, most);
                 }
@@ -258,7 +269,9 @@ impl Measuring<'_> {
         if one.saturating_mul(3 * u64::from(largest)) > part {
             return Ok(one > SLOW || self.time.left() > Duration::ZERO);
         }
-        let measured = self.spend(|| self.subject(model).measure(lane, &[largest], part, &mut ()))?;
+        let mut nobody = ();
+        let mut watch = self.within(&mut nobody);
+        let measured = self.spend(|| self.subject(model).measure(lane, &[largest], part, &mut watch))?;
         Ok(measured.is_empty() || measured.iter().any(|m| m.min_ns > WORTH_THREADS.as_nanos()))
     }
 
@@ -283,7 +296,7 @@ impl Measuring<'_> {
     }
 
     /// Fits a profile to the measurements. For larger sizes the profile guesses times in proportion
-    /// to the size.
+    /// to the size, with a margin.
     fn fitted(&self, model: &dyn Model, measurements: &[Measurement]) -> anyhow::Result<LatencyProfile> {
         let profile = profiler::profile(measurements)?;
         let sizes = self.subject(model).timed(&profiler::default_sizes(self.codec.max_batch));
@@ -292,7 +305,7 @@ impl Measuring<'_> {
             return Ok(profile);
         }
         let last = profile.latency(known).as_secs_f64();
-        let guess = |batch: u32| Duration::from_secs_f64(last * f64::from(batch) / f64::from(known));
+        let guess = |batch: u32| Duration::from_secs_f64(GUESS_MARGIN * last * f64::from(batch) / f64::from(known));
         let latency = |batch| if batch <= known { profile.latency(batch) } else { guess(batch) };
         Ok(LatencyProfile::from_table((1..=largest).map(latency).collect())?.learned(known))
     }
@@ -356,6 +369,9 @@ impl Measuring<'_> {
     fn launch(&self) -> Option<Duration> {
         let known = *self.context.launch.lock();
         known.or_else(|| {
+            if !self.time.allows(auto_profiler::HANDS_OVER_FOR) {
+                return None;
+            }
             let (launch, settled) = self.timed(|| self.spend(|| auto_profiler::hand_over_time(self.context.clock)));
             *self.context.launch.lock() = launch.filter(|_| settled);
             launch
@@ -425,7 +441,9 @@ impl Measuring<'_> {
             if !self.time.allows((one + largest).saturating_mul(PAIR_RUNS)) {
                 return None;
             }
-            let measure = || auto_profiler::overlap(&self.subject(model), device, max_batch);
+            let mut nobody = ();
+            let mut watch = self.within(&mut nobody);
+            let measure = || auto_profiler::overlap(&self.subject(model), device, max_batch, &mut watch);
             let (overlap, settled) = self.timed(|| self.spend(measure));
             let stored = StoredAuto { launch, overlap: overlap?, settled };
             self.source.store.keep(key, "the overlap of two lanes", &stored);

@@ -1,6 +1,7 @@
 //! Measures the latencies of models, and keeps the profiles.
 
 pub(crate) mod auto_profiler;
+pub mod giving_way;
 pub mod group_profiler;
 pub(crate) mod lane_profiler;
 pub(crate) mod measuring;

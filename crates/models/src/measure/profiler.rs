@@ -109,7 +109,12 @@ fn is_worth_threads(alone: &[Duration], together: &[Duration]) -> bool {
 ///
 /// # Errors
 /// The error of the engine, if it cannot run such a batch.
-pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> anyhow::Result<bool> {
+pub fn compare(
+    subjects: [Subject<'_>; 2],
+    max_batch: u32,
+    budget: Duration,
+    watch: &mut dyn Watch<[Vec<Duration>; 2]>,
+) -> anyhow::Result<bool> {
     let [alone, together] = subjects;
     let (mut one, mut several) = (alone.model.lane()?, together.model.lane()?);
     let item = alone.item()?;
@@ -125,7 +130,7 @@ pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> 
         took = twice(batch)?;
     }
     together.run(&mut *several, &item, batch)?;
-    let compared = sampler::each(alone.clock, budget, [()], &mut (), |(), turn| {
+    let compared = sampler::each(alone.clock, budget, [()], watch, |(), turn| {
         let run_alone = || alone.run(&mut *one, &item, batch);
         turn.in_turns(ROUNDS, run_alone, || together.run(&mut *several, &item, batch))
     })?;

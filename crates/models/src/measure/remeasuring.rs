@@ -1,11 +1,21 @@
-//! The order in which models that were measured on a busy machine are measured again.
+//! The order in which models are measured again that were measured in part, or on a busy machine.
 
 use std::collections::BTreeMap;
+
+/// Why a version must be measured again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unsettled {
+    /// Measurements were left out, so that the version serves by guesses.
+    InPart,
+    /// Something else ran on the machine meanwhile.
+    OnBusyMachine,
+}
 
 /// Between two tries of a model the machine is idle for at most 2^6 spells.
 const LONGEST: u32 = 6;
 
-/// The order in which models are measured again. Each model has its turn in the first idle spell.
+/// The order in which models are measured again. A model that serves by guesses is measured at the
+/// first chance ([`Remeasuring::soon`]). After that, each model has its turn in an idle spell.
 /// If the machine turns out to be busy again, the next turns come 2, 4, 8, ... idle spells later,
 /// 64 at most.
 #[derive(Debug, Default)]
@@ -17,6 +27,18 @@ pub struct Remeasuring {
 }
 
 impl Remeasuring {
+    /// Returns a model that serves by guesses and was not tried yet, one of `guessed`.
+    pub fn soon(&mut self, guessed: &[String]) -> Option<String> {
+        let name = guessed.iter().find(|name| !self.tried.contains_key(*name))?;
+        self.tried.insert(name.clone(), (1, self.spells + 2));
+        Some(name.clone())
+    }
+
+    /// Whether [`Remeasuring::soon`] has a model to try.
+    pub fn is_due_soon(&self, guessed: &[String]) -> bool {
+        guessed.iter().any(|name| !self.tried.contains_key(name))
+    }
+
     /// Notes that an idle spell is over. Returns the model to measure again, one of `unsettled`.
     pub fn next(&mut self, unsettled: &[String]) -> Option<String> {
         self.spells += 1;
@@ -43,6 +65,19 @@ mod tests {
         assert_eq!(tried, [1, 3, 7, 15, 31, 63, 127, 191, 255]);
         assert_eq!(remeasuring.next(&[]), None, "it was measured");
         assert_eq!(remeasuring.next(&unsettled), Some("a".to_owned()));
+    }
+
+    #[test]
+    fn who_serves_by_guesses_is_tried_once_at_once() {
+        let both = ["a".to_owned(), "b".to_owned()];
+        let mut remeasuring = Remeasuring::default();
+        assert!(remeasuring.is_due_soon(&both));
+        let soon: Vec<_> = (0..3).map(|_| remeasuring.soon(&both)).collect();
+        assert_eq!(soon, [Some("a".to_owned()), Some("b".to_owned()), None]);
+        assert!(!remeasuring.is_due_soon(&both));
+        // A try that failed waits for idle spells, as others do.
+        let tried: Vec<_> = (0..4).map(|_| remeasuring.next(&both)).collect();
+        assert_eq!(tried, [None, Some("a".to_owned()), Some("b".to_owned()), None]);
     }
 
     #[test]

@@ -37,11 +37,16 @@ use parking_lot::Mutex;
 use crate::load::load_context::{LoadProgress, VersionFile};
 use crate::load::loader::Loader;
 use crate::loaded_version::LoadedVersion;
+use crate::measure::giving_way::Traffic;
 use crate::measure::measuring_time::MeasuringTime;
+use crate::measure::remeasuring::Unsettled;
 use crate::serving::{Model, Serving, unknown_model};
 
 /// Models with files up to this size, bytes, do not wait for the loads of larger ones.
 const SMALL: u64 = 16 << 20;
+
+/// The priority of a thread that measures behind the service, as `nice` counts.
+const LOWEST_PRIORITY: i32 = 19;
 
 /// The models of a repository and their states: the [`Service`](downbeat_service::service::Service) behind the
 /// frontends. A clone is the same registry.
@@ -76,6 +81,9 @@ pub struct Registry {
     /// The backend's view of its cluster; none: the server answers its own clients.
     cluster: Arc<std::sync::OnceLock<ClusterView>>,
 }
+
+/// Makes the time for measuring of a load, from the budget of the options.
+type Measuring = fn(Duration) -> MeasuringTime<'static>;
 
 /// Reports the present state of a cluster.
 pub type ClusterView = Box<dyn Fn() -> ClusterReport + Send + Sync>;
@@ -125,18 +133,28 @@ impl Registry {
         &self.watchdog
     }
 
-    /// The models to measure again once the machine is idle: none before the server has started or
-    /// while it stops.
+    /// The models to measure again behind the service: none before the server has started or while
+    /// it stops.
     pub fn to_measure_again(&self) -> Vec<String> {
+        self.unsettled(|_| true)
+    }
+
+    /// The models among [`Registry::to_measure_again`] that serve by guesses.
+    pub fn served_by_guesses(&self) -> Vec<String> {
+        self.unsettled(|unsettled| unsettled == Unsettled::InPart)
+    }
+
+    fn unsettled(&self, wanted: impl Fn(Unsettled) -> bool) -> Vec<String> {
         if !self.started.load(Ordering::Acquire) || self.serving.is_draining() {
             return Vec::new();
         }
-        let is_served = |(name, version): &(String, u64)| {
+        let is_served = |name: &str, version: u64| {
             let served = self.serving.get(name).filter(|_| !self.is_overlaid(name));
-            served.is_some_and(|served| served.versions.contains_key(version))
+            served.is_some_and(|served| served.versions.contains_key(&version))
         };
-        let unsettled = self.loader.unsettled().into_iter().filter(is_served);
-        let mut names: Vec<String> = unsettled.map(|(name, _)| name).collect();
+        let unsettled = self.loader.unsettled().into_iter();
+        let unsettled = unsettled.filter(|((name, version), why)| wanted(*why) && is_served(name, *version));
+        let mut names: Vec<String> = unsettled.map(|((name, _), _)| name).collect();
         names.dedup();
         names
     }
@@ -203,10 +221,7 @@ impl Registry {
     /// Loads a model in service again, from the same files and with the stored knowledge of it. If
     /// that fails the failure is logged, and the present versions go on.
     pub async fn load_again(&self, name: &str) {
-        self.load_beside(name, MeasuringTime::before_service).await;
-    }
-
-    async fn load_beside(&self, name: &str, measuring: fn(Duration) -> MeasuringTime) {
+        let measuring = MeasuringTime::before_service;
         if let Err(error) = self.load_or_keep(name, LoadOverrides::default(), Arc::new(()), measuring).await {
             tracing::error!(model = %name, %error, "not loaded");
         }
@@ -232,10 +247,24 @@ impl Registry {
     }
 
     /// Loads and measures a model anew beside the one that serves. Decisions in service about its
-    /// policy rest on the old measurements: the server forgets them.
+    /// policy rest on the old measurements: the server forgets them. If the measuring fails, the log
+    /// says why, and the present versions go on with what they know.
     pub async fn measure_again(&self, name: &str) {
         self.loader.forget_losses(name);
-        self.load_beside(name, MeasuringTime::behind_service).await;
+        let measuring = MeasuringTime::behind_service;
+        let measured = self.load_or_keep(name, LoadOverrides::default(), Arc::new(()), measuring).await;
+        match measured {
+            Ok(()) => tracing::info!(model = %name, "the model was measured behind the service"),
+            Err(_) if self.serving.is_draining() => {}
+            Err(error) if self.served_by_guesses().iter().any(|left| left == name) => {
+                tracing::info!(model = %name, reason = %error, "the model is measured later");
+            }
+            Err(error) => tracing::error!(
+                model = %name, %error,
+                "the model cannot be measured behind the service; it goes on serving by guesses, which its requests \
+                 correct"
+            ),
+        }
     }
 
     /// Loads versions again with `exclusive` whose policy `auto` chose and that have lost against
@@ -255,7 +284,7 @@ impl Registry {
         name: &str,
         mut overrides: LoadOverrides,
         progress: Arc<dyn LoadProgress>,
-        measuring: fn(Duration) -> MeasuringTime,
+        measuring: Measuring,
     ) -> Result<(), ServiceError> {
         let is_there = self.check_is_loadable(name, &overrides)?;
         let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
@@ -365,7 +394,7 @@ impl Registry {
         name: &str,
         overrides: LoadOverrides,
         progress: &dyn LoadProgress,
-        measuring: fn(Duration) -> MeasuringTime,
+        measuring: Measuring,
     ) -> Result<LoadedModel, LoadFailure> {
         for parameter in overrides.parameters.keys() {
             tracing::warn!(model = %name, %parameter, "the load parameter is unknown, and ignored");
@@ -411,7 +440,7 @@ impl Registry {
         definition: &mut ModelDefinition,
         may_come_again: bool,
         progress: &dyn LoadProgress,
-        measuring: fn(Duration) -> MeasuringTime,
+        measuring: Measuring,
     ) -> (BTreeMap<u64, Arc<LoadedVersion>>, BTreeMap<u64, String>) {
         let mut versions = BTreeMap::new();
         let mut failures = BTreeMap::new();
@@ -420,8 +449,14 @@ impl Registry {
         let stays = |number: u64| numbers.contains(&number);
         for (version, path) in definition.versions.clone() {
             let must_answer = before.as_ref().is_some_and(|before| before.answers(version, stays));
-            let time = &measuring(self.options.profiling.budget);
-            let file = VersionFile { version, path: &path, may_come_again, must_answer, progress, time };
+            let requests = Requests { serving: &self.serving, driver: &self.driver };
+            let time = &measuring(self.options.profiling.budget).giving_way_to(&requests);
+            if time.is_behind() {
+                // Without the right to it, the load has the priority of other loads.
+                let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LOWEST_PRIORITY);
+            }
+            let repaired = None;
+            let file = VersionFile { version, path: &path, may_come_again, must_answer, progress, time, repaired };
             match self.loader.load(definition, &file) {
                 Ok(loaded) => {
                     versions.insert(version, loaded);
@@ -503,6 +538,8 @@ impl Registry {
         seen: BTreeMap<String, Fingerprint>,
         progress: &Arc<dyn LoadProgress>,
     ) -> BTreeMap<String, Fingerprint> {
+        // Without an answer of their server, models stay as they are.
+        self.refresh(None).await;
         let now = match self.fingerprints() {
             Ok(now) => now,
             Err(error) => {
@@ -524,6 +561,21 @@ impl Registry {
         // The reason of a failure is logged and stands in the index.
         futures_util::future::join_all(loads).await;
         now
+    }
+
+    /// Has the supplies of models on other machines look for changes, for one model or for all. Logs
+    /// the errors. Returns the first one.
+    pub(super) async fn refresh(&self, name: Option<&str>) -> Option<RepositoryError> {
+        if !self.repository.has_supplies() {
+            return None;
+        }
+        let (repository, name) = (self.repository.clone(), name.map(str::to_owned));
+        let looked = tokio::task::spawn_blocking(move || repository.refresh(name.as_deref())).await;
+        let errors = looked.unwrap_or_default();
+        for error in &errors {
+            tracing::error!(%error, "models were not brought; the models in service stay");
+        }
+        errors.into_iter().next()
     }
 
     /// Fingerprints of the models' folders, as they are now.
@@ -597,9 +649,23 @@ impl Registry {
             }
         }
         self.metrics.set_budget(&self.budget);
+        self.metrics.set_to_measure(self.to_measure_again().len());
         self.metrics.set_abandoned(downbeat_service::work::work_pool::abandoned());
         self.model_memory.update_metrics(&self.metrics);
         self.metrics.render()
+    }
+}
+
+/// The requests of a server's clients.
+struct Requests<'a> {
+    serving: &'a Serving,
+    driver: &'a Driver,
+}
+
+impl Traffic for Requests<'_> {
+    fn quiet(&self) -> Option<u64> {
+        let so_far = self.driver.requests();
+        self.serving.is_idle().then_some(so_far)
     }
 }
 

@@ -200,7 +200,17 @@ impl Service for Registry {
     async fn load(&self, name: &str, overrides: LoadOverrides) -> Result<(), ServiceError> {
         self.check_control("loaded")?;
         let (this, name) = (self.clone(), name.to_owned());
-        finish(async move { this.load_model(&name, overrides, Arc::new(())).await }).await
+        finish(async move {
+            // A source that never had the model may fail.
+            let is_known = this.repository.has(&name);
+            if overrides.files.is_empty()
+                && let Some(error) = this.refresh(Some(&name)).await.filter(|_| is_known)
+            {
+                return Err(ServiceError::Unavailable(format!("failed to load '{name}': {error}")));
+            }
+            this.load_model(&name, overrides, Arc::new(())).await
+        })
+        .await
     }
 
     async fn unload(&self, name: &str) -> Result<(), ServiceError> {

@@ -10,6 +10,7 @@ mod layout;
 mod load_request;
 mod normalised;
 mod places;
+mod plain_layouts;
 mod symbolic_links;
 mod version_folders;
 mod warmup;

@@ -68,7 +68,7 @@ fn a_cache_of_downloads_is_a_version_by_one_link() {
     fs::create_dir_all(root.join("m")).unwrap();
     symlink(&snapshot, root.join("m/1")).unwrap();
     let repositories = |follow: bool| {
-        ModelRepositories::open(std::slice::from_ref(&root))
+        ModelRepositories::open(&[root.clone().into()])
             .unwrap()
             .map(|repository| repository.with_follow_symlinks(follow))
     };

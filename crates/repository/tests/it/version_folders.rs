@@ -70,18 +70,6 @@ fn a_folder_that_is_nearly_a_version_is_named_with_a_better_name() {
 }
 
 #[test]
-fn a_model_file_without_a_version_folder_is_told_where_to_go() {
-    for (found, wanted) in [
-        ("model.onnx", "model.onnx"),
-        ("resnet50.onnx", "model.onnx"),
-        ("Model.ONNX", "model.onnx"),
-        ("model.emulated.toml", "model.emulated.toml"),
-    ] {
-        assert_eq!(said(found), format!("REPO/m: no version folder; move {found} to REPO/m/1/{wanted}"));
-    }
-}
-
-#[test]
 fn a_folder_without_a_model_file_is_no_model() {
     let folder = tempfile::tempdir().unwrap();
     model(folder.path(), "file", &["1"]);
@@ -98,16 +86,17 @@ fn a_folder_without_a_model_file_is_no_model() {
 #[test]
 fn a_configuration_does_not_hide_that_there_is_no_version() {
     let folder = tempfile::tempdir().unwrap();
-    model(folder.path(), "m", &["config.pbtxt", "01/net.onnx", "warmup/x", "net.onnx"]);
+    model(folder.path(), "m", &["config.pbtxt", "01/net.onnx", "warmup/x"]);
     let repository = ModelRepository::open(folder.path()).unwrap();
     assert_eq!(repository.scan().unwrap().names, ["m"]);
     let words =
         "REPO/m/config.pbtxt: no version folder; 01 is not a version: the number begins with 0; rename the folder to 1";
     assert_eq!(message(&repository, "m"), words);
-    fs::remove_dir_all(folder.path().join("m/01")).unwrap();
-    fs::write(folder.path().join("m/config.pbtxt"), "default_model_filename: \"net.onnx\"").unwrap();
-    let words = "REPO/m/config.pbtxt: no version folder; move net.onnx to REPO/m/1/net.onnx";
-    assert_eq!(message(&repository, "m"), words);
+    // A file without a version is version 1, and the other folder gets a warning.
+    fs::write(folder.path().join("m/net.onnx"), "").unwrap();
+    let definition = repository.definition("m", None).unwrap();
+    assert!(definition.versions[0].1.ends_with("m/net.onnx"), "{:?}", definition.versions);
+    assert!(definition.warnings[0].message.starts_with("01 is not a version"), "{:?}", definition.warnings);
 }
 
 #[test]
@@ -118,12 +107,9 @@ fn a_model_file_of_another_name_is_named_with_what_to_do() {
         model(folder.path(), name, files);
         message(&repository(), name)
     };
-    assert_eq!(
-        said("upper", &["1/Model.ONNX", "1/labels.txt"]),
-        "REPO/upper: REPO/upper/1/model.onnx does not exist (found: Model.ONNX, labels.txt); rename Model.ONNX to model.onnx, \
-         or write default_model_filename: \"Model.ONNX\" in config.pbtxt"
-    );
-    // With two such files the message cannot suggest one.
+    // The only ONNX file of a version is the model. With two of them nobody knows.
+    model(folder.path(), "upper", &["1/Model.ONNX", "1/labels.txt"]);
+    assert!(repository().definition("upper", None).unwrap().versions[0].1.ends_with("1/Model.ONNX"));
     assert_eq!(
         said("two", &["1/a.onnx", "1/b.onnx"]),
         "REPO/two: REPO/two/1/model.onnx does not exist (found: a.onnx, b.onnx)"
@@ -146,6 +132,7 @@ fn a_near_model_is_explained_by_the_repository_that_has_it() {
     let (one, two) = (folder.path().join("one"), folder.path().join("two"));
     model(&one, "other", &["1/model.onnx"]);
     model(&two, "m", &["01/model.onnx"]);
-    let error = ModelRepositories::open(&[one, two]).unwrap().definition("m", None).unwrap_err().to_string();
+    let error =
+        ModelRepositories::open(&[one.into(), two.into()]).unwrap().definition("m", None).unwrap_err().to_string();
     assert!(error.contains("01 is not a version"), "{error}");
 }

@@ -270,7 +270,7 @@ async fn partitions_of_a_gpu_run_batches_of_the_scheduler_at_the_same_time() {
         .unwrap();
     std::fs::write(folder.path().join("slow/config.pbtxt"), "name: \"slow\"\nbackend: \"downbeat_emulated\"").unwrap();
     let mut options = options(EngineChoice::Cuda, &["mlp", "digits", "slow"]);
-    options.repositories.push(folder.path().to_owned());
+    options.repositories.push(folder.path().into());
     options.device.policy = "exclusive".parse().unwrap();
     options.device.partitions = ["40", "24"].map(str::to_owned).to_vec();
     for (name, partition) in [("mlp", 0), ("slow", 1), ("digits", 1)] {

@@ -603,7 +603,7 @@ async fn a_model_in_two_repositories_is_refused_and_the_others_are_served() {
     one.add("both", 1, (1.0, 1.0), 4, "");
     two.add("b", 1, (1.0, 1.0), 4, "");
     two.add("both", 1, (1.0, 1.0), 4, "");
-    let options = ServerOptions { repositories: vec![one.path().to_owned(), two.path().to_owned()], ..one.options() };
+    let options = ServerOptions { repositories: vec![one.path().into(), two.path().into()], ..one.options() };
     let registry = Registry::open(Arc::new(options)).unwrap();
     assert_eq!(registry.wanted_at_start(), ["a", "b", "both"]);
     for name in ["a", "b"] {

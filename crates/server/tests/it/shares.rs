@@ -207,7 +207,9 @@ async fn who_has_no_share_runs_on_all_of_the_device() {
     let shares = || ["a", "b", "c"].into_iter().filter_map(|name| share(&registry, name));
     until(|| shares().filter(|(_, units)| *units == 1).count() == 2 && shares().count() == 3).await;
     let left = ["a", "b", "c"].into_iter().find(|name| share(&registry, name) == Some((2, 0))).expect("one has none");
-    assert!(placed(&registry, left).unwrap().share.unwrap().reason.unwrap().contains("there is no share for it"));
+    assert!(
+        placed(&registry, left).unwrap().share.unwrap().reason.unwrap().contains("there is no share for the model")
+    );
     registry.infer(request(left, 1, 4)).await.unwrap();
     let gone = ["a", "b", "c"].into_iter().find(|name| *name != left).unwrap();
     registry.unload(gone).await.unwrap();

@@ -93,7 +93,7 @@ impl Drop for FlushAtEnd {
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
 /// The crates of the program, as the log names them.
-const CRATES: [&str; 20] = [
+const CRATES: [&str; 21] = [
     "downbeat",
     "downbeat_bench",
     "downbeat_cluster",
@@ -101,12 +101,14 @@ const CRATES: [&str; 20] = [
     "downbeat_driver",
     "downbeat_engine",
     "downbeat_engine_ort",
+    "downbeat_fetch",
     "downbeat_frontend",
     "downbeat_host",
     "downbeat_models",
     "downbeat_plan",
     "downbeat_preprocess",
     "downbeat_protocol",
+    "downbeat_repair",
     "downbeat_report",
     "downbeat_repository",
     "downbeat_roles",

@@ -157,7 +157,7 @@ impl LaneMetrics {
         }
     }
 
-    /// Counts that it runs on other lanes from now on.
+    /// Counts that it the model runs on other lanes from now on.
     pub fn record_switch(&self) {
         self.events[4].inc();
     }

@@ -84,6 +84,7 @@ metric_table! {
         models_memory: Gauge[], "downbeat_models_memory_bytes",
             "What all models hold of the CPU's memory together; runs count as far as they may run at once";
         models_memory_limit: Gauge[], "downbeat_models_memory_bytes_limit", "What all models may hold of the CPU's memory (--model-memory-bytes)";
+        models_to_measure: Gauge[], "downbeat_models_to_measure", "Models in service that the server has to measure behind the service, or again";
         log_lines_lost: IntCounter[], "downbeat_log_lines_lost_total", "Lines of the log that were lost because nobody read standard error fast enough";
         log_lines_left_out: IntCounter[], "downbeat_log_lines_left_out_total", "Lines of the log that were left out because there were too many of their kind";
         work_abandoned: IntCounter[], "downbeat_work_abandoned_total",
@@ -281,6 +282,11 @@ impl Metrics {
         self.table.in_flight_bytes_limit.set(budget.limit() as f64);
         let refused = &self.table.in_flight_bytes_refused;
         refused.inc_by(budget.refused().saturating_sub(refused.get()));
+    }
+
+    /// Sets how many models in service have to be measured.
+    pub fn set_to_measure(&self, models: usize) {
+        self.table.models_to_measure.set(models as f64);
     }
 
     /// Sets how often work ended early because its client had left.

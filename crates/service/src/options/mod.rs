@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use downbeat_core::Duration;
 use downbeat_core::device::overlap::GroupOrder;
-use downbeat_repository::{Batching, named};
+use downbeat_repository::{Batching, ModelSource, named};
 
 use crate::options::cluster_options::ClusterOptions;
 
@@ -71,8 +71,11 @@ with_defaults! {
     /// All options of the server.
     #[derive(Clone, PartialEq, Debug)]
     pub struct ServerOptions {
-        /// The folders of the model repositories: models of all of them are served.
-        pub repositories: Vec<PathBuf> = Vec::new(),
+        /// The sources of the models: model files, folders, and addresses. The models of all of
+        /// them are served.
+        pub repositories: Vec<ModelSource> = Vec::new(),
+        /// How models of other machines are brought to this one.
+        pub remote: RemoteOptions = RemoteOptions::default(),
         /// The server's name in its metadata. Triton's is `triton`; some clients insist on that.
         pub server_name: String = SERVER_NAME.to_owned(),
         /// Address that all three ports are bound on. Default: this machine alone, as no port asks
@@ -232,13 +235,12 @@ with_defaults! {
 impl ServerOptions {
     /// The defaults, on a repository.
     pub fn new(repository: PathBuf) -> Self {
-        ServerOptions { repositories: vec![repository], ..Default::default() }
+        ServerOptions { repositories: vec![repository.into()], ..Default::default() }
     }
 
     /// The folders of the repositories, for a message.
     pub fn shown_repositories(&self) -> String {
-        let folders = self.repositories.iter().map(|folder| folder.display().to_string());
-        folders.collect::<Vec<_>>().join(", ")
+        self.repositories.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     }
 
     /// The ports that are bound on every interface of the machine, by name.
@@ -447,10 +449,23 @@ with_defaults! {
     pub struct ProfilingOptions {
         /// Measure a model at load if there is no stored profile.
         pub enabled: bool = true,
-        /// Most time spent on measuring one model at load.
-        pub budget: Duration = Duration::from_millis(3_000),
+        /// Most time spent on measuring one model before it serves.
+        pub budget: Duration = Duration::from_millis(20),
         /// Folder of stored profiles; `None`: `downbeat/profiles` in the user's cache folder.
         pub cache_dir: Option<PathBuf> = None,
+    }
+}
+
+with_defaults! {
+    /// How models of other machines are brought to this one.
+    #[derive(Clone, PartialEq, Debug)]
+    pub struct RemoteOptions {
+        /// The folder of the models; `None`: `downbeat` in the user's cache folder.
+        pub cache: Option<PathBuf> = None,
+        /// Whether models come from the cache alone.
+        pub offline: bool = false,
+        /// A server that keeps silent for longer does not answer.
+        pub timeout: Duration = Duration::from_millis(30_000),
     }
 }
 

@@ -40,7 +40,7 @@ pub enum BadMlp {
     Empty,
     /// The number of weights, biases or scales does not fit.
     #[error(
-        "layer {layer} of the predictor has {found} {what}, expected {expected}; its file is not whole, or of another build: train it again"
+        "layer {layer} of the predictor has {found} {what}, expected {expected}; the file is damaged or of another build: train the predictor again"
     )]
     Shape {
         /// The layer, from 0.
@@ -54,7 +54,7 @@ pub enum BadMlp {
     },
     /// A weight is NaN or infinite, or a scale is not above zero.
     #[error(
-        "layer {layer} of the predictor has a number among its {what} that is none to compute with ({value}): its training failed; train it again"
+        "layer {layer} of the predictor has an unusable number among its {what} ({value}): its training failed; train it again"
     )]
     Number {
         /// The layer, from 0.

@@ -104,9 +104,9 @@ impl fmt::Display for ShareReason {
             ShareReason::OtherCame(model) => write!(f, "{model} has come"),
             ShareReason::OtherWent(model) => write!(f, "{model} has gone"),
             ShareReason::TooSmall { latency, throughput } => {
-                write!(f, "its share is too small: {:.1} ms, {throughput:.1} items/s", latency * 1e3)
+                write!(f, "the model's share is too small: {:.1} ms, {throughput:.1} items/s", latency * 1e3)
             }
-            ShareReason::TooLarge => f.write_str("it has latency and throughput to spare"),
+            ShareReason::TooLarge => f.write_str("the model has latency and throughput to spare"),
             ShareReason::OtherTuned(model) => write!(f, "the share of {model} did not suit"),
             ShareReason::ByHand => f.write_str("set by hand"),
             ShareReason::OtherByHand(model) => write!(f, "the share of {model} was set by hand"),
@@ -172,7 +172,7 @@ pub enum BadShare {
     NoModel(ModelId),
     /// The device cannot be divided like this.
     #[error(
-        "a share of {units} units: expected a multiple of {grain} from {grain} to {most}, as other models need the rest"
+        "a share of {units} units: expected a multiple of {grain} from {grain} to {most}; other models need the rest"
     )]
     Units {
         /// The units that were asked for.

@@ -245,7 +245,7 @@ impl Shares {
         let named = self.models.iter().filter(|(_, shared)| shared.name == name);
         let versions: Vec<ModelId> = named.map(|(id, _)| *id).collect();
         if versions.is_empty() {
-            return Err("it has no share of the device yet, or no lanes of its own that could move; try again later, or give it another device policy than exclusive".to_owned());
+            return Err("the model has no share of the device yet, or no lanes of its own that could move; try again later, or give the model another device policy than exclusive".to_owned());
         }
         self.is_aligned = false;
         for id in &versions {

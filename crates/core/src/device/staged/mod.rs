@@ -189,7 +189,7 @@ impl PolicySettings for StagedSettings {
         };
         if padded {
             return Err(
-                "ring_slots: requests of a padded model have no slots in a ring with the policy staged, which pads each batch to its own longest; leave it out"
+                "ring_slots: with the policy staged, requests of a padded model have no slots in a ring, as each batch is padded to its longest request; leave ring_slots out"
                     .to_owned(),
             );
         }

@@ -90,7 +90,7 @@ impl fmt::Display for TrialRecord {
         write!(f, "trial {number} of {tried} candidates: ")?;
         match why {
             None => f.write_str("what is done goes on")?,
-            Some(why) => write!(f, "candidate {taken} from now on, because of {why}")?,
+            Some(why) => write!(f, "candidate {taken} from now on, by {why}")?,
         }
         for (index, candidate) in candidates.iter().enumerate() {
             let name = if index == 0 { "before".to_owned() } else { index.to_string() };

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use downbeat_core::cluster::Autoscale;
-use downbeat_repository::{ModelRepository, nearest};
+use downbeat_repository::{ModelRepository, ModelSource, Origin, nearest};
 use downbeat_service::options::cluster_options::{HAS_UCX, NO_UCX, UcxUse};
 use downbeat_service::options::{
     DeviceOptions, DispatchPolicy, EngineChoice, ExecutorProgram, ModelControl, PolicyName, ServerOptions, SharesBy,
@@ -14,6 +14,7 @@ use crate::commands::plan_report;
 use crate::options::draft::Draft;
 use crate::options::keys::KEYS;
 use crate::options::options_file;
+use crate::options::remote_models;
 use crate::options::serve_flags::ServeFlags;
 
 /// Name of the options file.
@@ -54,7 +55,7 @@ pub fn resolve(flags: &ServeFlags, process: Process, folder: &Path) -> anyhow::R
     let file = match &flags.config {
         Some(file) => Some(folder.join(file)),
         None => std::iter::once(folder.to_owned())
-            .chain(given.iter().map(|repository| folder.join(repository)))
+            .chain(given.iter().filter_map(ModelSource::path).map(|path| folder.join(path)))
             .map(|folder| folder.join(FILE_NAME))
             .find(|file| file.is_file()),
     };
@@ -62,7 +63,8 @@ pub fn resolve(flags: &ServeFlags, process: Process, folder: &Path) -> anyhow::R
     if let Some(file) = &file {
         options_file::apply(file, &mut draft)?;
         let repositories = if given.is_empty() { &draft.options.repositories } else { &given };
-        let lies_there = repositories.iter().any(|repository| lies_in(file, &folder.join(repository)));
+        let paths = repositories.iter().filter_map(ModelSource::path);
+        let lies_there = paths.map(|path| folder.join(path)).any(|path| lies_in(file, &path));
         if flags.config.is_none() && lies_there {
             options_file::check_of_models(file)?;
         }
@@ -70,6 +72,7 @@ pub fn resolve(flags: &ServeFlags, process: Process, folder: &Path) -> anyhow::R
     flags.keys.apply(&mut draft)?;
     let mut options = finish(draft, process)?;
     options.executor = Some(ExecutorProgram::default());
+    with_supplies(&mut options)?;
     options.plan = flags.plan.as_ref().map(|file| plan_report::read_plan(&folder.join(file))).transpose()?;
     options.notices.extend(flags.others.notice(flags.keys.values("backend-config"), flags.strict_flags)?);
     if process == Process::Server && !flags.keys.values("schedulers").is_empty() {
@@ -99,7 +102,9 @@ pub fn open_repository(model: &str, given: Option<&Path>, folder: &Path) -> anyh
     if file.is_file() {
         options_file::apply(&file, &mut draft)?;
     }
-    let path = repository_of(model, given, &draft.options.repositories);
+    let paths: Vec<PathBuf> =
+        draft.options.repositories.iter().filter_map(ModelSource::path).map(Path::to_owned).collect();
+    let path = repository_of(model, given, &paths);
     Ok(ModelRepository::open(path)?.with_follow_symlinks(draft.options.follow_symlinks))
 }
 
@@ -118,6 +123,20 @@ pub fn options_of_text(text: &str) -> anyhow::Result<ServerOptions> {
     let mut draft = Draft::default();
     options_file::apply_text(text, Path::new(""), &mut draft).map_err(anyhow::Error::msg)?;
     finish(draft, Process::Server)
+}
+
+/// Gives each address of models its supply.
+///
+/// # Errors
+/// If an address is wrong, or this build lacks the feature.
+fn with_supplies(options: &mut ServerOptions) -> anyhow::Result<()> {
+    let remote = options.remote.clone();
+    for source in &mut options.repositories {
+        if let Origin::Address(address) = &source.origin {
+            source.origin = Origin::Supply(remote_models::supply(address, &remote)?);
+        }
+    }
+    Ok(())
 }
 
 fn finish(draft: Draft, process: Process) -> anyhow::Result<ServerOptions> {
@@ -179,7 +198,8 @@ fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {
     }
     if options.repositories.is_empty() && matches!(process, Process::Server | Process::Backend) {
         bail!(
-            "no model repository is given: downbeat serve REPOSITORY (such as examples/models), or `repository` in {FILE_NAME}"
+            "no models are given: downbeat serve MODELS (such as model.onnx, examples/models or hf://ORGANISATION/NAME), \
+             or `repository` in {FILE_NAME}"
         );
     }
     if !HAS_UCX && options.cluster.ucx != UcxUse::Off && process != Process::Scheduler {

@@ -28,7 +28,7 @@ mod tensorrt;
 mod weights;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use downbeat_core::tensor::DataType;
@@ -82,14 +82,14 @@ impl OnnxruntimeCuda {
     /// The folder for TensorRT's results about a model.
     fn tensorrt_folder(&self, options: &LoadOptions, file: &onnx::Checked<'_>) -> Option<tensorrt::Folder> {
         let cache = options.cache.as_ref().filter(|_| self.options.provider == Provider::Tensorrt)?;
-        let beside = options.path.parent().unwrap_or(Path::new("."));
+        let beside = onnx::data_folder(&options.path);
         let external: BTreeSet<&str> = file.external_locations().collect();
         let files =
             std::iter::once(options.path.clone()).chain(external.into_iter().map(|location| beside.join(location)));
         let EngineInfo { version, device, .. } = self.info();
         let folder = tensorrt::Folder::new(cache, files, &options.tensorrt, &format!("{version}-{device}"));
         let warn = |error| {
-            tracing::warn!(path = %options.path.display(), %error, "what TensorRT compiles is not kept, and compiled again at each start");
+            tracing::warn!(path = %options.path.display(), %error, "compiled TensorRT engines are not kept: each start compiles them again");
         };
         folder.map_err(warn).ok()
     }
@@ -154,7 +154,7 @@ impl Engine for OnnxruntimeCuda {
         };
         if self.options.provider == Provider::Tensorrt && options.cut != Cut::Whole {
             return Err(error(
-                "TensorRT compiles a model as a whole, it cannot be cut into stages. Use the engine cuda, or another device policy than staged",
+                "TensorRT compiles a model as a whole, so it cannot be cut into stages. Use the engine cuda, or another device policy than staged",
             ));
         }
         let working = self.gpus.iter().find(|gpu| gpu.device.lost().is_none());

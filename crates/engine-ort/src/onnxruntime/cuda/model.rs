@@ -127,7 +127,7 @@ impl CudaModel {
         let is_fixed = |spec: &TensorSpec| spec.dims.iter().skip(1).all(|d| *d >= 0);
         let is_fixed = signature.inputs.iter().all(is_fixed);
         let no_graphs = match maker.options.provider {
-            Provider::Tensorrt => Some("TensorRT runs it as it likes"),
+            Provider::Tensorrt => Some("TensorRT decides where the model runs"),
             Provider::Cuda if maker.options.graphs => None,
             Provider::Cuda => Some("graphs are off (cuda.graphs)"),
         };

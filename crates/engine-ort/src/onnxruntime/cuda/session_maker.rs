@@ -12,7 +12,7 @@ use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::{AsPointer, api};
 
 use super::super::cut;
-use super::super::runtime::{Runtime, commit, keep_floats8};
+use super::super::runtime::{Runtime, commit, commit_file, keep_floats8};
 use super::super::value::{Value, check};
 use super::blueprint::Blueprint;
 use super::gpu::Gpu;
@@ -59,7 +59,7 @@ impl SessionMaker {
         if self.options.provider == Provider::Tensorrt {
             // TensorRT's engines cannot be saved: lanes load the file itself, once the shapes are
             // known.
-            return commit(builder, |b| b.commit_from_file(&self.path));
+            return commit_file(builder, &self.path);
         }
         // The highest level adds only optimisations for the CPU. The library warns that such a
         // graph may not be saved for another machine.
@@ -96,7 +96,7 @@ impl SessionMaker {
             let options = tensorrt::options(&self.tensorrt, self.tensorrt_folder.as_ref(), shapes);
             tracing::debug!(path = %self.path.display(), ?options, "TensorRT");
             let builder = keep_floats8(self.runtime.builder(1, &Share::Whole, &self.inputs)?, self.has_floats8)?;
-            commit(self.on_gpu(builder, gpu, stream, false, Some(&options))?, |b| b.commit_from_file(&self.path))
+            commit_file(self.on_gpu(builder, gpu, stream, false, Some(&options))?, &self.path)
         };
         let shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match make(&shapes) {

@@ -1,4 +1,4 @@
-//! Rewrites a model for an engine that computes some operators wrong: to operators that the engine
+//! Rewrites a model for an engine that computes some operators wrong or lacks them: to operators that the engine
 //! computes right.
 //!
 //! ```text
@@ -27,6 +27,9 @@ pub(crate) use site::Site;
 /// Deepest nesting of graphs in attributes that is followed; the file was checked for the same
 /// bound.
 const DEPTH_LIMIT: u32 = 16;
+
+/// The operators of classical machine learning. None has the name of a standard operator.
+const ML: &str = "ai.onnx.ml";
 
 /// The outcome of a rule for an operator.
 #[derive(Debug, PartialEq)]
@@ -71,7 +74,8 @@ pub(crate) fn rewrite(model: &mut ModelProto, values: &ModelValues, rule_of: Rul
 pub(crate) fn summary(engine: &str, rewritten: &Rewritten) -> Option<String> {
     let kinds: Vec<String> = rewritten.iter().map(|(operator, count)| format!("{count} {operator}")).collect();
     let named = kinds.join(", ");
-    (!kinds.is_empty()).then(|| format!("runs by other operators, since {engine} computes these wrong: {named}"))
+    (!kinds.is_empty())
+        .then(|| format!("some operators are replaced, as {engine} lacks them or computes them wrong: {named}"))
 }
 
 struct Rewriter {
@@ -89,7 +93,8 @@ impl Rewriter {
         let mut nodes = Vec::with_capacity(graph.node.len());
         for mut node in std::mem::take(&mut graph.node) {
             self.graphs_of(&mut node, depth)?;
-            let rule = if standard_domain(&node.domain) { (self.rule_of)(&node.op_type) } else { None };
+            let is_known = standard_domain(&node.domain) || node.domain == ML;
+            let rule = if is_known { (self.rule_of)(&node.op_type) } else { None };
             let Some(rule) = rule else {
                 nodes.push(node);
                 continue;
@@ -105,7 +110,11 @@ impl Rewriter {
                 }
                 Verdict::Wrong(what) => {
                     let named = if node.name.is_empty() { String::new() } else { format!(" ('{}')", node.name) };
-                    return Err(format!("it computes {}{named} wrong: {what}", node.op_type));
+                    let operator = format!("{}{named}", node.op_type);
+                    return Err(match &*node.domain {
+                        ML => format!("it lacks {operator}: {what}"),
+                        _ => format!("it computes {operator} wrong: {what}"),
+                    });
                 }
             }
         }

@@ -154,6 +154,12 @@ impl<'a> Site<'a> {
         self.tensor(FLOAT, Vec::new(), number.to_le_bytes().to_vec())
     }
 
+    /// A weight of 32-bit floats of these sizes.
+    pub fn floats(&mut self, dims: &[usize], floats: &[f32]) -> String {
+        let dims = dims.iter().map(|size| *size as i64).collect();
+        self.tensor(FLOAT, dims, floats.iter().flat_map(|float| float.to_le_bytes()).collect())
+    }
+
     /// A weight of bytes, all of them 1.
     pub fn ones(&mut self, dims: &[i64]) -> String {
         let count = dims.iter().map(|size| usize::try_from(*size).unwrap_or(0)).product();

@@ -1,9 +1,10 @@
-//! Tests of models that move between the partitions of a device while they serve. A policy of the
-//! tests moves them, on an engine that waits where a test tells it.
+//! Tests of models that move between the partitions of a device while they serve, on an engine that
+//! waits where a test tells it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 
 use downbeat_core::device::{
     DeviceDrop, DeviceModel, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, InputSource, Launch, LaunchId,
@@ -29,36 +30,25 @@ const PARTITIONS: u32 = 3;
 /// The lanes of the model.
 const LANES: usize = 2;
 
-/// A policy that runs each request by itself, and asks for lanes in the next partition after every
-/// `every` requests.
-#[derive(Debug)]
-struct Mover {
-    options: MoverOptions,
-    came: u32,
-    at: u32,
+/// A policy that runs each request by itself.
+#[derive(Debug, Default)]
+struct Single {
     waiting: VecDeque<RequestId>,
     /// By launch: its lane and request; `None`: the request's client has gone.
     running: BTreeMap<LaunchId, (LaneId, Option<RequestId>)>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct MoverOptions {
-    /// The policy asks for lanes after this many requests.
-    every: u32,
-    /// Whether it switches to the lanes as soon as they are ready.
-    switches: bool,
-    /// Launches wait until there is one for each lane.
-    together: bool,
-}
+struct SingleOptions;
 
-impl PolicySettings for MoverOptions {
+impl PolicySettings for SingleOptions {
     fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
         Ok(ModelSpec::new(self, model.partition))
     }
 }
 
-impl PolicyOptions for MoverOptions {
-    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<MoverOptions, MoverOptions>("mover", "each by itself");
+impl PolicyOptions for SingleOptions {
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<SingleOptions, SingleOptions>("single", "each by itself");
 
     fn check(&self) -> Result<(), String> {
         Ok(())
@@ -66,25 +56,24 @@ impl PolicyOptions for MoverOptions {
 
     fn build(self) -> DeviceModel {
         let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
-        let (waiting, running) = Default::default();
-        DeviceModel::new(Mover { options: self, came: 0, at: 0, waiting, running }, SegmentProfile::whole(&profile))
+        DeviceModel::new(Single::default(), SegmentProfile::whole(&profile))
     }
 }
 
-impl Mover {
+impl DevicePolicy for Single {
+    fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
+        vec![LaneSpec { partition, max_rows: 4, segments: SegmentRange::new(0, 1) }; LANES]
+    }
+
     fn advance(&mut self, turn: &mut Turn<'_>) {
-        let mut launches = Vec::new();
         for lane in turn.lanes().to_vec() {
             if self.running.values().any(|(other, _)| *other == lane) {
                 continue;
             }
-            if self.options.together && launches.is_empty() && self.waiting.len() < LANES {
-                return;
-            }
             let Some(request) = self.waiting.pop_front() else { break };
             let (id, batch) = (turn.new_launch(), turn.new_batch());
             self.running.insert(id, (lane, Some(request)));
-            launches.push(Launch {
+            turn.launch(Launch {
                 id,
                 batch,
                 granted: None,
@@ -98,26 +87,10 @@ impl Mover {
                 inputs: InputSource::Host,
             });
         }
-        if self.options.together && !launches.is_empty() {
-            return turn.launch_together(launches);
-        }
-        launches.into_iter().for_each(|launch| turn.launch(launch));
-    }
-}
-
-impl DevicePolicy for Mover {
-    fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
-        vec![LaneSpec { partition, max_rows: 4, segments: SegmentRange::new(0, 1) }; LANES]
     }
 
     fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
         self.waiting.push_back(request.id);
-        self.came += 1;
-        if self.came.is_multiple_of(self.options.every) {
-            let to = PartitionId((self.at + 1) % PARTITIONS);
-            // This has no effect if lanes are being made already.
-            turn.prepare(to, &self.lanes(to));
-        }
         self.advance(turn);
         Ok(())
     }
@@ -137,13 +110,6 @@ impl DevicePolicy for Mover {
         let before = self.waiting.len();
         self.waiting.retain(|other| *other != request);
         self.waiting.len() < before
-    }
-
-    fn handle_prepared(&mut self, turn: &mut Turn<'_>, made: bool) {
-        if made && self.options.switches && turn.switch() {
-            self.at = (self.at + 1) % PARTITIONS;
-            self.advance(turn);
-        }
     }
 
     fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
@@ -250,7 +216,7 @@ impl Model for EchoModel {
     }
 }
 
-fn serve(options: MoverOptions) -> (Served, Arc<Device>) {
+fn serve() -> (Served, Arc<Device>) {
     let device = Arc::new(Device::default());
     let part = |index| Part { share: Share::Part(index), threads: 1, units: 1, size: String::new() };
     let parts: Vec<Part> = (0..PARTITIONS).map(part).collect();
@@ -264,12 +230,24 @@ fn serve(options: MoverOptions) -> (Served, Arc<Device>) {
         anyhow::ensure!(fails != Some(Failure::WarmUp), "a lane does not run");
         Ok(())
     });
-    let policy = ModelSpec::new(&options, PartitionId::default());
+    let policy = ModelSpec::new(&SingleOptions, PartitionId::default());
     let engine = Arc::new(EchoModel(test_support::signature(), device.clone()));
     (Served::new(engine, policy, &parts, RunLimits::default(), warm_up), device)
 }
 
-const MOVES: MoverOptions = MoverOptions { every: 1, switches: true, together: false };
+/// Has lanes made in a partition, in which the model is not. The receiver hears of the outcome.
+fn prepare(served: &Served, to: u32) -> Receiver<Result<(), String>> {
+    let (ready, is_ready) = channel();
+    let ready = Box::new(move |made| ready.send(made).unwrap());
+    assert_eq!(served.host.prepare_move(&served.model, PartitionId(to), ready), Ok(true));
+    is_ready
+}
+
+/// Moves the model to a partition.
+fn move_to(served: &Served, to: u32) {
+    prepare(served, to).recv_timeout(LONG).expect("each move ends").expect("lanes can be made");
+    assert!(served.host.change_over(&served.model));
+}
 
 fn until(what: &str, reached: impl Fn() -> bool) {
     let clock = downbeat_service::clock::Clock::start();
@@ -285,13 +263,13 @@ fn events(served: &Served, event: &str) -> f64 {
 
 #[test]
 fn what_runs_ends_where_it_is_and_what_comes_runs_on_the_other_lanes() {
-    let (served, device) = serve(MoverOptions { every: 2, ..MOVES });
+    let (served, device) = serve();
     device.close(0);
     let (_, mut first) = served.send(1);
-    device.wait_until("the first does not run", |state| state.begun.get(&0) == Some(&1));
-    // The second request asks for lanes, and is launched on the present ones.
     let (_, mut second) = served.send(2);
-    until("the model is not moved", || events(&served, "switch") == 1.0);
+    device.wait_until("two do not run", |state| state.begun.get(&0) == Some(&2));
+    move_to(&served, 1);
+    assert_eq!(events(&served, "switch"), 1.0);
     let (_, third) = served.send(3);
     assert_eq!(item(third), 3);
     assert!(first.try_recv().is_err() && second.try_recv().is_err(), "they run where they did");
@@ -304,16 +282,13 @@ fn what_runs_ends_where_it_is_and_what_comes_runs_on_the_other_lanes() {
 }
 
 #[test]
-fn what_waits_is_launched_on_the_other_lanes() {
-    let (served, device) = serve(MoverOptions { every: 3, ..MOVES });
+fn a_waiting_request_is_launched_on_the_other_lanes_at_once() {
+    let (served, device) = serve();
     device.close(0);
-    device.change(|state| state.warm_up_closed = true);
     let running = [served.send(1).1, served.send(2).1];
     device.wait_until("two do not run", |state| state.begun.get(&0) == Some(&2));
-    // Asks for lanes, and waits: both are taken.
     let (_, third) = served.send(3);
-    device.wait_until("nobody makes lanes", |state| state.warm_ups == 1);
-    device.change(|state| state.warm_up_closed = false);
+    move_to(&served, 1);
     assert_eq!(item(third), 3);
     assert_eq!(device.state.lock().begun.get(&1), Some(&1));
     device.open(0);
@@ -323,28 +298,29 @@ fn what_waits_is_launched_on_the_other_lanes() {
 #[test]
 fn lanes_that_cannot_all_be_made_change_nothing_and_none_is_left() {
     for fails in [Failure::SecondLane, Failure::WarmUp, Failure::Panic] {
-        let (served, device) = serve(MOVES);
+        let (served, device) = serve();
         device.change(|state| state.fails = Some(fails));
-        assert_eq!(item(served.send(1).1), 1, "{fails:?}");
-        until("nothing is said", || events(&served, "prepare_failed") >= 1.0);
-        assert_eq!(item(served.send(2).1), 2, "{fails:?}");
-        until("nothing is said of the second", || events(&served, "prepare_failed") >= 2.0);
+        for sent in [1, 2] {
+            assert!(prepare(&served, 1).recv_timeout(LONG).expect("each move ends").is_err(), "{fails:?}");
+            assert!(!served.host.change_over(&served.model), "{fails:?}");
+            assert_eq!(item(served.send(sent).1), sent, "{fails:?}");
+            until("nothing is said", || events(&served, "prepare_failed") == f64::from(sent));
+        }
         until("lanes are left", || device.lanes() == LANES);
         assert_eq!((events(&served, "switch"), served.metric("downbeat_lanes{")), (0.0, LANES as f64), "{fails:?}");
         assert_eq!(device.state.lock().begun.keys().copied().collect::<Vec<_>>(), [0], "{fails:?}");
-        // The policy may ask again.
         device.change(|state| state.fails = None);
+        move_to(&served, 1);
         assert_eq!(item(served.send(3).1), 3, "{fails:?}");
-        until("it is not moved", || events(&served, "switch") == 1.0);
     }
 }
 
 #[test]
 fn a_model_that_is_removed_while_its_lanes_are_made_leaves_none_behind() {
     for fails in [None, Some(Failure::WarmUp)] {
-        let (served, device) = serve(MOVES);
+        let (served, device) = serve();
         device.change(|state| (state.warm_up_closed, state.fails) = (true, fails));
-        assert_eq!(item(served.send(1).1), 1);
+        let _is_ready = prepare(&served, 1);
         device.wait_until("nobody makes lanes", |state| state.warm_ups == 1);
         served.host.remove_model(&served.model);
         assert!(failure(served.send(2).1).contains("'m'"), "there is no such model");
@@ -356,17 +332,17 @@ fn a_model_that_is_removed_while_its_lanes_are_made_leaves_none_behind() {
 #[test]
 fn a_model_removed_during_a_switch_answers_its_launches_only() {
     for switches in [true, false] {
-        let (served, device) = serve(MoverOptions { every: 3, switches, ..MOVES });
+        let (served, device) = serve();
         device.close(0);
         device.close(1);
         let on_first = [served.send(1).1, served.send(2).1];
         device.wait_until("two do not run", |state| state.begun.get(&0) == Some(&2));
         let mut more: Vec<(u8, Answer)> = (3..6).map(|sent| (sent, served.send(sent).1)).collect();
-        until("the lanes are not there", || device.lanes() == 2 * LANES);
         if switches {
+            move_to(&served, 1);
             device.wait_until("it is not moved", |state| state.begun.get(&1) == Some(&2));
         } else {
-            until("the lanes are not ready", || device.state.lock().warm_ups == 1);
+            prepare(&served, 1).recv_timeout(LONG).expect("each move ends").expect("lanes can be made");
         }
         served.host.remove_model(&served.model);
         for (_, answer) in more.split_off(if switches { 2 } else { 0 }) {
@@ -380,26 +356,14 @@ fn a_model_removed_during_a_switch_answers_its_launches_only() {
     }
 }
 
-#[test]
-fn launches_of_a_group_run_at_the_same_time() {
-    let (served, device) = serve(MoverOptions { every: 1_000, together: true, ..MOVES });
-    device.close(0);
-    let (_, first) = served.send(1);
-    let (_, second) = served.send(2);
-    device.wait_until("both do not run", |state| state.begun.get(&0) == Some(&2));
-    device.open(0);
-    assert_eq!((item(first), item(second)), (1, 2));
-}
-
-/// Moves the model from outside to partitions of all kinds; how often it has changed over.
-fn moved_by_hand(served: &Served, rng: &mut Pcg64Mcg) -> u32 {
+/// Moves the model to random partitions. Returns how often it has changed over.
+fn moved_at_random(served: &Served, rng: &mut Pcg64Mcg) -> u32 {
     let mut changed = 0;
     for _ in 0..60 {
-        let (ready, is_ready) = std::sync::mpsc::channel();
+        let (ready, is_ready) = channel();
         let to = PartitionId(rng.random_range(0..PARTITIONS));
         let ready = Box::new(move |made| ready.send(made).unwrap());
-        // The host refuses a move while the policy has lanes made, or after the model has gone:
-        // then `ready` is not called.
+        // The host refuses a move after the model has gone: then `ready` is not called.
         if let Ok(true) = served.host.prepare_move(&served.model, to, ready)
             && is_ready.recv().expect("each move comes to an end").is_ok()
             && rng.random_bool(0.8)
@@ -410,11 +374,11 @@ fn moved_by_hand(served: &Served, rng: &mut Pcg64Mcg) -> u32 {
     changed
 }
 
-/// Several clients send and leave, while the model is moved all the time, by its policy and from
-/// outside, and lanes sometimes cannot be made.
+/// Several clients send and leave, while the model is moved all the time, and lanes sometimes cannot
+/// be made.
 fn under_load(seed: u64) -> (f64, f64) {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
-    let (served, device) = serve(MoverOptions { every: rng.random_range(1..8), ..MOVES });
+    let (served, device) = serve();
     let (served, removed) = (Arc::new(served), rng.random_bool(0.5));
     let client = |seed: u64| {
         let (served, device) = (served.clone(), device.clone());
@@ -456,13 +420,13 @@ fn under_load(seed: u64) -> (f64, f64) {
         })
     };
     let clients: Vec<_> = (0..3).map(|client_of| client(seed * 10 + client_of)).collect();
-    let changed = moved_by_hand(&served, &mut rng);
+    let changed = moved_at_random(&served, &mut rng);
     let answered: u32 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     assert!(answered > 0);
-    // Lanes that the policy has not switched to go away with the next move.
+    // Lanes that the model has not switched to go away with the next move.
     let _ = served.host.prepare_move(&served.model, served.host.partition(&served.model), Box::new(|_| ()));
     until("lanes are left", || device.lanes() == if removed { 0 } else { LANES });
-    assert!(events(&served, "switch") >= f64::from(changed), "each is counted");
+    assert_eq!(events(&served, "switch"), f64::from(changed), "each is counted");
     let stats = served.host.waiting(&served.model);
     assert_eq!(stats, 0, "nothing waits");
     (events(&served, "switch"), events(&served, "prepare_failed"))

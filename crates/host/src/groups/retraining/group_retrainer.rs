@@ -144,7 +144,7 @@ impl GroupRetrainer {
             before,
             after,
             adopted = is_adopted,
-            "the predictor of groups was trained with what was served"
+            "the predictor of groups was trained with the requests served"
         );
         learning.judged(judged, adopted);
         judged

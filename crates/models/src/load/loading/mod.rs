@@ -21,6 +21,7 @@ use downbeat_host::model_memory::{HeldMemory, MemoryPart};
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::request::queue::Queue;
 use downbeat_host::run::row_judgement::RowJudgement;
+use downbeat_repair::RepairedFile;
 use downbeat_repository::ModelDefinition;
 use downbeat_service::options::Isolation;
 use downbeat_service::report::policy_report::PolicyReport;
@@ -37,6 +38,7 @@ use crate::loaded_version::LoadedVersion;
 use crate::measure::measuring::Measuring;
 use crate::measure::measuring_time::MeasuringTime;
 use crate::measure::profiler::Threads;
+use crate::measure::remeasuring::Unsettled;
 use crate::measure::segment_profiler::SegmentSubject;
 use crate::policy_guard::PolicyGuard;
 use crate::preprocess::Preprocess;
@@ -57,6 +59,8 @@ pub struct Loading<'a> {
     version: String,
     number: u64,
     file: &'a Path,
+    /// The repaired copy of its file, if there is one.
+    repaired: Option<Arc<RepairedFile>>,
     /// The model's part in operator groups, if its operators run in groups with other models. Set
     /// once it is loaded.
     group: Option<GroupMember>,
@@ -68,7 +72,7 @@ pub struct Loading<'a> {
     /// Whether its file is in a repository, and came with no load request.
     may_come_again: bool,
     /// The time for measuring.
-    time: &'a MeasuringTime,
+    time: &'a MeasuringTime<'a>,
     /// The time of one item in the trial.
     first: Option<Duration>,
     /// Whether it may come into service only if it answers its trial.
@@ -147,6 +151,7 @@ impl<'a> Loading<'a> {
             version: file.version.to_string(),
             number: file.version,
             file: file.path,
+            repaired: file.repaired.clone(),
             group: None,
             preprocess: None,
             progress: file.progress,
@@ -466,18 +471,30 @@ impl<'a> Loading<'a> {
         threads: usize,
     ) -> LoadOutcome {
         if self.time.is_short() {
-            self.context.unsettled.lock().insert((self.definition.name.clone(), self.number));
+            let version = (self.definition.name.clone(), self.number);
+            self.context.unsettled.lock().insert(version, Unsettled::InPart);
         }
         // Samples that a configuration names have run by now.
         let answers = self.is_measured || !self.definition.warmups.is_empty();
         let Loading {
-            context, definition, version, placed, source, held, begin, routed, preprocess, judgement, ..
+            context,
+            definition,
+            version,
+            placed,
+            source,
+            repaired,
+            held,
+            begin,
+            routed,
+            preprocess,
+            judgement,
+            ..
         } = self;
         let metrics = context.metrics.model(&definition.name, &version);
         let queue_bound = context.queue_bound(&definition);
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
         (loaded.held, loaded.folder, loaded.chosen, loaded.preprocess) = (held, source.folder, chosen, preprocess);
-        (loaded.rows, loaded.answers, loaded.guard) = (judgement, answers, guard);
+        (loaded.rows, loaded.answers, loaded.guard, loaded.repaired) = (judgement, answers, guard, repaired);
         loaded.codec.begin_service();
         if !routed {
             let at_once = context.at_once(&definition);

@@ -261,6 +261,23 @@ async fn the_openapi_text_is_served() {
     assert!(reply.body.starts_with(b"openapi: 3"));
 }
 
+#[tokio::test]
+async fn the_page_of_the_api_takes_all_from_this_server() {
+    let server = Server::start().await;
+    for path in ["/docs", "/docs/"] {
+        let page = server.get(path).await;
+        assert_eq!(page.status, 200);
+        let policy = &page.headers["content-security-policy"];
+        assert!(policy.contains("default-src 'none'") && policy.contains("connect-src 'self'"), "{policy}");
+        let text = String::from_utf8(page.body).unwrap();
+        assert!(text.contains(r#"src="/docs/rapidoc.js""#) && text.contains(r#"spec-url="/v2/openapi.yaml""#));
+        assert!(!text.contains("http://") && !text.contains("https://"), "{text}");
+    }
+    let script = server.get("/docs/rapidoc.js").await;
+    assert_eq!((script.status, script.headers.get("content-encoding")), (200, None));
+    assert!(script.body.len() > 500_000, "a client that takes no gzip gets the script unpacked");
+}
+
 /// Every path of the protocol, with names filled in.
 fn every_path() -> Vec<String> {
     let text = include_str!("../../../../frontend/openapi.yaml");

@@ -156,7 +156,7 @@ fn a_file_can_say_everything() {
     "#;
     let options = merged(file, &[]);
     let ms = Duration::from_millis;
-    assert_eq!(options.repositories, [Path::new("models")]);
+    assert_eq!(options.repositories, ["models".into()]);
     assert_eq!((options.server_name.as_str(), options.host.to_string().as_str()), ("triton", "127.0.0.1"));
     assert_eq!((options.http_port, options.grpc_port, options.metrics_port), (Some(9000), None, Some(0)));
     assert_eq!((options.engine, options.threads, options.devices), (EngineChoice::Cuda, 2, 3));
@@ -264,7 +264,7 @@ fn flags_win_over_the_file_one_by_one() {
         "repository = 'a'\nhttp_port = 9000\nslo_ms = 100\ndrop = 'head'\n[models.m]\nslo_ms = 50\ndrop = 'none'";
     assert_eq!(merged(file, &["b", "--default-slo-ms", "7"]).default_slo, Some(Duration::from_millis(7)));
     let options = merged(file, &["b", "--http-port", "off", "--slo-ms", "m=20", "--slo-ms", "n=30"]);
-    assert_eq!(options.repositories, [Path::new("b")]);
+    assert_eq!(options.repositories, ["b".into()]);
     assert_eq!(options.http_port, None);
     assert_eq!(options.default_slo, Some(Duration::from_millis(100)));
     assert_eq!(options.drop, Some(DropPolicy::HeadDrop));
@@ -332,7 +332,7 @@ fn flags_of_triton_mean_their_counterparts() {
             "--backend-config=onnxruntime,default-max-batch-size=7",
         ],
     );
-    assert_eq!(options.repositories, [Path::new("a"), Path::new("b")]);
+    assert_eq!(options.repositories, ["a".into(), "b".into()]);
     assert_eq!((options.server_name.as_str(), options.http_port, options.metrics_port), ("triton", Some(9000), None));
     let addresses = [options.http_address, options.grpc_address, options.metrics_address];
     assert_eq!(addresses.map(|a| a.unwrap().to_string()), ["127.0.0.1", "127.0.0.2", "127.0.0.1"]);
@@ -405,7 +405,7 @@ fn flags_of_triton_mean_what_they_mean_there() {
 
 #[test]
 fn contradictions_are_refused() {
-    assert!(refused("", &[]).starts_with("no model repository is given"));
+    assert!(refused("", &[]).starts_with("no models are given"));
     assert_eq!(
         refused("", &["m", "--http-port", "8001"]),
         "HTTP and gRPC both have port 8001; give one of them another"
@@ -538,7 +538,7 @@ fn the_file_is_found_and_its_paths_are_relative_to_it() {
     std::fs::write(folder.path().join("downbeat.toml"), "http_port = 2\nrepository = 'models'").unwrap();
     let resolved = resolve(&flags(&[]), Process::Server, folder.path()).unwrap();
     assert_eq!(resolved.options.http_port, Some(2));
-    assert_eq!(resolved.options.repositories, [folder.path().join("models")]);
+    assert_eq!(resolved.options.repositories, [folder.path().join("models").into()]);
 
     std::fs::write(folder.path().join("other.toml"), "http_port = 3").unwrap();
     let resolved = resolve(&flags(&["models", "--config", "other.toml"]), Process::Server, folder.path()).unwrap();

@@ -24,7 +24,7 @@ def reader(binary, tmp_path):
     folder = tmp_path / "reader"
     folder.mkdir()
     path = [programs, pathlib.Path(sys.executable).parent]
-    with try_page.Reader(folder, path, used, **{**environment(tmp_path), **variables, "DOWNBEAT_URL": f"http://localhost:{used[8000]}"}) as reader:
+    with try_page.Reader(folder, path, used, **environment(tmp_path), **variables) as reader:
         yield reader
 
 
@@ -75,8 +75,9 @@ one
 
 @pytest.mark.parametrize("marks, says, fault", [
     ("", "two\n    2.0 lines", ""),
-    ("", "...\n2 lines", "the page has"),
+    ("", "...\n3 lines", "the page has"),
     ("", "...", ""),
+    ("", "two\n... 2.0 lines", ""),
     ("", "two\n    3.0 lines", "the page has"),
     ("<!-- numbers vary -->", "two\n    3.0 lines", ""),
     ("<!-- numbers vary -->", "two\n    3.0 words", "the page has"),

@@ -65,7 +65,7 @@ fn the_newest_fields_of_the_schema_are_known_in_json() {
             warnings,
             [
                 "configuration of the load request: model_metrics: is not supported, and ignored: histograms have the same buckets for every \
-              model"
+              model (see docs/guide/triton.md#fields-without-effect)"
             ]
         );
     }

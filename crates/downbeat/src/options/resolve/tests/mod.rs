@@ -364,7 +364,7 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
     assert_eq!(
         resolved.options.notices,
         [
-            "ignored, because this server has no counterpart: --http-thread-count, --trace-config, --backend-config=tensorrt,x=1 (--strict-flags refuses such flags)"
+            "ignored, because this server has no counterpart: --http-thread-count, --trace-config, --backend-config=tensorrt,x=1; --strict-flags refuses such flags (see docs/guide/triton.md#tritons-command-line)"
         ]
     );
     let refused = |more: &str| {
@@ -373,6 +373,7 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
     assert!(refused("--strict-flags").starts_with("flags of Triton without a counterpart here: --http-thread-count, "));
     for closes in ["--grpc-use-ssl=true", "--http-restricted-api=inference:key=secret"] {
         assert!(refused(closes).contains("would be open if it ignored the flag"), "{closes}");
+        assert!(refused(closes).ends_with("(see docs/guide/triton.md#tls-and-access)"), "{closes}");
     }
     let poll = resolve(&flags(&["m", "--repository-poll-secs", "5"]), Process::Server, folder.path()).unwrap();
     assert_eq!(poll.options.notices, ["--repository-poll-secs has no effect without --model-control-mode poll"]);

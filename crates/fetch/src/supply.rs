@@ -20,7 +20,7 @@ use crate::listing::{Listing, RemoteFile, beside, check_tree, is_onnx};
 use crate::manifest::{CachedFile, Manifest};
 use crate::remote::Remote;
 use crate::store::Store;
-use crate::web::Web;
+use crate::web::{Web, shown};
 
 /// Most files of a source that come at a time.
 const SIDE_BY_SIDE: usize = 4;
@@ -44,7 +44,10 @@ impl RemoteSupply {
     pub(crate) fn open(text: &str, options: FetchOptions) -> Result<Self, FetchError> {
         let hub = options.variable("HF_ENDPOINT").unwrap_or(HUB);
         let address = Address::parse(text, hub)?;
-        let name = address.name();
+        let (name, shown) = match &address {
+            Address::Web(url) => (address.name(), shown(url)),
+            Address::Hub { .. } | Address::Store(_) => (address.name(), text.to_owned()),
+        };
         let client = reqwest::Client::builder()
             .user_agent(concat!("downbeat/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(options.timeout)
@@ -62,10 +65,10 @@ impl RemoteSupply {
         // The same names are other models on another server.
         let endpoints = ["HF_ENDPOINT", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "AZURE_ENDPOINT"];
         let endpoints: Vec<&str> = endpoints.iter().filter_map(|name| options.variable(name)).collect();
-        let cache = Cache::new(options.cache_folder(), &format!("{text} {}", endpoints.join(" ")));
+        let cache = Cache::new(options.cache_folder(), &format!("{shown} {}", endpoints.join(" ")));
         let asked = options.variable("HF_HUB_OFFLINE").is_some_and(|text| !matches!(text, "0" | "false"));
         let options = FetchOptions { offline: options.offline || is_hub && asked, ..options };
-        Ok(RemoteSupply { address: text.to_owned(), name, options, remote, cache, used: Mutex::default() })
+        Ok(RemoteSupply { address: shown, name, options, remote, cache, used: Mutex::default() })
     }
 
     /// Brings the models: looks, downloads, and makes a snapshot.
@@ -106,11 +109,8 @@ impl RemoteSupply {
         let address = &self.address;
         if self.options.offline {
             let cached = before.and_then(|before| self.cached(before));
-            let cached = cached.ok_or_else(|| {
-                FetchError::Offline(format!(
-                    "the cache does not have all files, and the server is started offline ({address})"
-                ))
-            })?;
+            let missing = "the cache does not have all files, and the server is started offline";
+            let cached = cached.ok_or_else(|| FetchError::Offline(missing.to_owned()))?;
             tracing::info!(%address, "offline: serving the files in the model cache");
             return Ok(cached);
         }
@@ -237,9 +237,13 @@ impl Supply for RemoteSupply {
             brought
         };
         let brought = std::thread::scope(|scope| scope.spawn(bring).join());
-        brought
-            .unwrap_or_else(|_| Err("the download ended in a panic".to_owned()))
-            .map_err(|message| SupplyError { message })
+        let brought = brought.unwrap_or_else(|_| Err("the download ended in a panic".to_owned()));
+        brought.map_err(|message| {
+            // The caller names the address.
+            let rest = message.strip_prefix(&self.address).map(|rest| rest.strip_prefix(':').unwrap_or(rest));
+            let rest = rest.and_then(|rest| rest.strip_prefix(' ')).map(str::to_owned);
+            SupplyError { message: rest.unwrap_or(message) }
+        })
     }
 
     fn address(&self) -> &str {

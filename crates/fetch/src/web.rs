@@ -67,13 +67,17 @@ impl Web {
             _ => headers.get("content-length").and_then(|length| length.to_str().ok()?.parse().ok()),
         };
         let tag = tag(headers);
-        Ok(RemoteFile { path: path.to_owned(), locator: url.to_string(), size, tag, expected: None })
+        Ok(RemoteFile { path: path.to_owned(), locator: shown(&url), size, tag, expected: None })
     }
 
     /// Reads the file from the byte `from` on, if it is still the same file.
     pub(crate) async fn read(&self, file: &RemoteFile, from: u64) -> Result<Body, FetchError> {
         let wrong = |error: url::ParseError| FetchError::Answer(error.to_string());
-        let url = Url::parse(&file.locator).map_err(wrong)?;
+        let mut url = Url::parse(&file.locator).map_err(wrong)?;
+        // The cache keeps no secrets: they are those of the address.
+        url.set_query(self.url.query());
+        // An address without a host has no user either.
+        let _ = url.set_username(self.url.username()).and_then(|()| url.set_password(self.url.password()));
         let mut request = self.client.get(url.clone());
         if let (Some(tag), 1..) = (&file.tag, from) {
             request = request.header("range", format!("bytes={from}-")).header("if-range", tag);
@@ -89,11 +93,11 @@ impl Web {
     }
 }
 
-/// An address without its password and signature.
-fn shown(url: &Url) -> String {
+/// An address without its user, password and signature.
+pub(crate) fn shown(url: &Url) -> String {
     let mut shown = url.clone();
     shown.set_query(None);
     // An address without a host has no password either.
-    let _ = shown.set_password(None);
+    let _ = shown.set_password(None).and_then(|()| shown.set_username(""));
     shown.to_string()
 }

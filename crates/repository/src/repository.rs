@@ -287,7 +287,11 @@ impl ModelRepository {
         let layout = self.layout();
         if let Some(name) = self.only_name(&layout) {
             fs::metadata(&self.path).map_err(|e| self.unreadable(&e))?;
-            return Ok(Scan { names: vec![name], warnings: Vec::new() });
+            let shown = self.path.file_name().map(|file| file.to_string_lossy().into_owned());
+            let is_derived = self.name.is_none() && name == name_of_path(&self.path);
+            let other = shown.filter(|shown| is_derived && stem(shown) != name);
+            let warnings = other.iter().map(|_| renamed(&self.path.display().to_string(), &name)).collect();
+            return Ok(Scan { names: vec![name], warnings });
         }
         let mut scan = self.scan_folder()?;
         if let Some(name) = &self.name {
@@ -329,13 +333,14 @@ impl ModelRepository {
                 continue;
             }
             if name != stem(&file) {
-                let path = shown(&file);
-                let reason = format!(
-                    "is served as '{name}', because clients write the name into addresses; NAME={path} gives another name"
-                );
-                scan.warnings.push(Finding::of(path, reason));
+                scan.warnings.push(renamed(&shown(&file), &name));
             }
             scan.names.push(name);
+        }
+        if scan.names.is_empty()
+            && let Some((file, hint)) = of_another_format(self.root())
+        {
+            scan.warnings.push(Finding::of(shown(&file), format!("is no ONNX file, and no model is served; {hint}")));
         }
         scan.names.sort_unstable();
         scan.warnings.sort_by(|a, b| a.file.cmp(&b.file));
@@ -605,7 +610,9 @@ fn boundary_of(path: &Path) -> Result<(Boundary, Option<Layout>), RepositoryErro
     let name = path.file_name().filter(|name| is_onnx_name(&name.to_string_lossy()) && metadata.is_file());
     let Some(name) = name else {
         if metadata.is_file() {
-            let reason = "is a file that does not end in .onnx; give a model file or a folder of models".to_owned();
+            let reason = "is a file that does not end in .onnx; give a model file or a folder of models";
+            let reason = export_hint(&path.to_string_lossy())
+                .map_or(reason.to_owned(), |hint| format!("is no ONNX file; {hint}"));
             return Err(RepositoryError::Unreadable(path.to_owned(), reason));
         }
         let boundary = Boundary::of(path).map_err(unreadable)?;
@@ -614,6 +621,40 @@ fn boundary_of(path: &Path) -> Result<(Boundary, Option<Layout>), RepositoryErro
     };
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((Boundary::of(parent).map_err(unreadable)?, Some(Layout::File(name.to_owned()))))
+}
+
+/// The warning about a name that clients could not write.
+fn renamed(path: &str, name: &str) -> Finding {
+    let reason = format!(
+        "is served as '{name}', because clients write the name into addresses; 'NAME={path}' gives another name"
+    );
+    Finding::of(path.to_owned(), reason)
+}
+
+/// The way to an ONNX file from a file of another format, by its name.
+fn export_hint(name: &str) -> Option<&'static str> {
+    let ending = name.rsplit_once('.')?.1.to_ascii_lowercase();
+    Some(match ending.as_str() {
+        "pt" | "pth" | "ckpt" => "in Python: torch.onnx.export(model, example_inputs, \"model.onnx\")",
+        "safetensors" => "type: optimum-cli export onnx --model FOLDER OUTPUT",
+        "pkl" | "pickle" | "joblib" => {
+            "in Python, for scikit-learn: skl2onnx.to_onnx(model, X[:1]).SerializeToString() is the content of model.onnx"
+        }
+        "h5" | "keras" | "pb" | "tflite" => {
+            "type: python -m tf2onnx.convert (its --help names the option for this format)"
+        }
+        "ubj" | "xgb" | "lgb" => "in Python: onnxmltools.convert_xgboost or onnxmltools.convert_lightgbm",
+        "gguf" => "this format holds a language model for other servers",
+        _ => return None,
+    })
+}
+
+/// A file of another format in a folder, and the way from there.
+fn of_another_format(folder: &Path) -> Option<(String, &'static str)> {
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names.into_iter().find_map(|name| export_hint(&name).map(|hint| (name, hint)))
 }
 
 /// Whether the configuration and labels in a folder belong to a plain model file there.

@@ -68,8 +68,8 @@ pub static KEYS: LazyLock<Vec<Key<Draft>>> = LazyLock::new(|| {
 
 fn repositories() -> Vec<Key<Draft>> {
     vec![
-        key("repository", list(source("MODELS")), |d| &mut d.options.repositories)
-            .flag("model-repository", "Models: a file model.onnx, a folder with one model or several, a repository in Triton's layout, hf://ORGANISATION/NAME, s3://, gs://, az:// or https://; NAME=MODELS names the only model there. The models of several are served together (see \"Sources\")")
+        key("repository", list(source("SOURCE")), |d| &mut d.options.repositories)
+            .flag("model-repository", "Models: a file model.onnx, a folder with one model or several, a repository in Triton's layout, hf://ORGANISATION/NAME, s3://, gs://, az:// or https://; NAME=SOURCE names the only model there. The models of several are served together (see \"Sources\")")
             .unless("none", "\"models\"")
             .arity(Arity::Repeated),
         optional("remote.cache", path("DIR"), |d| &mut d.options.remote.cache, "downbeat in the user's cache folder", "\"/var/cache/downbeat\"")

@@ -88,7 +88,7 @@ fn options_that_contradict_each_other_are_status_2() {
     let folder = tempfile::tempdir().unwrap();
     let output = downbeat(&["serve"]).current_dir(&folder).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).starts_with("downbeat: no models are given: downbeat serve MODELS"));
+    assert!(stderr(&output).starts_with("downbeat: no models are given: downbeat serve SOURCE"));
 
     refuses(&["serve", "m", "--http-port", "8001"], 2, "HTTP and gRPC both have port 8001");
     refuses(&["serve", "m", "--config", "/nonexistent/downbeat.toml"], 2, "cannot read /nonexistent/downbeat.toml");

@@ -112,7 +112,7 @@ fn each_refusal_says_what_to_do() {
         (code(401, "RepoNotFound"), "hf://org/net", "", "no such repository, or it is private"),
         (code(401, "RepoNotFound"), "hf://org/net", "x", "the token in use may not read it"),
         (code(403, "GatedRepo"), "hf://org/net", "x", "the owner asks for an agreement; accept it on http"),
-        (code(404, "RevisionNotFound"), "hf://org/net@v9", "", "hf://org/net@v9: the repository has no such revision"),
+        (code(404, "RevisionNotFound"), "hf://org/net@v9", "", "the repository has no such revision"),
         (reply(403, ""), "hf://org/net", "x", "check HF_TOKEN"),
         (
             listed(&[("README.md", 1, None)]),

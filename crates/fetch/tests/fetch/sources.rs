@@ -21,7 +21,17 @@ fn a_file_of_a_web_server_is_one_model_with_its_weights() {
     assert_eq!(names(&brought), ["net"]);
     assert_eq!(files_below(&brought), ["model.onnx", "net.onnx.data"]);
     let again = bring(&server.at("/a/none.onnx?sig=secret"), &options(folder.path(), &[])).unwrap_err();
-    assert!(again.contains("/a/none.onnx") && !again.contains("secret"), "{again}");
+    assert!(again.contains("does not exist (404") && !again.contains("secret"), "{again}");
+    let supply = downbeat_fetch::open(&server.at("/a/net.onnx?sig=secret"), options(folder.path(), &[])).unwrap();
+    assert_eq!(supply.address(), server.at("/a/net.onnx"));
+    // A new signature is no new file, and the cache keeps no signature.
+    let downloads = server.downloads("/a/net.onnx");
+    supply.bring().unwrap();
+    assert_eq!(server.downloads("/a/net.onnx"), downloads + 1, "one look without HEAD, and no download");
+    let manifests = files_below(&folder.path().join("cache/sources"));
+    let manifest = manifests.iter().find(|file| file.ends_with("source.json")).unwrap();
+    let kept = fs::read_to_string(folder.path().join("cache/sources").join(manifest)).unwrap();
+    assert!(!kept.contains("secret"), "{kept}");
 }
 
 #[test]

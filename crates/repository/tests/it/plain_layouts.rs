@@ -97,7 +97,6 @@ fn a_configuration_names_the_only_model_of_its_folder() {
     let repository = ModelRepository::open(folder.path().join("m")).unwrap();
     assert_eq!(repository.scan().unwrap().names, ["cats"]);
     assert_eq!(repository.definition("cats", None).unwrap().config.max_batch_size, 4);
-    assert!(repository.has("cats") && !repository.has("m"));
     let error = repository.definition("m", None).unwrap_err().to_string();
     assert!(error.contains("no model 'm'"), "{error}");
     // In a repository the folder has the name.
@@ -142,6 +141,27 @@ fn files_that_are_left_out_are_named() {
         warnings[0].starts_with("is served as 'a_b'") && warnings[1].contains("another model has the name"),
         "{warnings:?}"
     );
+}
+
+#[test]
+fn a_file_of_another_format_is_told_its_way_to_onnx() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &["net/model.pt", "net/readme.md", "skl/model.joblib"]);
+    let error = ModelRepository::open(folder.path().join("net/model.pt")).unwrap_err().to_string();
+    assert!(error.contains("is no ONNX file; in Python: torch.onnx.export("), "{error}");
+    let scan = ModelRepository::open(folder.path().join("skl")).unwrap().scan().unwrap();
+    assert!(scan.names.is_empty() && scan.warnings[0].message.contains("skl2onnx.to_onnx"), "{scan:?}");
+}
+
+#[test]
+fn a_file_that_is_given_and_gets_another_name_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &["my net.onnx"]);
+    let path = folder.path().join("my net.onnx");
+    let warning = &ModelRepository::open(&path).unwrap().scan().unwrap().warnings[0].message;
+    assert!(warning.contains(&format!("'NAME={}' gives another name", path.display())), "{warning}");
+    let named = ModelRepository::open(&path).unwrap().with_name(Some("net".to_owned()));
+    assert!(named.scan().unwrap().warnings.is_empty());
 }
 
 #[cfg(unix)]

@@ -198,7 +198,7 @@ fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {
     }
     if options.repositories.is_empty() && matches!(process, Process::Server | Process::Backend) {
         bail!(
-            "no models are given: downbeat serve MODELS (such as model.onnx, examples/models or hf://ORGANISATION/NAME), \
+            "no models are given: downbeat serve SOURCE (such as model.onnx, examples/models or hf://ORGANISATION/NAME), \
              or `repository` in {FILE_NAME}"
         );
     }

@@ -227,7 +227,6 @@ impl Registry {
         }
     }
 
-
     /// Loads the versions anew of which an answer was wrong because its request shared a batch:
     /// none is batched from then on. Files that came with a load request stay as they are, and
     /// their requests run alone already.

@@ -302,7 +302,7 @@ impl Measuring<'_> {
         let sizes = self.subject(model).timed(&profiler::default_sizes(self.codec.max_batch));
         let (measured, largest) = (profile.max_batch(), sizes.last().copied().unwrap_or(1));
         // Before the service, a single run may be the first one of the model, which is far slower
-        // than later runs. It is a guess, so that it refuses no more than one request.
+        // than later runs. As a guess, such a time refuses no first request.
         let is_known = |m: &&Measurement| m.runs > 1 || self.time.is_behind();
         let known = measurements.iter().filter(is_known).map(|m| m.batch).max().unwrap_or(0);
         if measured >= largest {

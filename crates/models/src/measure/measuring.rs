@@ -300,13 +300,17 @@ impl Measuring<'_> {
     fn fitted(&self, model: &dyn Model, measurements: &[Measurement]) -> anyhow::Result<LatencyProfile> {
         let profile = profiler::profile(measurements)?;
         let sizes = self.subject(model).timed(&profiler::default_sizes(self.codec.max_batch));
-        let (known, largest) = (profile.max_batch(), sizes.last().copied().unwrap_or(1));
-        if known >= largest {
-            return Ok(profile);
+        let (measured, largest) = (profile.max_batch(), sizes.last().copied().unwrap_or(1));
+        // Before the service, a single run may be the first one of the model, which is far slower
+        // than later runs. As a guess, such a time refuses no first request.
+        let is_known = |m: &&Measurement| m.runs > 1 || self.time.is_behind();
+        let known = measurements.iter().filter(is_known).map(|m| m.batch).max().unwrap_or(0);
+        if measured >= largest {
+            return Ok(profile.learned(known));
         }
-        let last = profile.latency(known).as_secs_f64();
-        let guess = |batch: u32| Duration::from_secs_f64(GUESS_MARGIN * last * f64::from(batch) / f64::from(known));
-        let latency = |batch| if batch <= known { profile.latency(batch) } else { guess(batch) };
+        let last = profile.latency(measured).as_secs_f64();
+        let guess = |batch: u32| Duration::from_secs_f64(GUESS_MARGIN * last * f64::from(batch) / f64::from(measured));
+        let latency = |batch| if batch <= measured { profile.latency(batch) } else { guess(batch) };
         Ok(LatencyProfile::from_table((1..=largest).map(latency).collect())?.learned(known))
     }
 

@@ -256,12 +256,9 @@ impl Registry {
         match measured {
             Ok(()) => tracing::info!(model = %name, "the model was measured behind the service"),
             Err(_) if self.serving.is_draining() => {}
-            Err(error) if self.served_by_guesses().iter().any(|left| left == name) => {
-                tracing::info!(model = %name, reason = %error, "the model is measured later");
-            }
-            Err(error) => tracing::error!(
-                model = %name, %error,
-                "the model cannot be measured behind the service; it goes on serving by guesses, which its requests \
+            Err(error) => tracing::warn!(
+                model = %name, reason = %error,
+                "the model could not be measured behind the service; it goes on serving by guesses, which its requests \
                  correct"
             ),
         }

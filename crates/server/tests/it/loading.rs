@@ -449,24 +449,20 @@ async fn what_there_was_no_time_to_measure_is_measured_behind_the_service() {
 
 #[tokio::test]
 async fn measuring_gives_way_to_requests_and_changes_nothing_until_it_is_done() {
-    let models = Models::new();
-    // A request of an hour: requests are under way for as long as the test wants.
-    models.add("hours", 1, (0.0, 3_600_000.0), 4, "");
-    add(models.path(), "small", &identity(FLOAT, &[-1, 4]));
-    let options = options(models.path(), EngineChoice::Rten);
+    let folder = folder();
+    add(folder.path(), "small", &identity(FLOAT, &[-1, 4]));
+    let options = options(folder.path(), EngineChoice::Rten);
     let store = ProfileStore::new(options.profiling.cache_dir.clone());
     let registry = open(options);
-    load(&registry, "hours").await.unwrap();
     load(&registry, "small").await.unwrap();
     let to_measure = |registry: &Registry| metric(registry, "downbeat_models_to_measure ", "");
     assert_eq!((registry.served_by_guesses(), to_measure(&registry)), (vec!["small".to_owned()], 1.0));
-    let long = crate::serving::send(&registry, crate::serving::request("hours", 1, 4)).await;
+    // A request is under way for as long as the test wants.
+    let under_way = registry.serving().enter("small").unwrap();
     registry.measure_again("small").await;
     assert_eq!((kept_sizes(&store), registry.served_by_guesses()), (vec![(1, 1)], vec!["small".to_owned()]));
     registry.infer(request("small", DataType::Fp32, &[1, 4], vec![0; 16])).await.unwrap();
-    // The client leaves.
-    long.abort();
-    crate::serving::until(|| registry.serving().is_idle()).await;
+    drop(under_way);
     registry.measure_again("small").await;
     let sizes: Vec<u32> = kept_sizes(&store).into_iter().map(|(batch, _)| batch).collect();
     assert_eq!((sizes, registry.served_by_guesses()), (vec![1, 2, 4, 8, 16, 32], vec![]));

@@ -36,13 +36,17 @@ pub fn folder() -> io::Result<TempDir> {
     private("").tempdir_in(ours.folder.path())
 }
 
-/// Whether a file lies directly in a temporary folder that no other user can write.
+/// Whether a file lies in a folder that a process of this user made by [`folder`].
 pub(crate) fn holds(file: &Path) -> bool {
-    let Some(folder) = file.parent().and_then(|folder| folder.canonicalize().ok()) else { return false };
-    let is_temporary = std::env::temp_dir().canonicalize().is_ok_and(|temporary| folder.starts_with(temporary));
+    let folder = file.parent().and_then(|folder| folder.canonicalize().ok());
+    let (Some(folder), Ok(temporary)) = (folder, std::env::temp_dir().canonicalize()) else { return false };
+    let Some(first) = folder.strip_prefix(&temporary).ok().and_then(|inside| inside.components().next()) else {
+        return false;
+    };
+    let is_ours = first.as_os_str().to_string_lossy().starts_with("downbeat-");
     let user = rustix::process::geteuid().as_raw();
-    let is_private = |found: std::fs::Metadata| found.uid() == user && found.mode() & 0o077 == 0;
-    is_temporary && std::fs::symlink_metadata(&folder).is_ok_and(is_private)
+    let is_private = |found: std::fs::Metadata| found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0;
+    is_ours && std::fs::symlink_metadata(temporary.join(first)).is_ok_and(is_private)
 }
 
 /// Removes the folders of processes that are gone.

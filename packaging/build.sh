@@ -101,7 +101,7 @@ deb() {
   install -D -m 644 -t "$root/usr/lib/systemd/system" packaging/debian/downbeat.service
   install -D -m 644 -t "$root/etc/downbeat" packaging/debian/downbeat.toml
   install -D -m 644 -t "$doc" packaging/debian/copyright packaging/debian/gpu.conf
-  gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
+  gzip -9nc CHANGELOG.md >"$doc/CHANGELOG.md.gz"
   mkdir "$root/DEBIAN"
   install -m 755 -t "$root/DEBIAN" packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm
   echo /etc/downbeat/downbeat.toml >"$root/DEBIAN/conffiles"

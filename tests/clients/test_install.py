@@ -161,7 +161,7 @@ def test_the_wheel_and_the_archive_have_the_same_program_without_debug_informati
         (name,) = [name for name in files.namelist() if name.endswith("/scripts/downbeat")]
         assert files.read(name) == program
         assert files.getinfo(name).external_attr >> 16 & 0o111, "the program can be started"
-    assert b".gnu_debuglink" in program and b".debug_line" not in program
+    assert b"\0.gnu_debuglink\0" in program and b"\0.debug_line\0" not in program
     debug = given("DOWNBEAT_ARCHIVE").name.replace(".tar.gz", "-debug.tar.gz")
     with tarfile.open(given("DOWNBEAT_ARCHIVE").with_name(debug)) as archive:
         assert [pathlib.PurePath(name).name for name in archive.getnames()][1:] == ["downbeat.debug"]

@@ -227,8 +227,8 @@ for name in ('onnxruntime', 'nvidia', 'tensorrt_libs'):
     }
 }
 
-/// The folders with libraries in the package `nvidia`: nvidia/cu13/lib, nvidia/cudnn/lib. Those of
-/// CUDA 12 have a folder for each library.
+/// The folders with libraries in the package `nvidia`: nvidia/cu13/lib, nvidia/cudnn/lib. The
+/// packages of CUDA 12 have a folder for each library.
 fn in_nvidia(package: &Path) -> Vec<PathBuf> {
     children(package, |_| true).into_iter().map(|folder| folder.join("lib")).collect()
 }

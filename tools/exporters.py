@@ -38,9 +38,9 @@ PARTS = {
 }
 # Small models of the frameworks that take long to install: one of each kind.
 STORED = [
-    "torch_cnn_torchscript", "torch_cnn_dynamo", "torch_lstm_dynamo", "torch_gru_torchscript", "torch_segmenter_dynamo", "torch_several_torchscript",
-    "torch_fixed_torchscript", "torch_old_opset", "torch_newest_opset", "torch_float64", "torch_half",
-    "keras_cnn", "keras_gru", "keras_two_inputs", "tf2onnx_saved_model_mlp", "tf2onnx_function_cnn",
+    "torch_cnn_torchscript", "torch_cnn_dynamo", "torch_gru_torchscript", "torch_segmenter_dynamo", "torch_several_torchscript",
+    "torch_fixed_torchscript", "torch_old_opset", "torch_float64", "torch_half",
+    "keras_cnn", "keras_lstm", "keras_two_inputs", "tf2onnx_saved_model_mlp", "tf2onnx_function_cnn",
     "transformers_classification_torchscript", "transformers_token_classification_torchscript", "transformers_embeddings_torchscript",
     "transformers_question_answering_torchscript",
     "int8_dynamic_keras_mlp", "int8_dynamic_torch_lstm_torchscript", "int8_qdq_torch_cnn_dynamo", "int8_operators_torch_cnn_torchscript",
@@ -117,7 +117,7 @@ def main():
     parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="with --judge: put the table into this page")
     parser.add_argument("--part", choices=PARTS, action="append", help="make only the models of this part")
     parser.add_argument("--store", type=pathlib.Path, metavar="PLACE", help="copy the models for CI from the folder to this place")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.store:
         store(args.folder, args.store)
     elif args.judge:

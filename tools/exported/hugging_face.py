@@ -13,7 +13,7 @@ GROUP = Group()
 PACKAGES = ("transformers", "torch", "tokenizers", "onnx", "numpy")
 SENTENCES = ["the quick brown fox jumps over the lazy dog", "a server answers requests before their deadline",
              "where does the fox sleep when it rains", "in a hole below the old oak"]
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def tokenizer():
@@ -69,7 +69,7 @@ def bert(kind, **more):
 
 def distilbert(kind, **more):
     torch.manual_seed(SEED)
-    return kind(transformers.DistilBertConfig(vocab_size=150, max_position_embeddings=40, dim=16, n_layers=2, n_heads=2, hidden_dim=32, **more))
+    return kind(transformers.DistilBertConfig(vocab_size=150, max_position_embeddings=40, dim=16, n_layers=1, n_heads=2, hidden_dim=32, **more))
 
 
 def roberta(kind, **more):

@@ -118,8 +118,8 @@ def judge(server, model, engine):
 
 def repairs(log):
     """What the server's log says about changes of a model."""
-    lines = [line for line in log.splitlines() if re.search(r"repaired|runs by other operators", line)]
-    return " ".join(re.sub(r"^.*?(INFO|WARN) ", "", line) for line in lines)
+    said = re.findall(r"repaired before loading: (.*?) model=|runs by other operators[^:]*: (.*?) model=", log)
+    return "; ".join(repaired or f"on rten other operators for {replaced}" for repaired, replaced in said)
 
 
 def judge_all(server_class, program, folder, scratch, names=(), engines=ENGINES):

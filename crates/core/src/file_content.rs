@@ -88,12 +88,12 @@ mod tests {
 
     #[test]
     fn a_pointer_says_the_size_and_the_digest_of_its_file() {
-        let words = "is a git-lfs pointer to 12345 bytes (sha256:4d7a214614ab2935), in the place of the file itself; \
+        let words = "is a git-lfs pointer to 12345 bytes (sha256:4d7a214614ab2935) in place of the file; \
                      fetch the file: git lfs pull";
         assert_eq!(refusal(POINTER.as_bytes()), words);
         assert_eq!(refusal(POINTER.replace('\n', "\r\n").as_bytes()), words);
         let hostile = format!("{}oid \u{1b}[2J\nsize -1\n", "version https://git-lfs.github.com/spec/v1\n");
-        assert!(refusal(hostile.as_bytes()).starts_with("is a git-lfs pointer, in the place"), "{hostile:?}");
+        assert!(refusal(hostile.as_bytes()).starts_with("is a git-lfs pointer in place"), "{hostile:?}");
     }
 
     #[test]

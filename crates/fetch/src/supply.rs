@@ -147,8 +147,7 @@ impl RemoteSupply {
             let mut next: Vec<RemoteFile> = Vec::new();
             for (file, model) in pending.iter().zip(&came).filter(|(file, _)| is_onnx(&file.path)) {
                 let blob = self.cache.blob(&model.sha256);
-                // A file that is no ONNX model names no others. The load says why the file is refused.
-                let external = downbeat_engine::onnx::external_files(&blob).unwrap_or_default();
+                let external = downbeat_engine::onnx::named_external_files(&blob).map_err(FetchError::cache(&blob))?;
                 for location in external {
                     let path = beside(&file.path, &location);
                     let is_known = |known: &str| known == path;

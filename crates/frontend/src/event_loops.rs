@@ -129,7 +129,8 @@ mod tests {
     async fn a_loop_that_has_ended_does_not_hang() {
         let other = Builder::new_multi_thread().worker_threads(1).build().expect("a runtime");
         let loops = EventLoops::new([other.handle().clone()], Duration::from_millis(1));
-        other.shutdown_background();
+        let ended = tokio::task::spawn_blocking(move || other.shutdown_timeout(PATIENCE));
+        ended.await.expect("the loop has ended");
         for _ in 0..100 {
             assert!(loops.go_on());
             sleep(Duration::from_millis(1)).await;

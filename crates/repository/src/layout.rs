@@ -6,9 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::boundary::is_there;
-use crate::repository::CONFIG_FILE;
 use crate::version_folder::{
-    has_misplaced_model, has_model_file, has_standard_file, is_onnx_name, onnx_files, version_number,
+    CONFIG_FILE, has_misplaced_model, has_model_file, has_standard_file, is_onnx_name, onnx_files, version_number,
 };
 
 /// The layout of the path that a server was given.

@@ -40,6 +40,7 @@ pub use definition::{ModelDefinition, ModelFormat};
 pub use downbeat_core::UnknownName;
 pub use layout::derived_name;
 pub use repositories::ModelRepositories;
-pub use repository::{CONFIG_FILE, Fingerprint, ModelRepository, RepositoryError, Scan};
+pub use repository::{Fingerprint, ModelRepository, RepositoryError, Scan};
 pub use row_verdict::{RowDependence, RowVerdict, VerdictSource};
 pub use source::{ModelSource, Origin, Supply, SupplyError};
+pub use version_folder::CONFIG_FILE;

@@ -14,8 +14,7 @@ use crate::config::check::Report;
 use crate::config::warmup::{Warmup, WarmupData, WarmupInput};
 use crate::definition::{ModelFormat, datatype};
 use crate::other_model;
-use crate::repository::{CONFIG_FILE, few};
-use crate::version_folder::{VersionFolders, contents, is_onnx_name, onnx_files};
+use crate::version_folder::{CONFIG_FILE, VersionFolders, contents, few, is_onnx_name, onnx_files};
 
 /// Largest file of class names, bytes.
 const MAX_LABEL_BYTES: u64 = 16 << 20;

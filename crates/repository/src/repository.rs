@@ -16,10 +16,7 @@ use crate::definition::{CompletionOptions, ModelDefinition};
 use crate::layout::{Layout, derived_name, looks_like_model, name_of_path, stem};
 use crate::model_files::ModelFiles;
 use crate::source::SupplyError;
-use crate::version_folder::{VersionFolders, has_misplaced_model, is_onnx_name, onnx_files};
-
-/// Name of a model's configuration file.
-pub const CONFIG_FILE: &str = "config.pbtxt";
+use crate::version_folder::{CONFIG_FILE, VersionFolders, few, has_misplaced_model, is_onnx_name, onnx_files};
 
 /// The folder of a model's other configurations. A server may choose one of them by name.
 const CONFIGS_FOLDER: &str = "configs";
@@ -106,12 +103,6 @@ impl FromIterator<Fingerprint> for Fingerprint {
     fn from_iter<I: IntoIterator<Item = Fingerprint>>(all: I) -> Self {
         Fingerprint(all.into_iter().flat_map(|one| one.0).collect())
     }
-}
-
-/// The first names of a list, for a message.
-pub(crate) fn few(names: &[String]) -> String {
-    let more = if names.len() > 8 { ", ..." } else { "" };
-    format!("{}{more}", names.iter().take(8).map(String::as_str).collect::<Vec<_>>().join(", "))
 }
 
 /// The files of one model.

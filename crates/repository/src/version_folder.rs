@@ -9,8 +9,17 @@ use std::path::Path;
 use crate::boundary::reason;
 use crate::definition::ModelFormat;
 
+/// Name of a model's configuration file.
+pub const CONFIG_FILE: &str = "config.pbtxt";
+
 /// Most folders that one message names.
 const MOST_NAMED: usize = 4;
+
+/// The first names of a list, for a message.
+pub(crate) fn few(names: &[String]) -> String {
+    let more = if names.len() > 8 { ", ..." } else { "" };
+    format!("{}{more}", names.iter().take(8).map(String::as_str).collect::<Vec<_>>().join(", "))
+}
 
 /// The versions in a model's folder, and other entries that probably should be versions.
 #[derive(Debug, Default)]

@@ -160,7 +160,7 @@ mod tests {
         let noise =
             (0..4_000_000_u64).flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).to_le_bytes()[..4].to_vec());
         let reason = SentRecipe::pack(&recipe(noise.collect())).unwrap_err();
-        assert!(reason.contains("at most 8388608 are sent"), "{reason}");
+        assert!(reason.contains("the most is 8388608"), "{reason}");
         let bomb = SentRecipe::pack(&recipe(vec![0; MAX_FILE_BYTES as usize + 1])).unwrap();
         assert_eq!(bomb.unpack().unwrap_err(), "the model's tokenizer.json is too large");
         let garbled = SentRecipe { tokenizer: Some(b"no stream".to_vec()), ..bomb.clone() };

@@ -229,7 +229,7 @@ fn a_model_that_comes_with_a_load_request_runs_in_a_process() {
     let file = base64::engine::general_purpose::STANDARD.encode(chain().encode_to_vec());
     let load = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{file}"}}}}"#);
     let (status, body) = server.http("POST", "/v2/repository/models/other/load", &load);
-    assert!(status == 400 && body.contains("executor process has ended while it was loaded"), "{status} {body}");
+    assert!(status == 400 && body.contains("executor process has ended during the load"), "{status} {body}");
     digits_are_answered(&server);
 }
 

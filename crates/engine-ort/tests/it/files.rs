@@ -191,7 +191,7 @@ fn no_graph_or_version() {
     refused(&write(folder.path(), "a.onnx", &proto), &["IR version"]);
     proto.ir_version = 8;
     proto.graph = None;
-    refused(&write(folder.path(), "b.onnx", &proto), &["it has no graph"]);
+    refused(&write(folder.path(), "b.onnx", &proto), &["the file has no graph"]);
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn what_nobody_knows_the_hash_of_is_fetched_only_unseen() {
     let install = install(folder.path(), python(folder.path(), &script));
     let mut install = Install { version: "1.32.0".into(), ..install };
     let error = install.run(&mut |_| {}).expect_err("nobody knows it").to_string();
-    assert!(error.contains("onnxruntime 1.32.0 is not among what") && error.contains("(1.31.1)"), "{error}");
+    assert!(error.contains("no hash of onnxruntime 1.32.0") && error.contains("(it knows 1.31.1)"), "{error}");
     assert!(error.contains("--unverified"), "{error}");
     install.unverified = true;
     install.run(&mut |_| {}).expect("installs");

@@ -342,7 +342,7 @@ fn what_cannot_be_cut_is_said_in_words() {
         refused(&path, at("erly"), "The nearest is 'early'");
         refused(&path, at("late"), "nothing comes after it");
         refused(&path, Cut::At(vec!["early".into(), "early".into()]), "are the same place");
-        refused(&fixed, Cut::Stages(2), "'x' [2, 4] is no batch");
+        refused(&fixed, Cut::Stages(2), "'x' [2, 4] is not a batch");
     }
 }
 

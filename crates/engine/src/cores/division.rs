@@ -204,9 +204,9 @@ mod tests {
         assert_eq!(
             notices,
             [
-                format!("partition 1 (CPUs 1) {begin} 5 slows it down; write \"1,5\" for whole cores"),
+                format!("partition 1 (CPUs 1) {begin} 5 slows the partition down; write \"1,5\" for whole cores"),
                 format!(
-                    "partition 2 (CPUs 2) {begin} 6 slows it down; this process may not use them, other processes may"
+                    "partition 2 (CPUs 2) {begin} 6 slows the partition down; this process may not use them, other processes may"
                 ),
             ]
         );

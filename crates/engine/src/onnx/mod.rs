@@ -68,6 +68,18 @@ pub fn external_files(path: &Path) -> Result<BTreeSet<String>, LoadError> {
     Ok(walk(path)?.external_locations().map(str::to_owned).collect())
 }
 
+/// The locations of external data that a file names, unchecked: the files may be missing, and a
+/// location may lead anywhere. A file that is no ONNX model names none.
+///
+/// # Errors
+/// If the model file cannot be read.
+pub fn named_external_files(path: &Path) -> std::io::Result<BTreeSet<String>> {
+    let opened = File::open(path)?;
+    let len = opened.metadata()?.len();
+    let external = file::read(BufReader::new(opened), len).map(|file| file.external).unwrap_or_default();
+    Ok(external.into_iter().map(|tensor| tensor.location).collect())
+}
+
 /// A model file that was walked and found sound.
 #[derive(Debug)]
 pub struct Checked<'a> {

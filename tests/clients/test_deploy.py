@@ -149,12 +149,6 @@ def check_command(arguments, helps, variables=(), models="/models"):
             assert int(argument.partition("=")[2]) == 1, "autoscaling counts pods as devices"
 
 
-def needs_sources(helps):
-    """Addresses of models, and `NAME=MODELS`, come with another change of the same issue."""
-    if "NAME=MODELS" not in helps["serve"]:
-        pytest.xfail("this program serves folders of models only")
-
-
 def default(text, flag):
     return re.search(rf"{flag} <.*?\[default: (.*?)\]\n", text, re.DOTALL).group(1)
 
@@ -258,8 +252,6 @@ def test_commands_ports_and_ends_are_those_of_the_program(name, helps):
         its, pod = container(workload), workload["spec"]["template"]["spec"]
         role, text = its["args"][0], helps[its["args"][0]]
         models = VALUES.get(name, {}).get("models", {}).get("url", "/models")
-        if models != "/models":
-            needs_sources(helps)
         check_command(its["args"], helps, [variable["name"] for variable in its.get("env", [])], models)
         assert pod["enableServiceLinks"] is False, "variables of services would be read as options"
         own = {name: int(default(text, flag)) for name, flag in OWN_PORTS.items() if f"{flag}=off" not in its["args"]}

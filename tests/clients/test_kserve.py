@@ -79,8 +79,6 @@ def serve(binary, tmp_path):
     running = []
 
     def start(runtime, mounted):
-        if runtime == "downbeat" and "NAME=MODELS" not in subprocess.run([binary, "serve", "--help"], capture_output=True, text=True, timeout=60).stdout:
-            pytest.xfail("this program serves folders of models only")
         *flags, place = arguments(runtime, mounted)
         server = Server(binary, place, tmp_path, *flags, engine="rten")
         running.append(server)

@@ -95,7 +95,7 @@ impl Address {
     /// The name of the model, or of the folder of models.
     pub(crate) fn name(&self) -> String {
         let of_path = |url: &Url| {
-            let last = url.path_segments().and_then(|parts| parts.filter(|part| !part.is_empty()).next_back());
+            let last = url.path_segments().and_then(|mut parts| parts.rfind(|part| !part.is_empty()));
             let last = last.map(str::to_owned).or_else(|| url.host_str().map(str::to_owned)).unwrap_or_default();
             let stem = last
                 .len()

@@ -13,7 +13,7 @@ use crate::boundary::{Boundary, is_there, reason};
 use crate::config::check::Report;
 use crate::config::warmup::{Warmup, WarmupData, WarmupInput};
 use crate::definition::{ModelFormat, datatype};
-use crate::other_model;
+use crate::other_model::OtherModel;
 use crate::version_folder::{CONFIG_FILE, VersionFolders, contents, few, is_onnx_name, onnx_files};
 
 /// Largest file of class names, bytes.
@@ -334,7 +334,10 @@ fn missing_model(folder: &Path, shown: &Path, wanted: &str, is_default: bool) ->
             format!("; rename {only} to {wanted}, or write default_model_filename: \"{only}\" in {CONFIG_FILE}")
         }
         [only] => format!("; rename {only} to {wanted}"),
-        [] if is_onnx_name(wanted) => other_model::remedy(&files).unwrap_or_default(),
+        [] if is_onnx_name(wanted) => {
+            let other = files.iter().find_map(|name| Some((name, OtherModel::of(name)?)));
+            other.map(|(name, other)| format!("; {name} {other}")).unwrap_or_default()
+        }
         _ => String::new(),
     };
     format!("{} {what}{remedy}", shown.display())

@@ -15,6 +15,7 @@ use crate::config::finding::{ConfigError, Finding, did_you_mean, sorted};
 use crate::definition::{CompletionOptions, ModelDefinition};
 use crate::layout::{Layout, derived_name, looks_like_model, name_of_path, stem};
 use crate::model_files::ModelFiles;
+use crate::other_model::OtherModel;
 use crate::source::SupplyError;
 use crate::version_folder::{CONFIG_FILE, VersionFolders, few, has_misplaced_model, is_onnx_name, onnx_files};
 
@@ -329,9 +330,9 @@ impl ModelRepository {
             scan.names.push(name);
         }
         if scan.names.is_empty()
-            && let Some((file, hint)) = of_another_format(self.root())
+            && let Some((file, other)) = OtherModel::in_folder(self.root())
         {
-            scan.warnings.push(Finding::of(shown(&file), format!("is no ONNX file, and no model is served; {hint}")));
+            scan.warnings.push(Finding::of(shown(&file), other.to_string()));
         }
         scan.names.sort_unstable();
         scan.warnings.sort_by(|a, b| a.file.cmp(&b.file));
@@ -601,9 +602,9 @@ fn boundary_of(path: &Path) -> Result<(Boundary, Option<Layout>), RepositoryErro
     let name = path.file_name().filter(|name| is_onnx_name(&name.to_string_lossy()) && metadata.is_file());
     let Some(name) = name else {
         if metadata.is_file() {
-            let reason = "is a file that does not end in .onnx; give a model file or a folder of models";
-            let reason = export_hint(&path.to_string_lossy())
-                .map_or(reason.to_owned(), |hint| format!("is no ONNX file; {hint}"));
+            let unknown = "is a file that does not end in .onnx; give a model file or a folder of models";
+            let other = OtherModel::of(&path.to_string_lossy());
+            let reason = other.map_or_else(|| unknown.to_owned(), OtherModel::to_string);
             return Err(RepositoryError::Unreadable(path.to_owned(), reason));
         }
         let boundary = Boundary::of(path).map_err(unreadable)?;
@@ -620,32 +621,6 @@ fn renamed(path: &str, name: &str) -> Finding {
         "is served as '{name}', because clients write the name into addresses; 'NAME={path}' gives another name"
     );
     Finding::of(path.to_owned(), reason)
-}
-
-/// The way to an ONNX file from a file of another format, by its name.
-fn export_hint(name: &str) -> Option<&'static str> {
-    let ending = name.rsplit_once('.')?.1.to_ascii_lowercase();
-    Some(match ending.as_str() {
-        "pt" | "pth" | "ckpt" => "in Python: torch.onnx.export(model, example_inputs, \"model.onnx\")",
-        "safetensors" => "type: optimum-cli export onnx --model FOLDER OUTPUT",
-        "pkl" | "pickle" | "joblib" => {
-            "in Python, for scikit-learn: skl2onnx.to_onnx(model, X[:1]).SerializeToString() is the content of model.onnx"
-        }
-        "h5" | "keras" | "pb" | "tflite" => {
-            "type: python -m tf2onnx.convert (its --help names the option for this format)"
-        }
-        "ubj" | "xgb" | "lgb" => "in Python: onnxmltools.convert_xgboost or onnxmltools.convert_lightgbm",
-        "gguf" => "this format holds a language model for other servers",
-        _ => return None,
-    })
-}
-
-/// A file of another format in a folder, and the way from there.
-fn of_another_format(folder: &Path) -> Option<(String, &'static str)> {
-    let entries = fs::read_dir(folder).ok()?.flatten();
-    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort_unstable();
-    names.into_iter().find_map(|name| export_hint(&name).map(|hint| (name, hint)))
 }
 
 /// Whether the configuration and labels in a folder belong to a plain model file there.

@@ -148,7 +148,10 @@ fn a_file_of_another_format_is_told_its_way_to_onnx() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &["net/model.pt", "net/readme.md", "skl/model.joblib"]);
     let error = ModelRepository::open(folder.path().join("net/model.pt")).unwrap_err().to_string();
-    assert!(error.contains("is no ONNX file; in Python: torch.onnx.export("), "{error}");
+    assert!(
+        error.contains("is a PyTorch model, and Downbeat runs ONNX models; in Python: torch.onnx.export("),
+        "{error}"
+    );
     let scan = ModelRepository::open(folder.path().join("skl")).unwrap().scan().unwrap();
     assert!(scan.names.is_empty() && scan.warnings[0].message.contains("skl2onnx.to_onnx"), "{scan:?}");
 }

@@ -57,7 +57,7 @@ impl Place<'_> {
 pub fn candidates(place: Place<'_>, wanted: &Wanted) -> anyhow::Result<Vec<InferRequest>> {
     let inputs = example_inputs(wanted);
     let is_varying = inputs.iter().any(|input| input.row().contains(&-1));
-    let first = if inputs.iter().any(|input| picture::takes_pictures(input)) { 224 } else { 8 };
+    let first = if inputs.iter().any(picture::takes_pictures) { 224 } else { 8 };
     let others: &[i64] = if is_varying { &SIZES } else { &[] };
     let mut requests = Vec::new();
     for size in std::iter::once(first).chain(others.iter().copied()) {

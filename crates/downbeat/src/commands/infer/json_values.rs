@@ -32,7 +32,7 @@ pub enum Json {
 pub fn with_words(text: &str) -> Result<Vec<u8>, serde_json::Error> {
     let Err(error) = serde_json::from_str::<IgnoredAny>(text) else { return Ok(text.as_bytes().to_vec()) };
     let Some(words) = words_as_objects(text.as_bytes()) else { return Err(error) };
-    serde_json::from_slice::<IgnoredAny>(&words).map(|_| words.into())
+    serde_json::from_slice::<IgnoredAny>(&words).map(|_| words)
 }
 
 /// Reads a JSON file.

@@ -71,7 +71,7 @@ fn a_configuration_with_a_byte_order_mark_is_read() {
 
 #[test]
 fn a_git_lfs_pointer_is_named_wherever_a_file_is_read() {
-    let words = "is a git-lfs pointer to 23026053 bytes (sha256:4d7a214614ab2935), in the place of the file itself; \
+    let words = "is a git-lfs pointer to 23026053 bytes (sha256:4d7a214614ab2935) in place of the file; \
                  fetch the file: git lfs pull";
     let (folder, repository) = repository();
     fs::write(folder.path().join("m/labels.txt"), POINTER).unwrap();

@@ -64,7 +64,11 @@ async fn auto_takes_the_policy_that_is_predicted_to_gain_and_says_by_what() {
     let registry = where_lanes_are_free(&models).await;
     let report = policy(&registry);
     assert_eq!((&*report.policy, &*report.asked, report.asked_for), ("elastic", "auto", AskedFor::All));
-    assert!(report.reason.starts_with("elastic is predicted to answer 2.00 times as much"), "{}", report.reason);
+    assert!(
+        report.reason.starts_with("elastic is predicted to answer 2.00 times as many requests"),
+        "{}",
+        report.reason
+    );
     let names: Vec<_> = report.candidates.iter().map(|candidate| candidate.policy.name()).collect();
     assert_eq!(names, ["exclusive", "windowed", "elastic", "staged"]);
     let measured = report.measured.unwrap();

@@ -82,13 +82,10 @@ async fn who_is_sure_is_answered_early_and_who_is_not_goes_on() {
 async fn rules_that_do_not_suit_the_model_are_refused_at_load() {
     let cases = [
         (rule("earlier", 0.9, &["late"]), "exits: the model has no output 'earlier'; its outputs are 'early', 'late'"),
-        (
-            rule("late", 0.9, &["early"]),
-            "exits: output 'late' is not there before the last segment; cut the model after it",
-        ),
+        (rule("late", 0.9, &["early"]), "exits: output 'late' is computed in the last segment; cut the model after it"),
         (
             rule("early", 0.9, &[]),
-            "exits: a request that leaves after 'early' has no output 'late'; name it in `answers`",
+            "exits: a request that leaves after 'early' has no output 'late'; name 'early' for it in `answers`",
         ),
         (rule("early", 0.9, &["later"]), "exits: answers names 'later'; the model's outputs are 'early', 'late'"),
     ];

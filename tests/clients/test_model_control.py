@@ -49,8 +49,9 @@ def test_load_and_unload(start, repository, module):
 def test_the_index_lists_loaded_and_unloaded_models(start, repository):
     models.add(repository, "one", 1)
     models.add(repository, "two", 2)
-    server = start(repository, *EXPLICIT, "--load-model", "one")
+    server = start(repository, *EXPLICIT, "--load-model", "one", "--profiling-budget", "0")
     with httpclient.InferenceServerClient(server.http) as client:
+        # Also while the model is measured behind the service.
         assert state_of(client, "one") == {"1": "READY"}
         assert state_of(client, "two").get("1", "") != "READY" and "two" in {e["name"] for e in client.get_model_repository_index()}
         client.unload_model("one")

@@ -53,7 +53,7 @@ def test_models_serve_before_they_are_measured_and_are_measured_behind(first, tm
     sizes = lambda: {name: len(each["measurements"]) for name, each in profiles(tmp_path).items()}
     until(lambda: all(sizes().get(model, 0) > 1 for model in MODELS), f"{sizes()}: {first.log}")
     for model in MODELS:
-        assert f"measured behind the service model={model}" in first.log
+        until(lambda: f"measured behind the service model={model}" in first.log, first.log)
         assert infer(first, model).status_code == 200
 
 

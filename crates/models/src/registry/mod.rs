@@ -286,13 +286,19 @@ impl Registry {
         let is_there = self.check_is_loadable(name, &overrides)?;
         let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
         let _busy = entry.busy.lock().await;
-        entry.set(0, VersionState::Loading, WAITING.to_owned());
+        // A model that is measured behind the service goes on as ready.
+        let is_behind = measuring(Duration::ZERO).is_behind();
+        if !is_behind {
+            entry.set(0, VersionState::Loading, WAITING.to_owned());
+        }
         let kept = self.keep_config(name, &entry, &mut overrides);
         let this = self.clone();
         let owned_name = name.to_owned();
         let begun = entry.clone();
         let load = move || {
-            begun.set(0, VersionState::Loading, String::new());
+            if !is_behind {
+                begun.set(0, VersionState::Loading, String::new());
+            }
             this.load_files(&owned_name, overrides, &*progress, measuring)
         };
         let loaded = self.load_in_turn(name, load).await;

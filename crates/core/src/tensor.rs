@@ -55,6 +55,11 @@ impl DataType {
         }
     }
 
+    /// Whether the elements are floating-point numbers.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
+    }
+
     /// The protocol's name (`FP32`).
     pub const fn name(self) -> &'static str {
         match self {

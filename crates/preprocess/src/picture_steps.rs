@@ -270,9 +270,8 @@ fn tables(
     normalize: Option<(f64, Vec<f64>, Vec<f64>)>,
     datatype: DataType,
 ) -> Result<Vec<Vec<u8>>, String> {
-    let has_fractions = matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
     let (scale, mean, std) = match normalize {
-        Some(_) if !has_fractions => {
+        Some(_) if !datatype.is_float() => {
             return Err(format!(
                 "'normalize' gives fractions, but the model's input is {datatype}; leave the step out"
             ));

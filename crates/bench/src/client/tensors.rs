@@ -180,7 +180,7 @@ impl InputRules {
             let unit: f64 = random.random();
             let value = if spec.datatype == DataType::Bool {
                 (unit * 2.0).floor()
-            } else if is_float(spec.datatype) {
+            } else if spec.datatype.is_float() {
                 low + unit * (high - low)
             } else {
                 (low.ceil() + (unit * (high.floor() - low.ceil() + 1.0)).floor()).min(high.floor())
@@ -193,10 +193,6 @@ impl InputRules {
 
 fn join(sizes: &[i64]) -> String {
     sizes.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn is_float(datatype: DataType) -> bool {
-    matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 
 /// Reads the requests in a `--input` file. `NaN` and `Infinity` are allowed, as in the server.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::bail;
-use downbeat_core::tensor::{DataType, TensorSpec};
+use downbeat_core::tensor::TensorSpec;
 use downbeat_engine::{Cut, Engine, LoadOptions, Model};
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::run::row_judgement::by_graph;
@@ -84,9 +84,7 @@ impl ProfiledModel {
         };
         let engine = engine(definition.format)?;
         let repaired = RepairedFile::of(&file)?;
-        if let Some(repaired) = &repaired {
-            note(repaired.summary());
-        }
+        repaired.iter().for_each(|repaired| note(repaired.summary()));
         let file = repaired.as_ref().map_or(file, RepairedFile::path);
         let model = engine.load(&LoadOptions {
             cut,
@@ -103,9 +101,7 @@ impl ProfiledModel {
         let max_batch = definition.batching.max_batch_size;
         let mut codec =
             BatchCodec::new(definition.inputs.clone(), definition.outputs.clone(), max_batch).for_model(model.clone());
-        let may_refuse = |input: &TensorSpec| {
-            !matches!(input.datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16)
-        };
+        let may_refuse = |input: &TensorSpec| !input.datatype.is_float();
         // Indices, lengths and texts.
         if definition.format != ModelFormat::Emulated && model.signature().inputs.iter().any(may_refuse) {
             // A model that refuses the usual fill of the inputs would refuse it in the measurement

@@ -70,7 +70,7 @@ impl Elements {
     }
 
     fn is_float(&self) -> bool {
-        matches!(self.datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16)
+        self.datatype.is_float()
     }
 
     fn out_of_range<E: de::Error>(&self, value: impl fmt::Display) -> E {

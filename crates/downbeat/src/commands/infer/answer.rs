@@ -129,12 +129,11 @@ fn classes(output: &InferTensor, row: &[Element<'_>], top: usize) -> Option<Vec<
         };
         return row.iter().map(class).collect::<Option<Vec<Class>>>().filter(|classes| !classes.is_empty());
     }
-    let is_float = matches!(output.datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
     let is_row = match output.shape.as_slice() {
         [_] | [_, _] => row.len() > 1,
         _ => false,
     };
-    if !is_float || !is_row {
+    if !output.datatype.is_float() || !is_row {
         return None;
     }
     let value = |element: &Element<'_>| match element {

@@ -116,7 +116,6 @@ impl CsvRows {
     }
 
     fn push_cell(&self, data: &mut Vec<u8>, datatype: DataType, cell: &str) -> anyhow::Result<()> {
-        let float = matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
         if datatype == DataType::Bytes {
             return push_text(data, cell.as_bytes());
         }
@@ -124,8 +123,8 @@ impl CsvRows {
             "true" | "True" | "TRUE" => Some(Number::Integer(1)),
             "false" | "False" | "FALSE" => Some(Number::Integer(0)),
             // A missing value, as pandas writes it.
-            "" if float => Some(Number::Float(f64::NAN)),
-            _ if float => cell.parse().ok().map(Number::Float),
+            "" if datatype.is_float() => Some(Number::Float(f64::NAN)),
+            _ if datatype.is_float() => cell.parse().ok().map(Number::Float),
             _ => cell.parse().ok().or_else(|| whole(cell)).map(Number::Integer),
         };
         let number = number.with_context(|| format!("'{}' is no such number", shortened(cell)))?;

@@ -166,8 +166,7 @@ fn of_command(error: impl std::fmt::Display) -> String {
 /// The conversion of samples, and its words. Integers keep the samples.
 fn normalize(wanted: &Wanted, input: &WantedInput, pixels: Option<Pixels>) -> anyhow::Result<(Option<Step>, String)> {
     let configured = wanted.pixels.filter(|_| pixels.is_none());
-    let is_float = matches!(input.datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
-    if !is_float {
+    if !input.datatype.is_float() {
         if !matches!(pixels, None | Some(Pixels::Raw)) || !matches!(configured, None | Some((1.0, 0.0))) {
             bail!(
                 "input '{}' has the datatype {}, so that samples stay 0 to 255; leave out --pixels, and pixel_scale and \

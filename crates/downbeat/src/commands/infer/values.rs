@@ -81,16 +81,15 @@ fn fit(shape: &[i64], input: &WantedInput, rows: Rows) -> Option<Vec<i64>> {
 /// The elements as another datatype. Floating-point numbers are rounded to a shorter type. All other
 /// conversions keep each value.
 fn converted(values: Values, to: DataType) -> Result<Vec<u8>, String> {
-    use DataType::{Bf16, Bytes, Fp16, Fp32, Fp64};
+    use DataType::Bytes;
     let from = values.datatype;
     if from == to {
         return Ok(values.data);
     }
-    let is_float = |datatype: DataType| matches!(datatype, Fp16 | Bf16 | Fp32 | Fp64);
     match (from, to) {
         (Bytes, _) => return Err("texts are no numbers".to_owned()),
         (_, Bytes) => return Err("numbers are no texts".to_owned()),
-        _ if is_float(from) && !is_float(to) => {
+        _ if from.is_float() && !to.is_float() => {
             return Err(format!("convert the values to {to} yourself, by rounding or not"));
         }
         _ => {}

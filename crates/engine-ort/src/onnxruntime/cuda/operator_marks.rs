@@ -206,7 +206,7 @@ fn types(values: &ModelValues) -> Result<BTreeMap<&str, i32>, String> {
             let kind = TypeProto::decode(bytes.clone()).map_err(|e| format!("value '{}': {e}", info.name))?;
             let Some(tensor) = kind.tensor_type else { continue };
             let datatype = onnx::datatype(tensor.elem_type.into());
-            if matches!(datatype, Some(DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16)) {
+            if datatype.is_some_and(DataType::is_float) {
                 types.insert(info.name.as_str(), tensor.elem_type);
             }
         }

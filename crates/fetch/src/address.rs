@@ -1,6 +1,6 @@
 //! Addresses of models. Example: `hf://org/name@v1/onnx/model.onnx` is a file of revision `v1`.
 
-use downbeat_repository::derived_name;
+use downbeat_repository::{derived_name, stem};
 use url::Url;
 
 use crate::failure::FetchError;
@@ -96,12 +96,7 @@ impl Address {
     pub(crate) fn name(&self) -> String {
         let of_path = |url: &Url| {
             let last = url.path_segments().and_then(|mut parts| parts.rfind(|part| !part.is_empty()));
-            let last = last.map(str::to_owned).or_else(|| url.host_str().map(str::to_owned)).unwrap_or_default();
-            let stem = last
-                .len()
-                .checked_sub(5)
-                .filter(|at| last.get(*at..).is_some_and(|end| end.eq_ignore_ascii_case(".onnx")));
-            last[..stem.unwrap_or(last.len())].to_owned()
+            stem(last.or_else(|| url.host_str()).unwrap_or_default()).to_owned()
         };
         derived_name(&match self {
             Address::Hub { repository, .. } => repository.rsplit('/').next().unwrap_or_default().to_owned(),

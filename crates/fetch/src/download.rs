@@ -5,6 +5,7 @@ use std::io::{Seek, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use downbeat_repository::is_onnx_name;
 use futures_util::StreamExt;
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressStyle};
 
@@ -225,7 +226,7 @@ impl<'a> Download<'a> {
 /// Why a file that should be a model is something that servers send in its place.
 fn page_or_pointer(file: &std::path::Path, path: &str) -> Option<&'static str> {
     use std::io::Read;
-    if !crate::listing::is_onnx(path) {
+    if !is_onnx_name(path) {
         return None;
     }
     let mut start = [0; 32];

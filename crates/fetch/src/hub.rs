@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use downbeat_repository::{few, is_onnx_name};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::Deserialize;
 use url::Url;
@@ -12,7 +13,7 @@ use crate::address::HUB;
 use crate::body::Body;
 use crate::digest::{Expected, is_digest};
 use crate::failure::FetchError;
-use crate::listing::{Listing, MOST_FILES, RemoteFile, SMALL, beside, check_path, few, is_onnx};
+use crate::listing::{Listing, MOST_FILES, RemoteFile, SMALL, beside, check_path};
 use crate::remote::{body, no_answer, refusal};
 
 /// Largest description of a repository, bytes.
@@ -69,9 +70,8 @@ impl Hub {
         let endpoint = options.variable("HF_ENDPOINT").unwrap_or(HUB);
         let endpoint = Url::parse(&format!("{}/", endpoint.trim_end_matches('/')))
             .map_err(|error| FetchError::Address(format!("HF_ENDPOINT '{endpoint}': {error}")))?;
-        let home = || options.variable("HOME").map(|home| PathBuf::from(home).join(".cache"));
-        let caches = || options.variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-        let hub_home = options.variable("HF_HOME").map(PathBuf::from).or_else(|| Some(caches()?.join("huggingface")));
+        let of_user = || Some(options.user_cache()?.join("huggingface"));
+        let hub_home = options.variable("HF_HOME").map(PathBuf::from).or_else(of_user);
         let kept = options.variable("HF_HUB_CACHE").map(PathBuf::from);
         let kept = kept.or_else(|| hub_home.as_ref().map(|home| home.join("hub")));
         let known = kept.map(|kept| kept.join(format!("models--{}", repository.replace('/', "--"))));
@@ -158,7 +158,8 @@ impl Hub {
     /// Chooses the model among the files of a commit.
     fn chosen(&self, description: Description) -> Result<Listing, FetchError> {
         let Description { sha, siblings } = description;
-        let models: Vec<&str> = siblings.iter().map(|file| &*file.rfilename).filter(|path| is_onnx(path)).collect();
+        let models: Vec<&str> =
+            siblings.iter().map(|file| &*file.rfilename).filter(|path| is_onnx_name(path)).collect();
         let repository = &self.repository;
         let has = |path: &&str| models.contains(path);
         let chosen = match &self.file {

@@ -78,24 +78,12 @@ pub(crate) fn check_tree(files: &mut Vec<RemoteFile>) -> Result<(), FetchError> 
     }
 }
 
-/// Whether a path ends in `.onnx`, in upper or lower case.
-pub(crate) fn is_onnx(path: &str) -> bool {
-    path.len() > 5 && path.as_bytes()[path.len() - 5..].eq_ignore_ascii_case(b".onnx")
-}
-
 /// The path of external data that the model at `model` names as `location`.
 pub(crate) fn beside(model: &str, location: &str) -> String {
     match model.rsplit_once('/') {
         Some((folder, _)) => format!("{folder}/{location}"),
         None => location.to_owned(),
     }
-}
-
-/// The first names of a list, for a message.
-pub(crate) fn few(names: &[&str]) -> String {
-    let more = names.len().saturating_sub(8);
-    let shown = names.iter().take(8).copied().collect::<Vec<_>>().join(", ");
-    if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
 #[cfg(test)]

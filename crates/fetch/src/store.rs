@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use downbeat_repository::{few, is_onnx_name};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::MicrosoftAzureBuilder;
@@ -17,7 +18,7 @@ use crate::FetchOptions;
 use crate::aws_profile;
 use crate::body::Body;
 use crate::failure::FetchError;
-use crate::listing::{Listing, MOST_FILES, RemoteFile, SMALL, beside, check_path, few, is_onnx};
+use crate::listing::{Listing, MOST_FILES, RemoteFile, SMALL, beside, check_path};
 
 /// An object of an object store, or all objects below a prefix.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ impl Store {
 
     /// Looks up the object, or lists the objects below the prefix.
     pub(crate) async fn look(&self) -> Result<Listing, FetchError> {
-        if is_onnx(self.prefix.as_ref()) {
+        if is_onnx_name(self.prefix.as_ref()) {
             let meta = self.store.head(&self.prefix).await.map_err(|error| self.failed(&error))?;
             return Ok(Listing { files: vec![remote_file(meta, "model.onnx")], ..Listing::default() });
         }
@@ -78,10 +79,10 @@ impl Store {
             }
             let path = path.to_owned();
             let is_small = meta.size <= SMALL;
-            let of = if is_onnx(&path) || is_small { &mut files } else { &mut others };
+            let of = if is_onnx_name(&path) || is_small { &mut files } else { &mut others };
             of.push(remote_file(meta, &path));
         }
-        let is_model = |file: &RemoteFile| is_onnx(&file.path) || file.path.contains(".emulated.");
+        let is_model = |file: &RemoteFile| is_onnx_name(&file.path) || file.path.contains(".emulated.");
         if !files.iter().any(is_model) {
             let all: Vec<&str> = files.iter().chain(&others).map(|file| file.path.as_str()).collect();
             let message = match all[..] {

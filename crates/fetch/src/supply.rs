@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use downbeat_repository::{Supply, SupplyError};
+use downbeat_repository::{Supply, SupplyError, is_onnx_name};
 use futures_util::{StreamExt, TryStreamExt};
 use indicatif::HumanBytes;
 use rustix::process::Signal;
@@ -16,7 +16,7 @@ use crate::digest::Expected;
 use crate::download::download;
 use crate::failure::FetchError;
 use crate::hub::Hub;
-use crate::listing::{Listing, RemoteFile, beside, check_tree, is_onnx};
+use crate::listing::{Listing, RemoteFile, beside, check_tree};
 use crate::manifest::{CachedFile, Manifest};
 use crate::remote::Remote;
 use crate::store::Store;
@@ -145,7 +145,7 @@ impl RemoteSupply {
         while !pending.is_empty() {
             let came = self.bring_files(&pending, before).await?;
             let mut next: Vec<RemoteFile> = Vec::new();
-            for (file, model) in pending.iter().zip(&came).filter(|(file, _)| is_onnx(&file.path)) {
+            for (file, model) in pending.iter().zip(&came).filter(|(file, _)| is_onnx_name(&file.path)) {
                 let blob = self.cache.blob(&model.sha256);
                 let external = downbeat_engine::onnx::named_external_files(&blob).map_err(FetchError::cache(&blob))?;
                 for location in external {

@@ -89,6 +89,6 @@ pub(crate) fn name_of_path(path: &Path) -> String {
 }
 
 /// The name of a file without `.onnx`.
-pub(crate) fn stem(name: &str) -> &str {
+pub fn stem(name: &str) -> &str {
     if is_onnx_name(name) { &name[..name.len() - ".onnx".len()] } else { name }
 }

@@ -38,9 +38,9 @@ pub use config::finding::{ConfigError, Finding, Position, did_you_mean, nearest}
 pub use config::warmup::{Warmup, WarmupData, WarmupInput};
 pub use definition::{ModelDefinition, ModelFormat};
 pub use downbeat_core::UnknownName;
-pub use layout::derived_name;
+pub use layout::{derived_name, stem};
 pub use repositories::ModelRepositories;
 pub use repository::{Fingerprint, ModelRepository, RepositoryError, Scan};
 pub use row_verdict::{RowDependence, RowVerdict, VerdictSource};
 pub use source::{ModelSource, Origin, Supply, SupplyError};
-pub use version_folder::CONFIG_FILE;
+pub use version_folder::{CONFIG_FILE, few, is_onnx_name};

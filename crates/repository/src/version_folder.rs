@@ -16,9 +16,9 @@ pub const CONFIG_FILE: &str = "config.pbtxt";
 const MOST_NAMED: usize = 4;
 
 /// The first names of a list, for a message.
-pub(crate) fn few(names: &[String]) -> String {
+pub fn few<S: AsRef<str>>(names: &[S]) -> String {
     let more = if names.len() > 8 { ", ..." } else { "" };
-    format!("{}{more}", names.iter().take(8).map(String::as_str).collect::<Vec<_>>().join(", "))
+    format!("{}{more}", names.iter().take(8).map(AsRef::as_ref).collect::<Vec<_>>().join(", "))
 }
 
 /// The versions in a model's folder, and other entries that probably should be versions.
@@ -143,7 +143,7 @@ fn resembles_version(name: &str) -> bool {
 }
 
 /// Whether a file's name ends in `.onnx`, in upper or lower case.
-pub(crate) fn is_onnx_name(name: &str) -> bool {
+pub fn is_onnx_name(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"))
 }
 

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
+use downbeat_protocol::infer::element_count;
 use downbeat_protocol::{InferResponse, InferTensor};
 
 use super::values::Texts;
@@ -45,8 +46,7 @@ fn length_of(tensor: &InferTensor, rest: &[u8], part: usize, rows: usize) -> Opt
     if tensor.datatype.size().is_some() {
         return (tensor.data.len() / rows).checked_mul(part);
     }
-    let row =
-        tensor.shape.iter().skip(1).try_fold(1_usize, |all, size| all.checked_mul(usize::try_from(*size).ok()?))?;
+    let row = element_count(tensor.shape.get(1..)?).ok()?;
     let mut texts = Texts(rest);
     for _ in 0..row.checked_mul(part)? {
         texts.next()?;

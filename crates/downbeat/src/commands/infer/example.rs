@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::http::{RequestForm, model_path, write_request};
+use downbeat_protocol::infer::element_count;
 use downbeat_protocol::{InferRequest, InferTensor};
 use serde_json::{Value, json};
 
@@ -184,9 +185,9 @@ fn first_element(tensor: &InferTensor, is_python: bool) -> String {
     }
 }
 
-/// The number of elements of a tensor that [`tensor`] has made.
+/// The number of elements. The tensors of an example have one.
 fn count(tensor: &InferTensor) -> usize {
-    tensor.shape.iter().map(|size| usize::try_from(*size).unwrap_or(0)).product()
+    element_count(&tensor.shape).unwrap_or(0)
 }
 
 fn python(place: Place<'_>, request: &InferRequest) -> String {

@@ -25,6 +25,7 @@ use downbeat_core::file_content;
 use downbeat_protocol::http::{ModelMetadataBody, model_path};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, RequestedOutput};
 use downbeat_report::{note, out};
+use downbeat_repository::{few, nearest};
 use serde_json::Value;
 
 use self::example::{Place, Program};
@@ -35,8 +36,6 @@ use self::wanted::Wanted;
 
 /// The server that the command asks if the user names none.
 const DEFAULT_URL: &str = "http://localhost:8000";
-/// Most names of models in an error.
-const MOST_NAMES: usize = 12;
 
 /// Ask a model, with a picture, a table, an array, a text or values as its input
 ///
@@ -45,8 +44,8 @@ const MOST_NAMES: usize = 12;
 pub struct InferArgs {
     /// The model
     model: String,
-    /// Files with the model's input: pictures (PNG, JPEG), tables (.csv), arrays of NumPy (.npy,
-    /// .npz), JSON (a request, values by input, or rows), texts (.txt); - for standard input
+    /// Files with the model's input: pictures (PNG, JPEG), tables (.csv), NumPy arrays (.npy, .npz),
+    /// texts (.txt), or JSON with a request, values by input or rows; - for standard input
     #[arg(value_name = "FILE", conflicts_with = "request")]
     files: Vec<PathBuf>,
     /// A file or a value for one input: age=42, x=1,2.5,3 or image=photo.png
@@ -197,13 +196,11 @@ async fn with_names(error: anyhow::Error, client: &mut Client, model: &str) -> a
     names.dedup();
     let said = error.to_string();
     let mut words = String::new();
-    if let Some(closest) = wanted::closest(model, &names).filter(|closest| !said.contains(&format!("'{closest}'"))) {
-        words = format!("; did you mean '{closest}'?");
+    if let Some(near) = nearest(model, names.iter().copied()).filter(|near| !said.contains(&format!("'{near}'"))) {
+        words = format!("; did you mean '{near}'?");
     }
     if names.iter().any(|name| !said.contains(name)) {
-        let more = if names.len() > MOST_NAMES { ", ..." } else { "" };
-        let shown: Vec<&str> = names.iter().take(MOST_NAMES).copied().collect();
-        words += &format!(" The server has: {}{more}", shown.join(", "));
+        words += &format!(" The server has: {}", few(&names));
     }
     anyhow!("{said}{words}")
 }

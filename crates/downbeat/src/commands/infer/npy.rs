@@ -1,7 +1,7 @@
 //! NumPy files: `.npy`, and `.npz`, a ZIP archive of `.npy` files.
 //!
-//! The format is read by hand. The crate npyz reads a header by a recursive grammar and multiplies
-//! sizes unchecked, so a damaged file can end the program. npyz also brings nine other crates.
+//! The format is read by hand. The crate npyz reads a header by a recursive grammar, and multiplies
+//! sizes unchecked. A damaged file can thus end the program. npyz also brings nine other crates.
 
 use std::io::{Cursor, Read, Write};
 

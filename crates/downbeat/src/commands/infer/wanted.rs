@@ -5,6 +5,7 @@ use std::fmt;
 use anyhow::{Context, bail};
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody};
+use downbeat_repository::did_you_mean;
 use serde_json::Value;
 
 /// The inputs that a model wants.
@@ -113,8 +114,8 @@ impl Wanted {
         let all = || self.inputs.iter().chain(self.media.iter().map(|media| &media.input));
         all().find(|input| input.name == name).with_context(|| {
             let names: Vec<&str> = all().map(|input| input.name.as_str()).collect();
-            let closest = closest(name, &names).map(|name| format!("; did you mean '{name}'?")).unwrap_or_default();
-            format!("model '{}' has no input '{name}'{closest}; {}", self.model, self.wants())
+            let hint = did_you_mean(name, names);
+            format!("model '{}' has no input '{name}'{hint}; {}", self.model, self.wants())
         })
     }
 
@@ -194,13 +195,6 @@ fn listed(tensors: &[WantedInput]) -> String {
         Some((last, others)) => format!("{} and {last}", others.join(", ")),
         None => "nothing".to_owned(),
     }
-}
-
-/// The name that is the most similar, if any is.
-pub fn closest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
-    let alike = |other: &&'a str| (strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase()), *other);
-    let best = names.iter().map(alike).max_by(|a, b| a.0.total_cmp(&b.0));
-    best.filter(|(likeness, _)| *likeness > 0.8).map(|(_, other)| other)
 }
 
 impl WantedInput {

@@ -27,6 +27,7 @@ pub use memory::{region, ring_memory};
 pub use onnx::{Cause, Declared, DefaultValue, RowReport, Rows, file_bytes, hazard, inspect, row_report};
 pub use process::normal_priority::{at_normal_priority, begin_normal_priority};
 pub use process::scratch;
+pub use process::user_cache::user_cache;
 pub use rten::Rten;
 pub use stop::{STOPPED, Stop};
 pub use tensor::fill::Fill;

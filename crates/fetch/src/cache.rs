@@ -190,8 +190,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes the snapshots that no server uses but `keep`, the downloads that nobody will end,
-    /// and files without a snapshot.
+    /// Removes snapshots that no server uses, except `keep`. Also removes unfinished downloads, and
+    /// files without a snapshot.
     pub(crate) fn prune(&self, keep: &str, locks: [Lock; 2]) {
         let _ = fs::remove_dir_all(self.partial());
         for entry in fs::read_dir(&self.source).into_iter().flatten().flatten() {

@@ -55,7 +55,7 @@ pub enum FetchError {
 }
 
 impl FetchError {
-    /// Whether the models in the cache may be served instead: nobody said that they are wrong.
+    /// Whether the models in the cache may be served instead: no server called them wrong.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self, FetchError::Unreachable(_))
     }

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The cache has three parts. `blobs/` has each file once, under its SHA-256. `sources/KEY/` has, for
-//! each address, the list of its files, downloads under way, and snapshots. Nobody changes a
-//! snapshot: models in service keep reading theirs while the next one is made.
+//! each address, the list of its files, downloads under way, and snapshots. A snapshot never changes.
+//! Models in service read one snapshot while the next one is made.
 
 mod address;
 mod aws_profile;
@@ -28,10 +28,12 @@ mod supply;
 mod web;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use downbeat_engine::user_cache;
 use downbeat_repository::Supply;
 
 pub use failure::FetchError;
@@ -57,11 +59,15 @@ impl FetchOptions {
         self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// The user's folder for caches, and this program's folder in it.
+    /// The user's folder for caches.
+    fn user_cache(&self) -> Option<PathBuf> {
+        user_cache(|name| self.variable(name).map(OsString::from))
+    }
+
+    /// The folder of the cache.
     fn cache_folder(&self) -> PathBuf {
-        let home = || self.variable("HOME").map(|home| PathBuf::from(home).join(".cache"));
-        let cache = || self.variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-        self.cache.clone().unwrap_or_else(|| cache().unwrap_or_else(std::env::temp_dir).join("downbeat"))
+        let of_user = || self.user_cache().unwrap_or_else(std::env::temp_dir).join("downbeat");
+        self.cache.clone().unwrap_or_else(of_user)
     }
 }
 
@@ -70,7 +76,7 @@ impl FetchOptions {
 /// # Errors
 /// If the address names no source that is known, or the environment contradicts itself.
 pub fn open(address: &str, options: FetchOptions) -> Result<Arc<dyn Supply>, FetchError> {
-    // Two providers in one program would have to be told apart; ring is the only one here.
+    // rustls must be told the provider of its algorithms. The program has ring alone.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Ok(Arc::new(supply::RemoteSupply::open(address, options)?))
 }

@@ -53,7 +53,7 @@ impl Manifest {
         (check_path(&manifest.snapshot).is_ok() && manifest.files.iter().all(is_sound)).then_some(manifest)
     }
 
-    /// Writes the list in one step: a reader finds the old list or the new one.
+    /// Writes the list in one step: a reader finds either the old list or the new list.
     ///
     /// # Errors
     /// If the list cannot be written.

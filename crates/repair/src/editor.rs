@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use downbeat_engine::onnx::message::{self, Field, edited, put, put_integer};
+use downbeat_engine::onnx::message::{self, Field, edited, put_integer};
 use downbeat_engine::onnx::proto::{NodeProto, OperatorSetProto};
 use downbeat_engine::onnx::standard_domain;
 use downbeat_engine::onnx::wire::{Reader, WireError, WireValue};
@@ -168,9 +168,7 @@ impl<'a> Editor<'a> {
                 (8 | 25, WireValue::Length(len)) => {
                     let bytes = limited(&mut reader, len)?;
                     let made = if number == 8 { self.import(&bytes)? } else { self.function(&bytes)? };
-                    let mut field = Vec::new();
-                    put(&mut field, number, &made.unwrap_or(bytes));
-                    pieces.add(&field);
+                    pieces.field(number, &made.unwrap_or(bytes));
                 }
                 _ => pieces.keep(from..start + len),
             }
@@ -178,9 +176,7 @@ impl<'a> Editor<'a> {
         }
         if !self.zipped.is_empty() && !self.outline.opsets.iter().any(|(domain, _)| standard_domain(domain)) {
             let set = OperatorSetProto { domain: String::new(), version: WITH_IDENTITY };
-            let mut field = Vec::new();
-            put(&mut field, 8, &set.encode_to_vec());
-            pieces.add(&field);
+            pieces.field(8, &set.encode_to_vec());
         }
         Ok(pieces)
     }
@@ -201,11 +197,7 @@ impl<'a> Editor<'a> {
                     let bytes = limited(reader, len)?;
                     match self.node(&bytes, self.outline.standard(), 0)? {
                         None => pieces.keep(from..start + len),
-                        Some(node) => {
-                            let mut field = Vec::new();
-                            put(&mut field, 1, &node);
-                            pieces.add(&field);
-                        }
+                        Some(node) => pieces.field(1, &node),
                     }
                 }
                 (12, WireValue::Length(len)) => outputs.push(from..start + len),
@@ -226,9 +218,7 @@ impl<'a> Editor<'a> {
                     continue;
                 }
             };
-            let mut field = Vec::new();
-            put(&mut field, 12, &made);
-            pieces.add(&field);
+            pieces.field(12, &made);
         }
         Ok(pieces)
     }

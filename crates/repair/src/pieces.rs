@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 
-use downbeat_engine::onnx::message::varint;
+use downbeat_engine::onnx::message::{put, put_head};
 
 /// A file as pieces.
 #[derive(Debug, Default)]
@@ -35,11 +35,17 @@ impl Pieces {
         }
     }
 
+    /// Appends a string or message in field `number`.
+    pub fn field(&mut self, number: u64, content: &[u8]) {
+        let mut field = Vec::new();
+        put(&mut field, number, content);
+        self.add(&field);
+    }
+
     /// Appends a message in field `number`.
     pub fn message(&mut self, number: u64, message: Pieces) {
         let mut head = Vec::new();
-        varint(&mut head, number << 3 | 2);
-        varint(&mut head, message.len());
+        put_head(&mut head, number, message.len());
         self.add(&head);
         for piece in message.0 {
             match piece {

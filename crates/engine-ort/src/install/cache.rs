@@ -3,6 +3,8 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use downbeat_engine::user_cache;
+
 use crate::library::{NAME, library_version, newest_in};
 
 /// The folder in the cache for GPU libraries.
@@ -14,10 +16,7 @@ pub(super) const NVIDIA_FOLDER: &str = "nvidia";
 /// The folder in which `downbeat engine install` puts libraries:
 /// `$XDG_CACHE_HOME/downbeat/engines/onnxruntime`, with `~/.cache` if the variable is not set.
 pub fn cache_folder() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    // A program must ignore a relative path in the variable (XDG Base Directory Specification).
-    let base = set("XDG_CACHE_HOME").filter(|p| p.is_absolute()).or_else(|| Some(set("HOME")?.join(".cache")))?;
-    Some(base.join("downbeat").join("engines").join(NAME))
+    Some(user_cache(|name| std::env::var_os(name))?.join("downbeat").join("engines").join(NAME))
 }
 
 /// The newest library for the CPU that is installed in `cache`.

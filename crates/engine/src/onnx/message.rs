@@ -3,6 +3,8 @@
 
 use std::io::Cursor;
 
+use prost::encoding::encode_varint;
+
 use super::wire::{Reader, WireError, WireValue};
 
 /// A field of a message in memory.
@@ -57,24 +59,20 @@ pub fn edited<E: From<WireError>>(
     Ok(is_changed.then_some(made))
 }
 
+/// Appends the head of a string or message of `len` bytes in field `number`.
+pub fn put_head(to: &mut Vec<u8>, number: u64, len: u64) {
+    encode_varint(number << 3 | 2, to);
+    encode_varint(len, to);
+}
+
 /// Appends a string or message in field `number`.
 pub fn put(to: &mut Vec<u8>, number: u64, content: &[u8]) {
-    varint(to, number << 3 | 2);
-    varint(to, content.len() as u64);
+    put_head(to, number, content.len() as u64);
     to.extend_from_slice(content);
 }
 
 /// Appends an integer in field `number`.
 pub fn put_integer(to: &mut Vec<u8>, number: u64, value: i64) {
-    varint(to, number << 3);
-    varint(to, value.cast_unsigned());
-}
-
-/// Appends an integer in the format's variable length.
-pub fn varint(to: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        to.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    to.push(value as u8);
+    encode_varint(number << 3, to);
+    encode_varint(value.cast_unsigned(), to);
 }

@@ -1,8 +1,10 @@
 //! Sets environment variables for foreign libraries when the process starts. Ends the process
-//! without the destructors of these libraries, whose threads may still work.
+//! without the destructors of these libraries, whose threads may still work. The submodules have
+//! priorities of threads, private folders, and the user's folder for caches.
 
 pub mod normal_priority;
 pub mod scratch;
+pub mod user_cache;
 
 use std::ffi::c_int;
 use std::io::Write;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use downbeat_engine::{EngineInfo, OperatorProfile};
+use downbeat_engine::{EngineInfo, OperatorProfile, user_cache};
 use downbeat_service::report::machine_load::processor;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -76,12 +76,8 @@ pub struct ProfileStore {
 impl ProfileStore {
     /// A store in `folder`, or in the user's cache folder; stores nothing if there is neither.
     pub fn new(folder: Option<PathBuf>) -> Self {
-        let folder = folder.or_else(|| {
-            let cache = std::env::var_os("XDG_CACHE_HOME")
-                .map(PathBuf::from)
-                .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-            cache.map(|cache| cache.join("downbeat").join("profiles"))
-        });
+        let of_user = || Some(user_cache(|name| std::env::var_os(name))?.join("downbeat").join("profiles"));
+        let folder = folder.or_else(of_user);
         ProfileStore { folder }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs::File as OsFile;
 
-use downbeat_engine::onnx::message::put;
+use downbeat_engine::onnx::message::{put, put_head};
 use downbeat_repair::repair;
 use prost::Message;
 
@@ -71,11 +71,9 @@ fn graphs_inside_of_graphs_end() {
 fn an_operator_of_a_gigabyte_is_refused_unread() {
     // A sparse file that claims an operator of 1 GiB.
     let (node, mut graph) = (1u64 << 30, Vec::new());
-    downbeat_engine::onnx::message::varint(&mut graph, 1 << 3 | 2);
-    downbeat_engine::onnx::message::varint(&mut graph, node);
+    put_head(&mut graph, 1, node);
     let mut model = vec![8, 14];
-    downbeat_engine::onnx::message::varint(&mut model, 7 << 3 | 2);
-    downbeat_engine::onnx::message::varint(&mut model, graph.len() as u64 + node);
+    put_head(&mut model, 7, graph.len() as u64 + node);
     model.extend(graph);
     let file = File::with(&model);
     let len = model.len() as u64 + node;

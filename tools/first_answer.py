@@ -133,11 +133,8 @@ def downbeat(name, program, own, scratch):
                           XDG_CACHE_HOME=str(scratch / "cache"), ORT_DYLIB_PATH="")
 
 
-class MlServer:
-    """MLServer, with a runtime of a few lines for ONNX files."""
-
-    name = "MLServer"
-    packages = ["mlserver==1.7.1", ONNXRUNTIME, "uvloop==0.21.0"]
+class OfPackages:
+    """A server that is installed as Python `packages`."""
 
     def __init__(self, args):
         pass
@@ -147,6 +144,13 @@ class MlServer:
 
     def install(self, folder, house):
         environment(folder, house, self.packages)
+
+
+class MlServer(OfPackages):
+    """MLServer, with a runtime of a few lines for ONNX files."""
+
+    name = "MLServer"
+    packages = ["mlserver==1.7.1", ONNXRUNTIME, "uvloop==0.21.0"]
 
     def start(self, folder, own, scratch):
         http, grpc = compare.free_ports(2)
@@ -155,20 +159,11 @@ class MlServer:
         return compare.Server(self.name, http, grpc, [folder / "bin/mlserver", "start", "."], folder=scratch, PYTHONPATH=str(ROOT / "tools/peers"))
 
 
-class PyTriton:
+class PyTriton(OfPackages):
     """Triton as pip installs it: with its backend for Python."""
 
     name = "Triton (PyTriton)"
     packages = ["nvidia-pytriton==0.7.0", ONNXRUNTIME]
-
-    def __init__(self, args):
-        pass
-
-    def fetch(self, house):
-        return download(house, self.packages)
-
-    def install(self, folder, house):
-        environment(folder, house, self.packages)
 
     def start(self, folder, own, scratch):
         ports = compare.free_ports(3)

@@ -10,10 +10,9 @@ import boto3
 import pytest
 import requests
 import yaml
-from moto.server import ThreadedMotoServer
 
 import models
-from hub import hub
+import stand_ins
 from serving import ROOT, Server, environment
 
 RUNTIMES = ROOT / "deploy" / "kubernetes" / "kserve" / "runtime.yaml"
@@ -27,12 +26,8 @@ KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFA
 
 @pytest.fixture(scope="module")
 def s3():
-    """A local S3. Gives its address."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with stand_ins.s3() as address:
+        yield address
 
 
 def upload(s3, bucket, folder):
@@ -142,8 +137,8 @@ def test_a_model_from_s3_has_the_services_name(s3, initialize, serve, made, path
 @pytest.mark.parametrize("path", ["model.onnx", "onnx/model.onnx"])
 def test_a_model_from_the_hub_has_the_services_name(initialize, serve, made, path):
     files = {path: (made / "1" / "model.onnx").read_bytes(), "README.md": b"# A model\n", ".gitattributes": b"*.onnx filter=lfs\n", "config.json": b"{}\n"}
-    with hub("someone/sums", files) as address:
-        mounted = initialize("hf://someone/sums", HF_ENDPOINT=address, HF_HUB_DISABLE_XET="1")
+    with stand_ins.Hub("someone/sums", files) as hub:
+        mounted = initialize("hf://someone/sums", HF_ENDPOINT=hub.url, HF_HUB_DISABLE_XET="1")
     assert (mounted / ".cache").is_dir() and (mounted / path).is_file()
     ask(serve("downbeat", mounted))
 

@@ -1,21 +1,18 @@
 """Every way to give a model to the server: files, folders, a hub, object stores, web servers."""
 import hashlib
-import http.server
-import json
 import shutil
 import subprocess
-import threading
-import urllib.parse
+import time
 
 import boto3
 import onnx
 import pytest
 import requests
-from moto.server import ThreadedMotoServer
 from onnx import numpy_helper
 
 import models
 from serving import environment
+from stand_ins import Hub, s3
 
 EXPLICIT = ("--model-control-mode", "explicit", "--load-model", "*")
 
@@ -81,74 +78,12 @@ def test_several_sources_are_served_together(start, tmp_path, added):
     assert [ask(server, name) for name in "abcd"] == [2, 3, 4, 4]
 
 
-class Hub:
-    """A stand-in of the hub. `files` are those of a commit by their path. Files come from another
-    host, by a redirect. `broken` downloads end in the middle."""
-
-    def __init__(self):
-        self.files, self.broken, self.is_up, self.requests = {}, 0, True, []
-        hub = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self):
-                hub.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
-                hub.answer(self)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self.server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def commit(self):
-        return hashlib.sha1(b"".join(name.encode() + content for name, content in sorted(self.files.items()))).hexdigest()
-
-    def answer(self, request):
-        path = urllib.parse.urlsplit(request.path).path
-        if not self.is_up:
-            return self.send(request, 503, b"")
-        if path.startswith("/api/models/org/net/revision/"):
-            siblings = [{"rfilename": name, "size": len(content), "lfs": {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
-                        for name, content in self.files.items()]
-            return self.send(request, 200, json.dumps({"sha": self.commit, "siblings": siblings}).encode())
-        if path.startswith("/org/net/resolve/"):
-            return self.send(request, 302, b"", Location=f"http://localhost:{self.port}/cdn{path}")
-        name = path.split(f"/resolve/{self.commit}/")[-1]
-        if not path.startswith("/cdn/") or name not in self.files:
-            return self.send(request, 404, b"", **{"X-Error-Code": "RepoNotFound"})
-        content = self.files[name]
-        start = int(request.headers.get("Range", "bytes=0-")[len("bytes="):-1])
-        headers = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
-        return self.send(request, 206 if start else 200, content[start:], **headers)
-
-    def send(self, request, status, body, **headers):
-        request.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            request.send_header(name, value)
-        request.end_headers()
-        if self.broken and request.path.startswith("/cdn/"):
-            self.broken -= 1
-            request.wfile.write(body[:len(body) // 2])
-            request.close_connection = True
-        else:
-            request.wfile.write(body)
-
-    def downloads(self):
-        return [headers.get("range") for path, headers in self.requests if path.startswith("/cdn/")]
-
-
 @pytest.fixture
 def hub(monkeypatch):
-    hub = Hub()
-    monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    yield hub
-    hub.server.shutdown()
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", "secret")
+        yield hub
 
 
 def test_a_model_of_the_hub_is_downloaded_once_and_served_offline(start, hub, added):
@@ -214,16 +149,13 @@ def test_weights_in_another_file_come_along(start, hub, added, tmp_path):
 @pytest.fixture
 def bucket(monkeypatch):
     """A bucket of an S3 server."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    variables = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3", endpoint_url=variables["AWS_ENDPOINT_URL"], region_name="us-east-1")
-    client.create_bucket(Bucket="models")
-    yield lambda key, content: client.put_object(Bucket="models", Key=key, Body=content)
-    server.stop()
+    with s3() as address:
+        variables = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=address, region_name="us-east-1")
+        client.create_bucket(Bucket="models")
+        yield lambda key, content: client.put_object(Bucket="models", Key=key, Body=content)
 
 
 def test_a_prefix_of_a_bucket_is_a_repository_that_can_be_polled(start, bucket, added):
@@ -236,7 +168,7 @@ def test_a_prefix_of_a_bucket_is_a_repository_that_can_be_polled(start, bucket, 
     log = server.log.count("the model is new or changed")
     bucket("prod/three/model.onnx", added(3))
     while "three" not in names(server):
-        pass
+        time.sleep(0.1)
     assert [ask(server, name) for name in ("one", "two", "three")] == [2, 3, 4]
     assert server.log.count("the model is new or changed") == log + 1, "the others did not change"
 

@@ -103,7 +103,7 @@ impl ModelRepositories {
         self.0.iter().any(|sourced| sourced.supply.is_some())
     }
 
-    /// Has supplies look for changes: the supply of the model `name`, or else all of them. This
+    /// Has supplies look for changes: all of them, or only the supply that has the model `name`. This
     /// takes as long as the network does. Returns the errors; models of such a supply stay as they
     /// are.
     pub fn refresh(&self, name: Option<&str>) -> Vec<RepositoryError> {

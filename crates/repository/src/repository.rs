@@ -256,8 +256,8 @@ impl ModelRepository {
         self.layout.clone().unwrap_or_else(|| Layout::of_folder(self.root()))
     }
 
-    /// The name of the model, if the path is that of one model. It is the name that the user gave;
-    /// or the one in the configuration; or that of the folder or file.
+    /// The name of the model, if the path is that of one model. The user's name comes first, then the
+    /// name in the configuration, then that of the folder or file.
     fn only_name(&self, layout: &Layout) -> Option<String> {
         let written = match layout {
             Layout::File(_) => None,

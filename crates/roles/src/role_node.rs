@@ -5,8 +5,8 @@ use crate::links::Links;
 use crate::message::{Hello, NodeId};
 use downbeat_core::time::Time;
 
-/// The inputs that a frontend, a scheduler and a backend have alike, for code that drives nodes of
-/// any role: a loop with sockets, or an emulated network.
+/// The inputs that a frontend, a scheduler and a backend share. A loop with sockets or an emulated
+/// network drives nodes of any role through this trait.
 pub trait RoleNode<P> {
     /// The links, whose delays are metrics.
     fn links(&self) -> &Links<P>;

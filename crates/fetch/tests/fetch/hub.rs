@@ -16,7 +16,7 @@ fn to(status: u16, location: String) -> Reply {
     Reply { headers: vec![("location", location)], ..reply(status, "") }
 }
 
-/// A hub whose files are on another host, as those of the real one.
+/// A hub that redirects downloads to another host, as the real hub does.
 fn hub(description: Vec<u8>, content: Vec<u8>) -> Server {
     let port = Arc::new(AtomicUsize::new(0));
     let own = port.clone();

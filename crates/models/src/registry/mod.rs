@@ -247,8 +247,8 @@ impl Registry {
     }
 
     /// Loads and measures a model anew beside the one that serves. Decisions in service about its
-    /// policy rest on the old measurements: the server forgets them. If the measuring fails, the log
-    /// says why, and the present versions go on with what they know.
+    /// policy rest on the old measurements: the server forgets them. If the measurement fails, the log
+    /// has the reason, and the present versions go on with their guesses.
     pub async fn measure_again(&self, name: &str) {
         self.loader.forget_losses(name);
         let measuring = MeasuringTime::behind_service;

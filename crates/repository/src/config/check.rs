@@ -18,6 +18,9 @@ use crate::config::finding::{Finding, did_you_mean};
 use crate::config::policy::{DispatchPolicy, DropPolicy, PolicyName};
 use crate::definition::{CompletionOptions, ModelFormat, datatype};
 
+/// The remedy for a place that the server does not have.
+const ELSEWHERE: &str = "or name the model's devices in [placement] of downbeat.toml";
+
 /// Largest plausible batch size: beyond it, measuring a model alone would take all memory.
 const MAX_BATCH_SIZE: i32 = 1 << 16;
 
@@ -319,7 +322,6 @@ impl<'a> Report<'a> {
         options: &CompletionOptions,
     ) -> Option<Vec<u32>> {
         use model_instance_group::Kind;
-        const ELSEWHERE: &str = "or name the model's devices in [placement] of downbeat.toml";
         let (kind, listed, gpus) = (group.kind(), &group.gpus, &options.gpus);
         let of_gpus = matches!(kind, Kind::Gpu | Kind::Auto);
         let name = kind.as_str_name();
@@ -336,17 +338,8 @@ impl<'a> Report<'a> {
             return None;
         }
         if gpus.is_empty() {
-            if kind == Kind::Gpu && options.cpu_for_gpus {
-                let message =
-                    "is KIND_GPU, but this server has no GPU; the model runs on the CPU, as --cuda-missing cpu allows";
-                self.warn(&format!("{path}.kind"), message);
-            } else if kind == Kind::Gpu {
-                let message = format!(
-                    "is KIND_GPU, but this server runs models on the CPU; start the server on GPUs (--engine cuda), \
-                     allow the CPU (--cuda-missing cpu), write KIND_AUTO, {ELSEWHERE} ({})",
-                    Pointer::PLACEMENT
-                );
-                self.error(&format!("{path}.kind"), message);
+            if kind == Kind::Gpu {
+                self.gpu_without_gpus(path, options.cpu_for_gpus);
             }
             return None;
         }
@@ -374,6 +367,22 @@ impl<'a> Report<'a> {
             self.warn(&format!("{path}.count"), message);
         }
         asked.filter(|asked| !asked.is_empty())
+    }
+
+    /// Reports `KIND_GPU` on a server that has no GPUs.
+    fn gpu_without_gpus(&mut self, path: &str, cpu_is_allowed: bool) {
+        let place = format!("{path}.kind");
+        if cpu_is_allowed {
+            let message =
+                "is KIND_GPU, but this server has no GPU; the model runs on the CPU, as --cuda-missing cpu allows";
+            return self.warn(&place, message);
+        }
+        let message = format!(
+            "is KIND_GPU, but this server runs models on the CPU; start the server on GPUs (--engine cuda), allow the \
+             CPU (--cuda-missing cpu), write KIND_AUTO, {ELSEWHERE} ({})",
+            Pointer::PLACEMENT
+        );
+        self.error(&place, message);
     }
 
     fn instances(&mut self, config: &ModelConfig) -> u32 {

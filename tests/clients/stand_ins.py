@@ -45,8 +45,7 @@ class Hub:
         if not self.is_up:
             return self.send(request, 503, b"")
         if path.startswith(f"{api}/revision/"):
-            siblings = [{"rfilename": name, "size": len(content), "lfs": {"size": len(content), "sha256": sha256(content)}}
-                        for name, content in self.files.items()]
+            siblings = [{"rfilename": name, "size": len(content), "lfs": lfs(content)} for name, content in self.files.items()]
             return self.send_json(request, {"id": self.repository, "sha": self.commit, "siblings": siblings})
         if path.startswith(f"{api}/tree/"):
             return self.send_json(request, [{"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
@@ -94,6 +93,11 @@ class Hub:
 
 def sha256(content):
     return hashlib.sha256(content).hexdigest()
+
+
+def lfs(content):
+    """What the hub says of a file that git-lfs keeps. The pointer is the file of some 130 bytes that git has in its place."""
+    return {"size": len(content), "sha256": sha256(content), "pointerSize": 134}
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ PATH="$PWD/$venv/bin:$PATH"
 
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 # The time of the files in the packages: the same commit makes the same packages.
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+[ -n "${SOURCE_DATE_EPOCH:-}" ] || SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
 export SOURCE_DATE_EPOCH
 out=$PWD/target/packages work=$PWD/target/packages/work
 rm -rf "$work"

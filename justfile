@@ -108,5 +108,4 @@ ci:
     .ci/run
 
 _venv requirements:
-    test -x {{venv}}/bin/python || python3 -m venv {{venv}}
-    {{venv}}/bin/pip install --quiet --requirement {{requirements}}
+    tools/venv.sh {{venv}} --requirement {{requirements}}

@@ -5,7 +5,7 @@
 #     packaging/build.sh --profile ci wheel archive
 #
 # The packages are `wheel`, `archive` and `deb`. All of them have the same program, whose debug information is in an
-# archive of its own. `maturin` builds the program; the tools come by pip into target/packaging-venv.
+# archive of its own. `maturin` builds the program; the tools come into target/packaging-venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,8 +32,7 @@ for tool in python3 objcopy; do
 done
 
 venv=target/packaging-venv
-[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-"$venv/bin/pip" install --quiet --disable-pip-version-check --requirement packaging/requirements.txt
+tools/venv.sh "$venv" --requirement packaging/requirements.txt
 # The tools by absolute paths: maturin starts zig by the `python3` on the path.
 PATH="$PWD/$venv/bin:$PATH"
 

@@ -36,21 +36,31 @@ fn repository() -> tempfile::TempDir {
 /// frontends.
 struct SubClusters {
     schedulers: Vec<Member>,
+    /// The addresses of all schedulers.
     list: String,
     repository: tempfile::TempDir,
 }
 
 impl SubClusters {
     fn start(schedulers: usize, flags: &[&str]) -> SubClusters {
-        let [first, second] = free_addresses::<2>().map(|address| address.to_string());
-        let addresses = &[first, second][..schedulers];
-        let list = addresses.join(",");
-        let scheduler = |rank: usize| {
-            let own = ["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]];
+        let mut cluster = SubClusters::without_schedulers(schedulers);
+        cluster.start_schedulers(flags);
+        cluster
+    }
+
+    /// A cluster of which no process runs.
+    fn without_schedulers(schedulers: usize) -> SubClusters {
+        let addresses = free_addresses::<2>().map(|address| address.to_string());
+        SubClusters { schedulers: Vec::new(), list: addresses[..schedulers].join(","), repository: repository() }
+    }
+
+    fn start_schedulers(&mut self, flags: &[&str]) {
+        let scheduler = |(rank, address): (usize, &str)| {
+            let own = ["--schedulers", &self.list, "--rank", &rank.to_string(), "--listen", address];
             let divides = ["--sub-clusters", "2", "--plan-every-s", "0"];
             Member::start("scheduler", &[&own, &divides[..], &PATIENT, flags].concat())
         };
-        SubClusters { schedulers: (0..schedulers).map(scheduler).collect(), list, repository: repository() }
+        self.schedulers = self.list.split(',').enumerate().map(scheduler).collect();
     }
 
     fn backend(&self, name: &str) -> Member {
@@ -181,14 +191,21 @@ fn a_new_leader_goes_on_with_the_layout_that_is_there() {
 #[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
 fn a_plan_that_etcd_has_outlives_all_processes() {
     let etcd = Etcd::start();
-    let of = |cluster: &SubClusters, names: [&str; 2]| {
+    // Backends come before the scheduler, which waits a while for those that are on their way. A
+    // scheduler that knows one backend for longer makes a plan for one.
+    let start = |names: [&str; 2]| {
+        let mut cluster = SubClusters::without_schedulers(1);
         let backends = names.map(|name| cluster.backend(name));
+        cluster.start_schedulers(&["--etcd", &etcd.clients]);
+        (cluster, backends)
+    };
+    let of = |cluster: &SubClusters, backends: &[Member; 2]| {
         until("two have come", || cluster.layout().len() == 2);
         let models = cluster.settled(&backends.iter().collect::<Vec<_>>(), [1, 1]);
         models.into_iter().collect::<BTreeSet<_>>()
     };
-    let mut cluster = SubClusters::start(1, &["--etcd", &etcd.clients]);
-    let before = of(&cluster, ["first", "second"]);
+    let (mut cluster, backends) = start(["first", "second"]);
+    let before = of(&cluster, &backends);
     for scheduler in cluster.schedulers.drain(..) {
         scheduler.signal("-KILL");
     }
@@ -213,15 +230,15 @@ fn a_plan_that_etcd_has_outlives_all_processes() {
     };
     let expected = BTreeSet::from([swap(one, goes, comes), swap(other, comes, goes)]);
     // New processes, which no scheduler has told anything yet.
-    let anew = SubClusters::start(1, &["--etcd", &etcd.clients]);
-    assert_eq!(of(&anew, ["third", "fourth"]), expected);
+    let (anew, backends) = start(["third", "fourth"]);
+    assert_eq!(of(&anew, &backends), expected);
     // A scheduler ends if another one has its rank and lives.
     drop(anew);
     // A stored value that is no plan costs only a line in the log.
     ask("put", serde_json::json!({ "key": key, "value": BASE64_STANDARD.encode("nothing") }));
-    let mut last = SubClusters::start(1, &["--etcd", &etcd.clients]);
+    let (mut last, backends) = start(["fifth", "sixth"]);
     last.schedulers[0].wait_for("is not a plan of sub-clusters");
-    of(&last, ["fifth", "sixth"]);
+    of(&last, &backends);
 }
 
 #[test]

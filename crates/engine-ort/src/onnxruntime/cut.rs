@@ -14,7 +14,6 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_engine::LoadOptions;
@@ -125,8 +124,8 @@ pub(super) fn cut(
 
 /// Reads a model, or only the fields of it that another message type has.
 pub(super) fn read<M: Message + Default>(path: &Path) -> Result<M, String> {
-    let bytes = std::fs::read(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
-    M::decode(Bytes::from(bytes)).map_err(|e| format!("{} cannot be read: {e}", path.display()))
+    let bytes = downbeat_engine::model_bytes(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
+    M::decode(bytes).map_err(|e| format!("{} cannot be read: {e}", path.display()))
 }
 
 /// As [`boundary::find`], but it also accepts names in the model's own file. The library names

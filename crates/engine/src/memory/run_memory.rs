@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use prost::Message;
 use smallvec::SmallVec;
 
+use crate::onnx;
 use crate::onnx::proto::ModelProto;
 use crate::onnx::sizes::{Input, Need, Sizes};
 use crate::tensor::Tensor;
@@ -79,8 +79,8 @@ impl RunMemory {
     /// take too much memory.
     pub fn of(path: &Path, budget: Option<&Arc<MemoryBudget>>) -> Result<Option<RunMemory>, String> {
         let Some(budget) = budget else { return Ok(None) };
-        let bytes = std::fs::read(path).map_err(|e| format!("it cannot be read: {e}"))?;
-        let graph = ModelProto::decode(Bytes::from(bytes)).ok().and_then(|model| model.graph);
+        let bytes = onnx::model_bytes(path).map_err(|e| format!("it cannot be read: {e}"))?;
+        let graph = ModelProto::decode(bytes).ok().and_then(|model| model.graph);
         // A file that cannot be decoded here is the engine's to reject.
         let Some(Ok(sizes)) = graph.map(|graph| Sizes::new(&graph)) else { return Ok(None) };
         let memory = RunMemory { sizes, budget: budget.clone(), known: Mutex::default() };

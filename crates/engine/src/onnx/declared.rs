@@ -102,7 +102,7 @@ impl Declared {
         optional: &BTreeSet<String>,
         without_shape: &BTreeSet<String>,
     ) -> Result<Opened, String> {
-        let bytes = Bytes::from(std::fs::read(checked.path).map_err(|e| e.to_string())?);
+        let bytes = super::model_bytes(checked.path).map_err(|e| e.to_string())?;
         let mut model = ModelProto::decode(bytes).map_err(|e| e.to_string())?;
         let graph = model.graph.as_mut().ok_or("the file has no graph")?;
         let mut defaults = BTreeMap::new();

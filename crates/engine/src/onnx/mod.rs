@@ -6,6 +6,7 @@ mod file;
 mod further_size_rules;
 pub mod graph;
 mod hazard;
+mod held_file;
 pub mod message;
 pub mod proto;
 pub(crate) mod rewrite;
@@ -30,6 +31,7 @@ pub(crate) use external::original;
 pub use external::{ORIGINAL, data_folder};
 use file::{OnnxFile, ValueInfo, ValueKind};
 pub use hazard::hazard;
+pub use held_file::{HeldFile, model_bytes};
 pub use rows::{Cause, RowReport, Rows, row_report};
 
 /// Largest model file: protocol buffers cannot be larger, and neither engine reads more.
@@ -143,8 +145,8 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
 
 /// Reads the whole of a checked model file, without its external data.
 fn read_whole(path: &Path) -> Result<Bytes, LoadError> {
-    let read = std::fs::read(path).map(Bytes::from);
-    read.map_err(|e| LoadError::File { path: path.to_owned(), reason: format!("the model file cannot be read: {e}") })
+    model_bytes(path)
+        .map_err(|e| LoadError::File { path: path.to_owned(), reason: format!("the model file cannot be read: {e}") })
 }
 
 fn not_a_model(path: &Path, error: impl Display) -> LoadError {

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use prost::Message;
@@ -20,6 +19,7 @@ use crate::cut::activations::Activations;
 use crate::cut::boundary::{self, Boundaries, Boundary, MeasuredValue};
 use crate::cut::probe::{self, Probe};
 use crate::cut::{Cut, SegmentInfo};
+use crate::onnx;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
 use crate::traits::{LoadOptions, Share};
@@ -39,8 +39,8 @@ pub(super) fn cut(
     options: &LoadOptions,
 ) -> Result<(RtenShared, Vec<SegmentInfo>, Activations), String> {
     probe::has_batch(&whole.signature)?;
-    let bytes = std::fs::read(&options.path).map_err(|e| format!("it cannot be read: {e}"))?;
-    let mut model = ModelProto::decode(Bytes::from(bytes)).map_err(|e| format!("it cannot be read: {e}"))?;
+    let bytes = onnx::model_bytes(&options.path).map_err(|e| format!("it cannot be read: {e}"))?;
+    let mut model = ModelProto::decode(bytes).map_err(|e| format!("it cannot be read: {e}"))?;
     let graph = OperatorGraph::exits_first(model.graph.as_mut().ok_or("it has no graph")?)?;
     drop(model);
     let run = |probe| Trial { shared: &whole, probe }.values(&graph);

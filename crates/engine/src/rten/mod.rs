@@ -16,7 +16,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use prost::Message;
 use rten::{ModelOptions, NodeId, RunOptions};
@@ -151,8 +150,8 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten
         if path.extension().is_some_and(|e| e == "onnx") {
             return Ok((options.load_file(path).map_err(|e| e.to_string())?, Rewritten::new()));
         }
-        let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
-        Ok((options.load(bytes).map_err(|e| e.to_string())?, Rewritten::new()))
+        let bytes = onnx::model_bytes(path).map_err(|e| e.to_string())?;
+        Ok((options.load(bytes.to_vec()).map_err(|e| e.to_string())?, Rewritten::new()))
     };
     catch_unwind(load).unwrap_or_else(|panic| Err(format!("its loader failed: {}", panic_message(&*panic))))
 }
@@ -161,7 +160,7 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten
 /// data that RTen opens. Other operators are in place of the ones that RTen computes wrong. `None`:
 /// the file is right already.
 fn suited(path: &Path, file: &Checked<'_>) -> Result<Option<(Vec<u8>, Rewritten, Renamed)>, String> {
-    let bytes = Bytes::from(std::fs::read(path).map_err(|e| e.to_string())?);
+    let bytes = onnx::model_bytes(path).map_err(|e| e.to_string())?;
     // A file that cannot be decoded is RTen's to reject.
     let (Ok(mut model), Ok(values)) = (ModelProto::decode(bytes.clone()), ModelValues::decode(bytes)) else {
         return Ok(None);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use anyhow::Context;
 use downbeat_core::device::{ChosenPolicy, WrittenSettings};
+use downbeat_engine::HeldFile;
 use downbeat_host::device::PolicyError;
 use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_repository::config::policy::PolicyName;
@@ -135,6 +136,7 @@ impl Loader {
         definition: &ModelDefinition,
         file: &VersionFile<'_>,
     ) -> anyhow::Result<LoadOutcome> {
+        let _held = HeldFile::new(file.path);
         Loading::begin(&self.context, policy, &why, definition.clone(), file)?.run(why)
     }
 

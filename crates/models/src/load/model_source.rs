@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use downbeat_engine::{
-    Cut, Declared, DefaultValue, Engine, LoadError, LoadOptions, Model, Part, Share, StreamPriority,
+    Cut, Declared, DefaultValue, Engine, HeldFile, LoadError, LoadOptions, Model, Part, Share, StreamPriority,
 };
 use downbeat_protocol::inference::ModelOptimizationPolicy;
 use downbeat_protocol::inference::model_optimization_policy::ModelPriority;
@@ -34,6 +34,7 @@ pub struct ModelSource<'a> {
     part: Option<&'a Part>,
     /// See [`ProfileStore::file_key`].
     file: OnceCell<std::io::Result<String>>,
+    _held: HeldFile,
 }
 
 impl<'a> ModelSource<'a> {
@@ -69,7 +70,8 @@ impl<'a> ModelSource<'a> {
         options.cache = store.folder.clone();
         options.tensorrt = definition.tensorrt.clone().unwrap_or_default();
         options.priority = stream_priority(definition);
-        Ok(ModelSource { engine, turn, store, options, defaults, folder, part, file: OnceCell::new() })
+        let (file, _held) = (OnceCell::new(), HeldFile::new(&options.path));
+        Ok(ModelSource { engine, turn, store, options, defaults, folder, part, file, _held })
     }
 
     /// Loads the model. A model that is cut needs measurements of its operators: they come from the

@@ -32,8 +32,18 @@
 //! # Ok::<(), downbeat_core::pipeline::ShapeError>(())
 //! ```
 
+mod division;
+mod flow;
+mod rehearsal;
+mod replay;
 mod shape;
 mod shares;
+mod stage;
 
+pub use division::{BatchDone, Division, Reached};
+pub use flow::{End, Flow, Launch, Outcome};
+pub use rehearsal::{RehearsalOptions, WeightRehearsal};
+pub use replay::{PipelineArrival, Replay};
 pub use shape::{Shape, ShapeError, StepShape};
 pub use shares::{Shares, StepCost};
+pub use stage::{Pipeline, Stage, StageError, StepModel};

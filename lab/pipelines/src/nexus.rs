@@ -47,13 +47,13 @@ pub fn nexus_budgets(shape: &Shape, profiles: &[&LatencyProfile], rate: f64, slo
     (0..shape.len()).map(|step| time(given[level[step]])).collect()
 }
 
-/// Devices that keep up with `rate` within the budget. A budget below `l(1)` serves nothing, and one
-/// below `2 l(1)` lone requests.
+/// Devices that keep up with `rate` within the budget. A budget below `2 l(1)` serves nothing: a
+/// request may have to wait for the batch before it.
 fn devices(profile: &LatencyProfile, rate: f64, budget: Duration) -> f64 {
-    if budget < profile.latency(1) {
-        return 1e9 * profile.latency(1).as_secs_f64() / budget.as_secs_f64().max(1e-9);
-    }
     let half = Duration::from_nanos(budget.as_nanos() / 2);
+    if half < profile.latency(1) {
+        return 1e9 * profile.latency(1).as_secs_f64() / half.as_secs_f64().max(1e-9);
+    }
     let batch = profile.largest_up_to(profile.max_batch(), half).max(1);
     rate * profile.latency(batch).as_secs_f64() / f64::from(batch)
 }

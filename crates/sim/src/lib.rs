@@ -3,7 +3,8 @@
 //! [`Simulation`] runs the production [`Scheduler`](downbeat_core::cluster::Scheduler) against
 //! generated or recorded arrivals. Devices take the time of their latency profile. A [`Checker`]
 //! judges every decision from outside. [`CapacityQuestion`] searches a cluster's capacity, and
-//! [`what_if`] replays a decision log. All results follow from the seed.
+//! [`what_if`] replays a decision log. [`pipelines`] plays requests of several models. All results
+//! follow from the seed.
 //!
 //! Papers' figures, published systems and emulated GPUs are in `lab/downbeat-lab`.
 
@@ -12,6 +13,7 @@ mod bounds;
 mod capacity;
 pub mod device_replay;
 pub mod parallel;
+pub mod pipelines;
 pub mod policy;
 pub mod profiles;
 mod scenario;

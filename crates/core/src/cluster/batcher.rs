@@ -155,9 +155,9 @@ impl Batcher {
         } else if let Some(preferred) = self.preferred_fill(now, first_arrival, prefix) {
             (size, full) = (preferred, true);
         }
-        let KindPlan { profile, pace, network, .. } = &self.kinds.plans[plan];
-        let delay = network.delay(size);
-        let forming = Forming { size, deadline, first_arrival, full, wait: self.wait, since, profile, delay };
+        let KindPlan { profile, pace, network, enough, .. } = &self.kinds.plans[plan];
+        let (delay, enough, wait) = (network.delay(size), *enough, self.wait);
+        let forming = Forming { size, deadline, first_arrival, full, enough, wait, since, profile, delay };
         let (mut opens, mut bound) = self.dispatch.opens(&forming);
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         // No policy waits until a member is lost. `latest` bounds its delay, and so does a queue

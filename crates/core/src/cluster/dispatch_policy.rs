@@ -24,6 +24,7 @@ use crate::time::{Duration, Time};
 /// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
 /// | `Adaptive` | as `Eager`, as `Deferred`, or between the two: [`super::Behaviour::wait`] | Downbeat |
 /// | `Route` | `now`, as no batch forms here: a device policy makes the batches | Downbeat |
+/// | `EarlyLeave` | as `Deferred`; `now` once the candidate is large enough to keep up with the arrivals | steps of pipelines |
 ///
 /// A candidate cannot grow if it has `max_batch`, or if the next request would not fit its
 /// deadline. Such a candidate may start at once under every policy: it could only wait for requests
@@ -60,7 +61,18 @@ pub enum DispatchPolicy {
     /// its work, for any model, first. A device policy makes the batches there
     /// ([`crate::device::PolicyName`]).
     Route,
+    /// Deferred, for a step of a pipeline: a candidate that waits takes time from the steps after
+    /// it. So it starts at once when batches of its size keep up with [`PACE`] times the arrivals
+    /// of the last second. Users do not name this policy: [`DispatchPolicy::of_step`] chooses it.
+    EarlyLeave {
+        /// The part of the devices that the model may count on, percent. Other models of the same
+        /// devices have the rest.
+        share: u8,
+    },
 }
+
+/// A batch of a step leaves early if it keeps up with this many times the arrivals.
+const PACE: f64 = 1.1;
 
 impl DispatchPolicy {
     /// Every policy. Repository, server, simulator and command line know policies by this table.
@@ -84,7 +96,37 @@ impl DispatchPolicy {
             DispatchPolicy::Adaptive { consolidate: false } => "adaptive",
             DispatchPolicy::Adaptive { consolidate: true } => "consolidating",
             DispatchPolicy::Route => "route",
+            DispatchPolicy::EarlyLeave { .. } => "early-leave",
         }
+    }
+
+    /// The policy for a model that runs a step of a pipeline. Only deferral changes. `share` is the
+    /// part of the devices that the model may count on, percent.
+    #[must_use]
+    pub fn of_step(self, share: u8) -> Self {
+        match self {
+            DispatchPolicy::Deferred => DispatchPolicy::EarlyLeave { share },
+            other => other,
+        }
+    }
+
+    /// The size from which a candidate leaves early: the smallest batch with which the model's part
+    /// of `devices` keeps up with the arrivals. `u32::MAX`: no candidate does.
+    pub(super) fn enough(&self, profile: &LatencyProfile, most: u32, rate: Option<f64>, devices: u32) -> u32 {
+        let DispatchPolicy::EarlyLeave { share } = self else { return u32::MAX };
+        let Some(rate) = rate else { return u32::MAX };
+        let devices = f64::from(devices.max(1)) * f64::from((*share).clamp(1, 100)) / 100.0;
+        let keeps_up = |batch: u32| f64::from(batch) * devices >= PACE * rate * profile.latency(batch).as_secs_f64();
+        // Throughput rises with the batch size, except at the steps of a measured profile.
+        let (mut low, mut high) = (1, most.max(1));
+        if !keeps_up(high) {
+            return u32::MAX;
+        }
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if keeps_up(middle) { high = middle } else { low = middle + 1 }
+        }
+        high
     }
 
     /// The names of all policies.
@@ -136,6 +178,8 @@ pub(crate) struct Forming<'a> {
     pub first_arrival: Time,
     /// Whether the candidate cannot grow.
     pub full: bool,
+    /// [`DispatchPolicy::EarlyLeave`]: the size from which the candidate starts at once.
+    pub enough: u32,
     /// How far a candidate waits under [`DispatchPolicy::Adaptive`] ([`super::Behaviour::wait`]).
     /// Other policies ignore this number.
     pub wait: u8,
@@ -150,13 +194,17 @@ impl DispatchPolicy {
     /// The instant from which the candidate may start, which may be in the past, and the rule that
     /// set it.
     pub(crate) fn opens(&self, forming: &Forming<'_>) -> (Time, StartBound) {
-        let Forming { size, deadline, first_arrival, full, wait, since, profile, delay: way } = *forming;
+        let Forming { size, deadline, first_arrival, full, enough, wait, since, profile, delay: way } = *forming;
         if full {
             return (Time::ZERO, StartBound::Full);
         }
         match self {
             DispatchPolicy::Adaptive { .. } if wait == 0 => (Time::ZERO, StartBound::Eager),
-            DispatchPolicy::Deferred | DispatchPolicy::Latest | DispatchPolicy::Adaptive { .. }
+            DispatchPolicy::EarlyLeave { .. } if size >= enough => (Time::ZERO, StartBound::KeepsUp),
+            DispatchPolicy::Deferred
+            | DispatchPolicy::Latest
+            | DispatchPolicy::Adaptive { .. }
+            | DispatchPolicy::EarlyLeave { .. }
                 if deadline == Time::MAX =>
             {
                 (Time::ZERO, StartBound::Eager)
@@ -166,7 +214,7 @@ impl DispatchPolicy {
                 let way = frontrun.since(since).as_nanos() / 100 * u64::from(wait);
                 (since + Duration::from_nanos(way), StartBound::Frontrun)
             }
-            DispatchPolicy::Deferred | DispatchPolicy::Adaptive { .. } => {
+            DispatchPolicy::Deferred | DispatchPolicy::Adaptive { .. } | DispatchPolicy::EarlyLeave { .. } => {
                 (deadline - profile.latency(size.saturating_add(1)), StartBound::Frontrun)
             }
             DispatchPolicy::Latest => (deadline - profile.latency(size), StartBound::Latest),
@@ -174,5 +222,26 @@ impl DispatchPolicy {
             // The first arrival waits in the queue, not on the way.
             DispatchPolicy::Timeout { delay, .. } => (first_arrival + *delay + way, StartBound::Timeout),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Batches of `b` take `5 + b` ms. One device answers `b` requests in that time.
+    #[test]
+    fn enough_is_the_smallest_batch_that_keeps_up_with_more_than_the_arrivals() {
+        let profile = LatencyProfile::linear_ms(1.0, 5.0, 64).unwrap();
+        let enough = |share, rate, devices| DispatchPolicy::Deferred.of_step(share).enough(&profile, 64, rate, devices);
+        // 1.1 * 500/s: b / (5 + b) >= 0.55, so b >= 6.1.
+        assert_eq!(enough(100, Some(500.0), 1), 7);
+        assert_eq!(enough(50, Some(500.0), 2), 7, "half of two devices is one device");
+        assert_eq!(enough(100, Some(10.0), 1), 1);
+        assert_eq!(enough(100, Some(1000.0), 1), u32::MAX, "no batch keeps up");
+        assert_eq!(enough(100, None, 1), u32::MAX, "the rate is not known yet");
+        assert_eq!(enough(0, Some(1.0), 0), 1, "no device and no share are taken as a little");
+        assert_eq!(DispatchPolicy::Deferred.enough(&profile, 64, Some(10.0), 1), u32::MAX);
+        assert_eq!(DispatchPolicy::Eager.of_step(50), DispatchPolicy::Eager);
     }
 }

@@ -30,6 +30,8 @@ pub(super) struct KindPlan {
     pub target: u32,
     /// The largest batch.
     pub limit: u32,
+    /// The size from which a batch leaves early ([`super::DispatchPolicy::EarlyLeave`]).
+    pub enough: u32,
     pub candidate: Option<Candidate>,
 }
 
@@ -118,7 +120,7 @@ impl KindPlans {
             let candidate = former.iter().find(|plan| plan.kind == kind).and_then(|plan| plan.candidate);
             let pace = profile.latency(self.max_batch);
             let [measured, planned, sent] = [profile.clone(), profile.clone(), profile.clone()];
-            let (devices, target, limit) = (0, 1, self.max_batch);
+            let (devices, target, limit, enough) = (0, 1, self.max_batch, u32::MAX);
             let (in_use, network) = (true, self.network);
             KindPlan {
                 kind,
@@ -131,6 +133,7 @@ impl KindPlans {
                 devices,
                 target,
                 limit,
+                enough,
                 candidate,
             }
         }));

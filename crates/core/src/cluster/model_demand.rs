@@ -89,6 +89,7 @@ impl ModelDemand {
                 DispatchPolicy::Adaptive { .. } => behaviour.limit(&plan.sent, staggered, max_batch),
                 _ => max_batch,
             };
+            plan.enough = dispatch.enough(&plan.sent, max_batch, rate, plan.devices);
         }
     }
 }

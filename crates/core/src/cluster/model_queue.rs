@@ -165,7 +165,7 @@ impl ModelQueue {
         if !(is_known && queue.takes_last(deadline)) {
             return None;
         }
-        let at_end = queue.tier_weight(0) > 0 && !(self.demand.stale && self.is_adaptive());
+        let at_end = queue.tier_weight(0) > 0 && !(self.demand.stale && self.follows_load());
         if at_end && self.elision.takes_one() {
             self.elision.join_one();
         } else {
@@ -212,7 +212,7 @@ impl ModelQueue {
         }
         let hopeless_at = hopeless_at(needed, drop, deadline, size);
         // The first request with a bounded wait makes a wake-up due.
-        let is_due = self.demand.stale && self.is_adaptive() || waits && self.waiters.is_empty();
+        let is_due = self.demand.stale && self.follows_load() || waits && self.waiters.is_empty();
         self.elision.join(now, level as usize * 2, size, || {
             hopeless_at == Time::MAX && !is_due && self.batcher.queue.joins_end(&request)
         });
@@ -392,7 +392,7 @@ impl ModelQueue {
 
     /// Computes the demand again if time has made it stale. [`ModelQueue::update`] also does this.
     pub fn refresh_demand(&mut self, now: Time) {
-        if self.is_adaptive() {
+        if self.follows_load() {
             self.refresh_target(now);
         }
     }
@@ -406,6 +406,12 @@ impl ModelQueue {
     /// Whether the model behaves by the [`LoadRegime`].
     pub fn is_adaptive(&self) -> bool {
         self.batcher.drop == DropPolicy::Adaptive || matches!(self.batcher.dispatch, DispatchPolicy::Adaptive { .. })
+    }
+
+    /// Whether the rate of the arrivals changes when a candidate may start, or what drops aim at,
+    /// from one update to the next.
+    fn follows_load(&self) -> bool {
+        self.is_adaptive() || matches!(self.batcher.dispatch, DispatchPolicy::EarlyLeave { .. })
     }
 
     /// Drops every request, because the model is removed.
@@ -459,7 +465,7 @@ impl ModelQueue {
             return;
         }
         if let Some(former) = self.elision.grows(now)
-            && !(self.demand.stale && self.is_adaptive())
+            && !(self.demand.stale && self.follows_load())
             && let Some(grown) = self.batcher.grow(now, former)
         {
             // All that is due by now was done before these requests came.
@@ -498,7 +504,7 @@ impl ModelQueue {
     /// adaptive model learns the regime and reports its demand with each update, so that skipped
     /// updates would change decisions.
     fn foresee(&mut self, now: Time, formed: &Formed) {
-        let meter = if self.is_adaptive() { None } else { Some(&self.demand.meter) };
+        let meter = if self.follows_load() { None } else { Some(&self.demand.meter) };
         self.elision.foresee(now, &mut self.batcher, formed, meter);
     }
 

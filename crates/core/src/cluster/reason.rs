@@ -24,6 +24,8 @@ pub enum StartBound {
     Eager,
     /// The batch's window was open, and it waited for a device.
     Device,
+    /// Batches of this size keep up with the arrivals ([`super::DispatchPolicy::EarlyLeave`]).
+    KeepsUp,
 }
 
 /// The numbers that decided why a batch leaves now.

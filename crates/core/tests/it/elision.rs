@@ -24,6 +24,7 @@ fn models() -> impl Strategy<Value = ModelOptions> {
     let dispatch = prop_oneof![
         4 => Just(DispatchPolicy::Deferred),
         1 => Just(DispatchPolicy::Latest),
+        2 => (0..=100u8).prop_map(|share| DispatchPolicy::EarlyLeave { share }),
         1 => Just(DispatchPolicy::Eager),
         2 => any::<bool>().prop_map(|consolidate| DispatchPolicy::Adaptive { consolidate }),
         1 => timeout,

@@ -19,6 +19,8 @@ mod load;
 mod outcomes;
 mod overlap;
 mod overlap_runs;
+mod pipeline_scenario;
+mod pipelines;
 mod probes;
 mod random_events;
 mod rehearsal;

@@ -66,6 +66,7 @@ pub fn dispatches() -> impl Strategy<Value = DispatchPolicy> {
     prop_oneof![
         3 => Just(DispatchPolicy::Deferred),
         1 => Just(DispatchPolicy::Latest),
+        1 => (0..=100u8).prop_map(|share| DispatchPolicy::EarlyLeave { share }),
         2 => Just(DispatchPolicy::Eager),
         2 => any::<bool>().prop_map(|consolidate| DispatchPolicy::Adaptive { consolidate }),
         2 => (0..800u64, prop::collection::vec(0..9u32, 0..3))

@@ -83,7 +83,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next number, evenly distributed in 0..1.
-    pub(super) fn even(&mut self) -> f64 {
+    pub(crate) fn even(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -169,6 +169,7 @@ impl fmt::Display for Why<'_> {
             StartBound::Timeout => write!(f, "its first request has waited as configured, until {}", At(exec))?,
             StartBound::WakeMargin => write!(f, "the wake margin before its last moment began at {}", At(exec))?,
             StartBound::Eager => f.write_str("it waits for nothing")?,
+            StartBound::KeepsUp => f.write_str("batches of its size keep up with the arrivals")?,
             StartBound::Device if exec == Time::ZERO => f.write_str("it waited for nothing but the device")?,
             StartBound::Device => write!(f, "its window opened at {} and it waited for the device", At(exec))?,
         }

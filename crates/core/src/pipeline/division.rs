@@ -1,0 +1,53 @@
+//! The division of a request's time among its steps.
+
+use super::shares::Shares;
+use crate::time::{Duration, Time};
+
+/// The moment at which a request reaches a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Reached<'a> {
+    /// The request's pipeline.
+    pub pipeline: usize,
+    /// The step whose inputs are there.
+    pub step: usize,
+    /// Now.
+    pub now: Time,
+    /// When the request came.
+    pub arrival: Time,
+    /// When the whole must be done.
+    pub deadline: Time,
+    /// The request's other steps that were reached before and are not done.
+    pub unfinished: &'a [usize],
+}
+
+/// What happened to a batch of a step's model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BatchDone {
+    /// The model.
+    pub model: usize,
+    /// When the batch began to run.
+    pub start: Time,
+    /// How long the batch ran.
+    pub took: Duration,
+    /// The mean time that its members waited in the queue.
+    pub waited: Duration,
+}
+
+/// A division of the time: by when must a step be done?
+pub trait Division {
+    /// The step's local deadline; `None`: the request is given up here.
+    fn local_deadline(&mut self, reached: &Reached<'_>) -> Option<Time>;
+
+    /// Learns from a batch that ran. Most divisions learn nothing.
+    fn batch_done(&mut self, _batch: BatchDone) {}
+}
+
+/// One [`Shares`] for each pipeline: the first step that knows that the whole cannot be in time
+/// gives the request up.
+impl Division for Vec<Shares> {
+    fn local_deadline(&mut self, reached: &Reached<'_>) -> Option<Time> {
+        let Reached { pipeline, step, now, deadline, unfinished, .. } = *reached;
+        let shares = &self[pipeline];
+        shares.can_make(&[step], now, deadline).then(|| shares.local_deadline_beside(step, unfinished, now, deadline))
+    }
+}

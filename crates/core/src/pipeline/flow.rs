@@ -1,0 +1,306 @@
+//! The flow of requests through the steps of their pipelines.
+
+use std::collections::VecDeque;
+
+use super::division::{BatchDone, Division, Reached};
+use super::stage::{Pipeline, STEP_BITS, Stage, StageError};
+use crate::cluster::{Output, Request, Scheduler, Ticket};
+use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
+use crate::time::{Duration, Time};
+
+/// The requests of pipelines on their way through the schedulers of all steps.
+///
+/// A pure state machine, as the [`Scheduler`] is that runs each pool. The driver calls a `handle_*`
+/// with the time of the event. Then it takes every [`Flow::poll_launch`] and [`Flow::poll_end`].
+///
+/// **A step** is queued as soon as all steps before it are done. It gets its local deadline from the
+/// [`Division`]. **A loss** of one step ends the whole: its other steps leave their queues, and the
+/// answers of those that run are ignored. Each request ends exactly once.
+#[derive(Debug)]
+pub struct Flow {
+    pools: Vec<Pool>,
+    pipelines: Vec<Pipeline>,
+    /// By model: its pool and its id there.
+    models: Vec<(usize, ModelId)>,
+    /// The requests that have not ended, by number from `first` on.
+    live: VecDeque<Option<Live>>,
+    first: u64,
+    launches: VecDeque<Launch>,
+    ends: VecDeque<End>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    scheduler: Scheduler,
+    /// By device.
+    running: Vec<Option<Running>>,
+    /// By the model's id in the pool: its number.
+    models: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Running {
+    batch: BatchId,
+    model: usize,
+    members: Vec<RequestId>,
+    start: Time,
+    waited: Duration,
+}
+
+#[derive(Debug)]
+struct Live {
+    pipeline: usize,
+    arrival: Time,
+    deadline: Time,
+    steps: Vec<Step>,
+    left: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// So many steps before it are not done.
+    Waits(usize),
+    Queued(Ticket, Time),
+    Runs,
+    Done,
+}
+
+/// A batch that starts on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Launch {
+    /// The pool of the device.
+    pub pool: usize,
+    /// The device.
+    pub device: DeviceId,
+    /// The batch, for [`Flow::handle_completion`].
+    pub batch: BatchId,
+    /// The batch's model.
+    pub model: usize,
+    /// Requests in the batch.
+    pub size: u32,
+    /// How long the batch takes by the model's profile.
+    pub expected: Duration,
+}
+
+/// The end of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct End {
+    /// The request's number.
+    pub request: u64,
+    /// When it ended.
+    pub at: Time,
+    /// The step that ended the request.
+    pub step: usize,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Outcome {
+    /// All steps are done.
+    Done,
+    /// The division gave the request up: the whole could not be in time any more.
+    Hopeless,
+    /// A step's scheduler did not take the request, or dropped it.
+    Lost,
+}
+
+impl Flow {
+    /// Idle devices and no request.
+    ///
+    /// # Errors
+    /// If a number of the stage names nothing.
+    pub fn new(stage: &Stage) -> Result<Flow, StageError> {
+        stage.check()?;
+        let pool = |devices: &u32| {
+            let mut scheduler = Scheduler::new();
+            for _ in 0..*devices {
+                scheduler.add_device(Time::ZERO, DeviceKind(0));
+            }
+            let running = (0..*devices).map(|_| None).collect();
+            Pool { scheduler, running, models: Vec::new() }
+        };
+        let mut pools: Vec<Pool> = stage.pools.iter().map(pool).collect();
+        let mut models = Vec::with_capacity(stage.models.len());
+        for (number, model) in stage.models.iter().enumerate() {
+            let pool = &mut pools[model.pool];
+            models.push((model.pool, pool.scheduler.add_model(Time::ZERO, model.options.clone())));
+            pool.models.push(number);
+        }
+        let (live, launches, ends) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Ok(Flow { pools, pipelines: stage.pipelines.clone(), models, live, first: 0, launches, ends })
+    }
+
+    /// Takes a request. Returns its number; numbers count from 0.
+    ///
+    /// # Panics
+    /// If there is no such pipeline.
+    pub fn handle_arrival(&mut self, now: Time, pipeline: usize, deadline: Time, by: &mut dyn Division) -> u64 {
+        let request = self.first + self.live.len() as u64;
+        let shape = &self.pipelines[pipeline].shape;
+        let steps: Vec<Step> = shape.steps().iter().map(|step| Step::Waits(step.after.len())).collect();
+        let left = steps.len();
+        let first: Vec<usize> = shape.first().collect();
+        self.live.push_back(Some(Live { pipeline, arrival: now, deadline, steps, left }));
+        for step in first {
+            self.reach(now, request, step, by);
+        }
+        self.settle(now);
+        request
+    }
+
+    /// A batch is done. A batch that does not run on this device is ignored.
+    pub fn handle_completion(
+        &mut self,
+        now: Time,
+        pool: usize,
+        device: DeviceId,
+        batch: BatchId,
+        by: &mut dyn Division,
+    ) {
+        let slot = self.pools.get_mut(pool).and_then(|pool| pool.running.get_mut(device.0 as usize));
+        let Some(running) = slot.and_then(|slot| slot.take_if(|running| running.batch == batch)) else { return };
+        let Running { model, members, start, waited, .. } = running;
+        by.batch_done(BatchDone { model, start, took: now.since(start), waited });
+        self.pools[pool].scheduler.handle_completion(now, device, batch);
+        for member in &members {
+            self.done(now, member.0 >> STEP_BITS, step_of(*member), by);
+        }
+        self.pools[pool].scheduler.recycle(members);
+        self.settle(now);
+    }
+
+    /// Does all that is due by `now`.
+    pub fn handle_timeout(&mut self, now: Time) {
+        for pool in &mut self.pools {
+            if pool.scheduler.poll_timeout().is_some_and(|(at, _)| at <= now) {
+                pool.scheduler.handle_timeout(now);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// When to call [`Flow::handle_timeout`] if no event comes before.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.pools.iter().filter_map(|pool| pool.scheduler.poll_timeout()).map(|(at, _)| at).min()
+    }
+
+    /// The next batch that starts.
+    pub fn poll_launch(&mut self) -> Option<Launch> {
+        self.launches.pop_front()
+    }
+
+    /// The next request that ended.
+    pub fn poll_end(&mut self) -> Option<End> {
+        self.ends.pop_front()
+    }
+
+    fn live(&mut self, request: u64) -> Option<&mut Live> {
+        let index = usize::try_from(request.checked_sub(self.first)?).ok()?;
+        self.live.get_mut(index)?.as_mut()
+    }
+
+    /// A request's step has its inputs.
+    fn reach(&mut self, now: Time, request: u64, step: usize, by: &mut dyn Division) {
+        let Some(live) = self.live(request) else { return };
+        let Live { pipeline, arrival, deadline, ref steps, .. } = *live;
+        let begun = |step: &Step| matches!(step, Step::Queued(..) | Step::Runs);
+        let unfinished: Vec<usize> = (0..steps.len()).filter(|step| begun(&steps[*step])).collect();
+        let reached = Reached { pipeline, step, now, arrival, deadline, unfinished: &unfinished };
+        let Some(local) = by.local_deadline(&reached) else {
+            return self.end(now, request, step, Outcome::Hopeless);
+        };
+        let (pool, model) = self.models[self.pipelines[pipeline].models[step]];
+        let id = RequestId(request << STEP_BITS | step as u64);
+        let asked = Request { id, model, deadline: local, queue_expiry: Time::MAX, level: 0, size: 1 };
+        match self.pools[pool].scheduler.handle_request(now, asked) {
+            Err(_) => self.end(now, request, step, Outcome::Lost),
+            Ok(ticket) => {
+                if let Some(live) = self.live(request) {
+                    live.steps[step] = Step::Queued(ticket, now);
+                }
+            }
+        }
+    }
+
+    fn done(&mut self, now: Time, request: u64, step: usize, by: &mut dyn Division) {
+        let Some(live) = self.live(request) else { return };
+        live.steps[step] = Step::Done;
+        live.left -= 1;
+        if live.left == 0 {
+            return self.end(now, request, step, Outcome::Done);
+        }
+        let pipeline = live.pipeline;
+        for index in 0..self.pipelines[pipeline].shape.next(step).len() {
+            let next = self.pipelines[pipeline].shape.next(step)[index];
+            let Some(live) = self.live(request) else { return };
+            let Step::Waits(missing) = &mut live.steps[next] else { continue };
+            *missing -= 1;
+            if *missing == 0 {
+                self.reach(now, request, next, by);
+            }
+        }
+    }
+
+    /// Ends a request. Its other steps leave their queues.
+    fn end(&mut self, at: Time, request: u64, step: usize, outcome: Outcome) {
+        let index = request.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+        let Some(live) = index.and_then(|index| self.live.get_mut(index)).and_then(Option::take) else { return };
+        for (step, state) in live.steps.iter().enumerate() {
+            if let Step::Queued(ticket, _) = state {
+                let (pool, model) = self.models[self.pipelines[live.pipeline].models[step]];
+                self.pools[pool].scheduler.handle_cancel(at, model, *ticket);
+            }
+        }
+        self.ends.push_back(End { request, at, step, outcome });
+        while self.live.front().is_some_and(Option::is_none) {
+            self.live.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Takes the decisions of all schedulers, until no decision causes another one.
+    fn settle(&mut self, now: Time) {
+        let mut pool = 0;
+        let mut quiet = 0;
+        while quiet < self.pools.len() {
+            quiet += 1;
+            while let Some(output) = self.pools[pool].scheduler.poll_output() {
+                quiet = 0;
+                match output {
+                    Output::Dispatch { batch, device, model, members, size, expected, .. } => {
+                        let model = self.pools[pool].models[model.0 as usize];
+                        self.launches.push_back(Launch { pool, device, batch, model, size, expected });
+                        let waited = self.begin(now, &members);
+                        let running = Running { batch, model, members, start: now, waited };
+                        self.pools[pool].running[device.0 as usize] = Some(running);
+                    }
+                    Output::Drop { request, .. } => {
+                        self.end(now, request.0 >> STEP_BITS, step_of(request), Outcome::Lost);
+                    }
+                }
+            }
+            pool = (pool + 1) % self.pools.len();
+        }
+    }
+
+    /// Notes that steps run. Returns the mean time that they waited.
+    fn begin(&mut self, now: Time, members: &[RequestId]) -> Duration {
+        let mut waited = 0;
+        for member in members {
+            let step = step_of(*member);
+            if let Some(live) = self.live(member.0 >> STEP_BITS)
+                && let Step::Queued(_, since) = live.steps[step]
+            {
+                live.steps[step] = Step::Runs;
+                waited += now.since(since).as_nanos();
+            }
+        }
+        Duration::from_nanos(waited / members.len().max(1) as u64)
+    }
+}
+
+fn step_of(id: RequestId) -> usize {
+    (id.0 & ((1 << STEP_BITS) - 1)) as usize
+}

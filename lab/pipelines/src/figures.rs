@@ -1,0 +1,166 @@
+//! The figures: all rules on many workloads.
+
+use downbeat_core::median;
+use downbeat_core::pipeline::PipelineArrival;
+use downbeat_sim::pipelines::{LoadSearch, at_load};
+
+use crate::oracle::Oracle;
+use crate::rule::{Batches, Rule, alone, nexus};
+use crate::workload::PipelineWorkload;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Arrivals of a workload; the first quarter does not count.
+    pub requests: usize,
+    /// Fixed shares that the oracle tries for each goodput.
+    pub tries: u32,
+    /// The search of capacities.
+    pub search: LoadSearch,
+    /// Whether capacities are searched, which takes most of the time.
+    pub capacity: bool,
+}
+
+/// The figures of one workload with one kind of batches. The oracle's are the last of each list,
+/// and come after those of [`Rule::ALL`].
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Requests in time as a share of all, below and above load 1.
+    pub goodput: [Vec<f64>; 2],
+    /// The load at which 1% is lost.
+    pub capacity: Vec<f64>,
+}
+
+/// All rows of one kind of batches.
+#[derive(Clone, Debug)]
+pub struct Figures(
+    /// By workload.
+    pub Vec<Row>,
+);
+
+/// A distribution of ratios.
+#[derive(Clone, Copy, Debug)]
+pub struct Summary {
+    /// The median.
+    pub median: f64,
+    /// The mean.
+    pub mean: f64,
+    /// The 10th percentile.
+    pub low: f64,
+    /// The least.
+    pub worst: f64,
+}
+
+impl Summary {
+    /// The summary of some ratios.
+    pub fn of(mut ratios: Vec<f64>) -> Summary {
+        ratios.sort_by(f64::total_cmp);
+        let mean = ratios.iter().sum::<f64>() / ratios.len().max(1) as f64;
+        let at = |share: f64| ratios.get(((ratios.len() as f64 - 1.0) * share).round() as usize).copied();
+        let (low, worst) = (at(0.1).unwrap_or(f64::NAN), at(0.0).unwrap_or(f64::NAN));
+        Summary { median: median(ratios.iter().copied()).unwrap_or(f64::NAN), mean, low, worst }
+    }
+}
+
+impl Row {
+    /// Plays all rules on a workload.
+    pub fn of(workload: &PipelineWorkload, batches: Batches, settings: &Settings) -> Row {
+        let warm_up = settings.requests / 4;
+        let goodput = workload.loads.map(|load| {
+            let arrivals = at_load(&workload.arrivals, load);
+            let rules = Rule::ALL.iter().map(|rule| rule.judge(workload, batches, &arrivals, load, warm_up).goodput());
+            let mut goodput: Vec<f64> = rules.collect();
+            goodput.push(best_fixed(workload, batches, &arrivals, load, settings, 1.0));
+            goodput
+        });
+        let capacity = if settings.capacity { capacities(workload, batches, settings) } else { Vec::new() };
+        Row { goodput, capacity }
+    }
+}
+
+fn capacities(workload: &PipelineWorkload, batches: Batches, settings: &Settings) -> Vec<f64> {
+    let warm_up = settings.requests / 4;
+    let rules = Rule::ALL.iter().map(|rule| {
+        settings.search.capacity(|load| {
+            let arrivals = at_load(&workload.arrivals, load);
+            rule.judge(workload, batches, &arrivals, load, warm_up).goodput()
+        })
+    });
+    let mut capacities: Vec<f64> = rules.collect();
+    capacities.push(settings.search.capacity(|load| {
+        let arrivals = at_load(&workload.arrivals, load);
+        best_fixed(workload, batches, &arrivals, load, settings, 1.0 - settings.search.tolerated)
+    }));
+    capacities
+}
+
+fn best_fixed(
+    workload: &PipelineWorkload,
+    batches: Batches,
+    arrivals: &[PipelineArrival],
+    load: f64,
+    settings: &Settings,
+    enough: f64,
+) -> f64 {
+    let stage = Rule::Equal.stage(workload, batches);
+    let oracle = Oracle { workload, stage: &stage, warm_up: settings.requests / 4, tries: settings.tries, seed: 7 };
+    let each = |weight: &dyn Fn(usize, usize) -> f64| -> Vec<Vec<f64>> {
+        let pipelines = workload.pipelines.iter().enumerate();
+        pipelines
+            .map(|(number, pipeline)| (0..pipeline.shape.len()).map(|step| weight(number, step)).collect())
+            .collect()
+    };
+    let nexus = nexus(workload, load);
+    let starts = [
+        each(&|_, _| 1.0),
+        each(&|pipeline, step| alone(workload, pipeline, step)),
+        each(&|pipeline, step| nexus[pipeline][step].as_secs_f64().max(1e-6)),
+    ];
+    oracle.search(arrivals, &starts, enough).goodput
+}
+
+impl Figures {
+    /// Goodput of a rule relative to equal shares, below (0) or above (1) load 1. The oracle's
+    /// number is that after the last rule.
+    pub fn goodput(&self, rule: usize, above: usize) -> Summary {
+        Summary::of(self.0.iter().map(|row| ratio(&row.goodput[above], rule, 0)).collect())
+    }
+
+    /// Goodput of a rule above load 1, relative to the best fixed shares.
+    pub fn of_best(&self, rule: usize, above: usize) -> Summary {
+        Summary::of(self.0.iter().map(|row| ratio(&row.goodput[above], rule, Rule::ALL.len())).collect())
+    }
+
+    /// Capacity of a rule relative to equal shares.
+    pub fn capacity(&self, rule: usize) -> Summary {
+        Summary::of(self.0.iter().map(|row| ratio(&row.capacity, rule, 0)).collect())
+    }
+
+    /// The table of all rules.
+    pub fn table(&self, title: &str) -> String {
+        let mut text = format!(
+            "| {title} | capacity: median (p10), mean | goodput below | above | above, of the best fixed |\n|---|---|---|---|---|\n"
+        );
+        for rule in 0..=Rule::ALL.len() {
+            let name = Rule::ALL.get(rule).map_or("best fixed shares, by search", |rule| rule.name());
+            let show = |s: Summary| format!("{:.2} ({:.2}), {:.2}", s.median, s.low, s.mean);
+            let capacity = if self.0.iter().all(|row| row.capacity.is_empty()) {
+                String::new()
+            } else {
+                show(self.capacity(rule))
+            };
+            text += &format!(
+                "| {name} | {capacity} | {} | {} | {} |\n",
+                show(self.goodput(rule, 0)),
+                show(self.goodput(rule, 1)),
+                show(self.of_best(rule, 1))
+            );
+        }
+        text
+    }
+}
+
+/// A share of nothing is a share of one request in ten thousand.
+fn ratio(values: &[f64], of: usize, to: usize) -> f64 {
+    values[of].max(1e-4) / values[to].max(1e-4)
+}

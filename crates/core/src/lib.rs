@@ -50,6 +50,7 @@ pub mod isotonic;
 pub mod journal;
 mod names;
 pub mod pages;
+pub mod pipeline;
 pub mod probes;
 pub mod profile;
 pub mod quantile;

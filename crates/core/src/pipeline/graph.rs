@@ -21,6 +21,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use super::shape::{Shape, ShapeError};
+
 /// The tensors that a step needs, and those that the step makes, by their numbers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StepTensors {
@@ -35,14 +37,10 @@ pub struct StepTensors {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Graph {
     steps: Vec<StepTensors>,
-    /// For each step, the steps that make its tensors, ascending.
-    after: Vec<Vec<usize>>,
-    /// For each step, the steps that need its tensors, ascending.
-    before: Vec<Vec<usize>>,
+    /// Which step waits for which others.
+    shape: Shape,
     /// For each tensor, the step that makes it; `None`: the request brings it.
     makers: Vec<Option<usize>>,
-    /// The steps in an order in which each follows those that it needs.
-    order: Vec<usize>,
 }
 
 /// Why steps form no pipeline.
@@ -69,6 +67,9 @@ pub enum GraphError {
     /// Each of these steps needs a tensor of the one before it, and the first needs one of the last.
     #[error("steps {0:?} wait for each other")]
     Circle(Vec<usize>),
+    /// There is no step.
+    #[error("a pipeline needs at least one step")]
+    Empty,
 }
 
 impl Graph {
@@ -91,27 +92,27 @@ impl Graph {
                 makers[tensor] = Some(step);
             }
         }
-        let (mut after, mut before) = (vec![Vec::new(); steps.len()], vec![Vec::new(); steps.len()]);
+        let mut after = vec![Vec::new(); steps.len()];
         for (step, StepTensors { needs, .. }) in steps.iter().enumerate() {
-            let mut earlier = BTreeSet::new();
             for tensor in needs.iter().copied().filter(|tensor| !given.contains(tensor)) {
-                earlier.insert(makers[tensor].ok_or(GraphError::NothingMakes { step, tensor })?);
+                after[step].push(makers[tensor].ok_or(GraphError::NothingMakes { step, tensor })?);
             }
-            earlier.iter().for_each(|other| before[*other].push(step));
-            after[step] = earlier.into_iter().collect();
         }
-        let order = order(&after, &before)?;
-        Ok(Graph { steps, after, before, makers, order })
+        match Shape::new(after.clone()) {
+            Ok(shape) => Ok(Graph { steps, shape, makers }),
+            Err(ShapeError::Empty) => Err(GraphError::Empty),
+            Err(ShapeError::Circle { .. } | ShapeError::Unknown { .. }) => Err(GraphError::Circle(circle(&after))),
+        }
+    }
+
+    /// Which step waits for which others.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     /// The number of steps.
-    pub fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.steps.len()
-    }
-
-    /// Whether there are no steps.
-    pub fn is_empty(&self) -> bool {
-        self.steps.is_empty()
     }
 
     /// The tensors of a step.
@@ -121,12 +122,7 @@ impl Graph {
 
     /// The steps that must finish before this step may start, ascending.
     pub fn after(&self, step: usize) -> &[usize] {
-        &self.after[step]
-    }
-
-    /// The steps in an order in which each follows those that it needs.
-    pub fn order(&self) -> &[usize] {
-        &self.order
+        &self.shape.steps()[step].after
     }
 
     /// The step that makes a tensor; `None`: the request brings the tensor.
@@ -147,41 +143,32 @@ impl Graph {
     }
 }
 
-/// The order of steps by their needs; the smaller number goes first where both orders do.
-fn order(after: &[Vec<usize>], before: &[Vec<usize>]) -> Result<Vec<usize>, GraphError> {
-    let mut missing: Vec<usize> = after.iter().map(Vec::len).collect();
-    let mut ready: BTreeSet<usize> = (0..after.len()).filter(|step| missing[*step] == 0).collect();
-    let mut order = Vec::with_capacity(after.len());
-    while let Some(step) = ready.pop_first() {
-        order.push(step);
-        for next in &before[step] {
-            missing[*next] -= 1;
-            if missing[*next] == 0 {
-                ready.insert(*next);
-            }
-        }
-    }
-    match missing.iter().position(|missing| *missing > 0) {
-        None => Ok(order),
-        Some(stuck) => Err(GraphError::Circle(circle(after, &missing, stuck))),
-    }
-}
-
-/// A circle among steps of which each still misses another. The first step is the smallest.
-fn circle(after: &[Vec<usize>], missing: &[usize], stuck: usize) -> Vec<usize> {
-    let mut path = vec![stuck];
+/// A circle among the steps, each after those that `after` names. The first step is the smallest.
+fn circle(after: &[Vec<usize>]) -> Vec<usize> {
+    // Steps that never start: those of circles, and those behind them.
+    let mut stuck: BTreeSet<usize> = (0..after.len()).collect();
     loop {
-        let last = path[path.len() - 1];
-        let earlier = after[last].iter().copied().find(|step| missing[*step] > 0).unwrap_or(last);
+        let free: Vec<usize> =
+            stuck.iter().copied().filter(|step| !after[*step].iter().any(|other| stuck.contains(other))).collect();
+        if free.is_empty() {
+            break;
+        }
+        free.iter().for_each(|step| drop(stuck.remove(step)));
+    }
+    // Each stuck step waits for another, so the way back comes to a step that was seen before.
+    let mut path: Vec<usize> = stuck.first().copied().into_iter().collect();
+    while let Some(last) = path.last() {
+        let Some(earlier) = after[*last].iter().copied().find(|step| stuck.contains(step)) else { break };
         if let Some(start) = path.iter().position(|step| *step == earlier) {
-            let mut circle = path.split_off(start);
-            circle.reverse();
-            let least = circle.iter().enumerate().min_by_key(|(_, step)| **step).map_or(0, |(at, _)| at);
-            circle.rotate_left(least);
-            return circle;
+            path.drain(..start);
+            break;
         }
         path.push(earlier);
     }
+    path.reverse();
+    let least = path.iter().enumerate().min_by_key(|(_, step)| **step).map_or(0, |(at, _)| at);
+    path.rotate_left(least);
+    path
 }
 
 /// The state of a step of one request.
@@ -223,7 +210,7 @@ impl<'g> Walk<'g> {
     /// The walk of a request that wants these tensors; `None`: all tensors, so every step runs.
     pub fn new(graph: &'g Graph, wanted: Option<&[usize]>) -> Self {
         let needed = wanted.map_or_else(|| vec![true; graph.len()], |wanted| graph.needed_for(wanted));
-        let missing: Vec<usize> = graph.after.iter().map(Vec::len).collect();
+        let missing: Vec<usize> = graph.shape.steps().iter().map(|step| step.after.len()).collect();
         let state = |(needed, missing): (&bool, &usize)| match (needed, missing) {
             (false, _) => StepState::Skipped,
             (true, 0) => StepState::Ready,
@@ -252,7 +239,7 @@ impl<'g> Walk<'g> {
         if !self.end(step, StepState::Finished) {
             return;
         }
-        for next in &self.graph.before[step] {
+        for next in self.graph.shape.next(step) {
             self.missing[*next] -= 1;
             if self.missing[*next] == 0 && self.states[*next] == StepState::Waiting {
                 self.states[*next] = StepState::Ready;

@@ -153,7 +153,7 @@ fn circle(after: &[Vec<usize>]) -> Vec<usize> {
         if free.is_empty() {
             break;
         }
-        free.iter().for_each(|step| drop(stuck.remove(step)));
+        stuck.retain(|step| !free.contains(step));
     }
     // Each stuck step waits for another, so the way back comes to a step that was seen before.
     let mut path: Vec<usize> = stuck.first().copied().into_iter().collect();

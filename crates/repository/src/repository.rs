@@ -462,9 +462,10 @@ impl ModelRepository {
     pub fn models_of_steps(&self, name: &str, config: Option<&str>) -> BTreeSet<String> {
         let source = match config {
             Some(text) => ConfigSource::from_request(text).ok(),
-            None => self.place(name).ok().and_then(|place| {
-                self.config_source(&place.dir, &place.shown, place.file.as_deref()).ok()
-            }),
+            None => self
+                .place(name)
+                .ok()
+                .and_then(|place| self.config_source(&place.dir, &place.shown, place.file.as_deref()).ok()),
         };
         let steps = source.and_then(|source| match source.config.scheduling_choice {
             Some(SchedulingChoice::EnsembleScheduling(scheduling)) => Some(scheduling.step),

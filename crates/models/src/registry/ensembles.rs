@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use downbeat_core::pages::Pointer;
 use downbeat_repository::{Ensemble, EnsembleStep, ModelDefinition};
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ModelControl;
@@ -86,7 +87,10 @@ impl Registry {
             return Err(load_failed(name, &format!("the ensemble is a step of itself: {circle}")));
         }
         if path.len() > DEEPEST {
-            return Err(load_failed(name, &format!("ensembles are nested deeper than {DEEPEST}: {}", path.join(" -> "))));
+            return Err(load_failed(
+                name,
+                &format!("ensembles are nested deeper than {DEEPEST}: {}", path.join(" -> ")),
+            ));
         }
         if !matches!(self.options.model_control, ModelControl::Explicit { .. }) {
             return Ok(());
@@ -138,7 +142,8 @@ impl Registry {
         if self.cluster.get().is_some() {
             return Err(ServiceError::Unimplemented(format!(
                 "model '{name}' is an ensemble, which a cluster does not serve yet; serve it by downbeat serve, or \
-                 have clients call the models of its steps one after another"
+                 have clients call the models of its steps one after another ({})",
+                Pointer::PIPELINES_IN_A_CLUSTER
             )));
         }
         let definition = Arc::new(definition);
@@ -153,6 +158,13 @@ impl Registry {
             fits
         };
         self.settle_ensembles();
+        if fits.is_err()
+            && let Some(pipeline) = self.serving.pipeline(&name)
+            && let Some(entry) = self.entries.lock().get(&name)
+        {
+            // The ensemble in service goes on.
+            entry.set_all(pipeline.versions.keys().copied(), VersionState::Ready, "");
+        }
         fits.map_err(|reason| load_failed(&name, &reason))
     }
 
@@ -269,9 +281,19 @@ impl Registry {
         true
     }
 
-    /// Whether an ensemble of this name was loaded.
-    pub fn is_ensemble(&self, name: &str) -> bool {
-        self.ensembles.lock().contains_key(name)
+    /// A model, and the models of its steps and of theirs, if it is a loaded ensemble.
+    pub(super) fn with_models_of_steps(&self, name: &str) -> Vec<String> {
+        let ensembles = self.ensembles.lock();
+        let mut all = vec![name.to_owned()];
+        let mut next = 0;
+        while let Some(model) = all.get(next) {
+            let ensemble = ensembles.get(model).and_then(|definition| definition.ensemble.as_ref());
+            let models = ensemble.into_iter().flat_map(|ensemble| ensemble.models()).map(str::to_owned);
+            let new: Vec<String> = models.filter(|model| !all.contains(model)).collect();
+            all.extend(new);
+            next += 1;
+        }
+        all
     }
 }
 

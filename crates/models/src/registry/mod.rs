@@ -165,9 +165,10 @@ impl Registry {
 
     /// The models in service without an SLO: their requests have no deadline unless they bring one.
     pub fn names_without_slo(&self) -> Vec<String> {
-        let served = self.serving.all();
-        let without =
-            served.iter().map(|served| &served.definition).filter(|d| self.options.slo(&d.name, d.slo).is_none());
+        let (served, pipelines) = (self.serving.all(), self.serving.pipelines());
+        let definitions = served.iter().map(|served| &served.definition);
+        let definitions = definitions.chain(pipelines.iter().map(|pipeline| &*pipeline.definition));
+        let without = definitions.filter(|d| self.options.slo(&d.name, d.slo).is_none());
         without.map(|definition| definition.name.clone()).collect()
     }
 

@@ -92,14 +92,16 @@ impl Service for Registry {
         self.started.load(Ordering::Acquire)
             && self.wanted.iter().all(|name| {
                 // A model that a client unloaded is not missing.
-                self.serving.pipeline(name).is_some() || self.serving
-                    .get(name)
-                    .is_some_and(|served| served.versions.values().all(|version| version.hosts.lost().is_none()))
+                let is_unloaded = |name: &String| {
+                    let entry = self.entries.lock().get(name).cloned();
+                    entry.is_some_and(|entry| entry.states.lock().values().all(|(_, reason)| reason == "unloaded"))
+                };
+                self.serving.pipeline(name).is_some()
                     || self
-                        .entries
-                        .lock()
+                        .serving
                         .get(name)
-                        .is_some_and(|entry| entry.states.lock().values().all(|(_, reason)| reason == "unloaded"))
+                        .is_some_and(|served| served.versions.values().all(|version| version.hosts.lost().is_none()))
+                    || self.with_models_of_steps(name).iter().any(is_unloaded)
             })
     }
 
@@ -115,7 +117,9 @@ impl Service for Registry {
     fn is_model_ready(&self, name: &str, version: &str) -> bool {
         let now = self.driver.clock().now();
         if let Some(pipeline) = self.serving.pipeline(name) {
-            return !self.serving.is_draining() && pipeline.version(version).is_ok() && pipeline.not_ready(now).is_none();
+            return !self.serving.is_draining()
+                && pipeline.version(version).is_ok()
+                && pipeline.not_ready(now).is_none();
         }
         !self.serving.is_draining()
             && self
@@ -260,6 +264,18 @@ impl Service for Registry {
         self.check_control("unloaded")?;
         let (this, name) = (self.clone(), name.to_owned());
         finish(async move { this.unload_model(&name).await }).await
+    }
+
+    async fn unload_with_steps(&self, name: &str) -> Result<(), ServiceError> {
+        self.check_control("unloaded")?;
+        let (this, name) = (self.clone(), name.to_owned());
+        finish(async move {
+            for name in this.with_models_of_steps(&name) {
+                this.unload_model(&name).await?;
+            }
+            Ok(())
+        })
+        .await
     }
 
     fn devices(&self) -> Option<DevicesReport> {

@@ -96,18 +96,24 @@ impl Ensemble {
             if self.graph.maker(*tensor).is_some() {
                 continue;
             }
-            let made = self.steps.iter().flat_map(|step| &step.outputs).map(|(_, tensor)| self.tensors[*tensor].as_str());
+            let made =
+                self.steps.iter().flat_map(|step| &step.outputs).map(|(_, tensor)| self.tensors[*tensor].as_str());
             let message = match self.inputs.contains(tensor) {
                 true => format!("'{name}' is an input too; an output must be made by a step"),
                 false => format!("no step makes the tensor '{name}'{}", did_you_mean(name, made)),
             };
             report.error(&format!("output[{i}].name"), message);
         }
-        let needed: BTreeSet<usize> = self.steps.iter().flat_map(|step| &step.inputs).map(|(_, tensor)| *tensor).collect();
+        let needed: BTreeSet<usize> =
+            self.steps.iter().flat_map(|step| &step.inputs).map(|(_, tensor)| *tensor).collect();
         for (i, tensor) in self.inputs.iter().enumerate().filter(|(_, tensor)| !needed.contains(tensor)) {
-            let names = self.steps.iter().flat_map(|step| &step.inputs).map(|(_, tensor)| self.tensors[*tensor].as_str());
+            let names =
+                self.steps.iter().flat_map(|step| &step.inputs).map(|(_, tensor)| self.tensors[*tensor].as_str());
             let name = &self.tensors[*tensor];
-            report.error(&format!("input[{i}].name"), format!("no step needs the input '{name}'{}", did_you_mean(name, names)));
+            report.error(
+                &format!("input[{i}].name"),
+                format!("no step needs the input '{name}'{}", did_you_mean(name, names)),
+            );
         }
         for (at, step) in self.steps.iter().enumerate() {
             for (output, tensor) in &step.outputs {
@@ -188,12 +194,7 @@ fn check_fields(config: &ModelConfig, scheduling: &ModelEnsembling, report: &mut
     }
 }
 
-fn read_step(
-    at: usize,
-    step: &model_ensembling::Step,
-    names: &mut Names,
-    report: &mut Report<'_>,
-) -> EnsembleStep {
+fn read_step(at: usize, step: &model_ensembling::Step, names: &mut Names, report: &mut Report<'_>) -> EnsembleStep {
     let path = format!("ensemble_scheduling.step[{at}]");
     let is_version = step.model_version >= -1;
     for (is_wrong, field, message) in [
@@ -250,13 +251,17 @@ fn explain(error: &GraphError, steps: &[EnsembleStep], tensors: &[String], confi
                 Some(other) if other == step => "and another output of the same step makes it too".to_owned(),
                 Some(other) => format!("which {} makes too", named(*other)),
             };
-            let message = format!("{} makes the tensor '{name}', {first}; give each output a name of its own", named(*step));
+            let message =
+                format!("{} makes the tensor '{name}', {first}; give each output a name of its own", named(*step));
             (place(*step, "output_map", &steps[*step].outputs, *tensor), message)
         }
         GraphError::Circle(circle) => {
             let first = circle.first().copied().unwrap_or(0);
             let last = circle.last().copied().unwrap_or(first);
-            let tensor = steps[first].inputs.iter().find(|(_, tensor)| steps[last].outputs.iter().any(|(_, made)| made == tensor));
+            let tensor = steps[first]
+                .inputs
+                .iter()
+                .find(|(_, tensor)| steps[last].outputs.iter().any(|(_, made)| made == tensor));
             let (input, tensor) = tensor.map_or(("", ""), |(name, tensor)| (name, &tensors[*tensor]));
             let all: Vec<String> = circle.iter().chain([&first]).map(|step| named(*step)).collect();
             let message = format!(

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use downbeat_core::tensor::{DataType, TensorSpec};
-use downbeat_protocol::inference::{ModelConfig, ModelInput, ModelOutput, ModelVersionPolicy};
 use downbeat_protocol::inference::model_version_policy::{Latest, PolicyChoice};
+use downbeat_protocol::inference::{ModelConfig, ModelInput, ModelOutput, ModelVersionPolicy};
 
 use super::{Ensemble, EnsembleStep};
 use crate::binding::{TensorBinding, show};
@@ -38,7 +38,8 @@ impl ModelDefinition {
     /// Completes an ensemble's definition. Its tensors are those of the configuration: it has no file.
     pub(crate) fn complete_ensemble(&mut self) {
         let batched = self.config.max_batch_size > 0;
-        let with_batch = |dims: &[i64]| batched.then_some(-1).into_iter().chain(dims.iter().copied()).collect::<Vec<_>>();
+        let with_batch =
+            |dims: &[i64]| batched.then_some(-1).into_iter().chain(dims.iter().copied()).collect::<Vec<_>>();
         let binding = |model_index: usize, name: &str, data_type, dims: &[i64], reshape: Option<&[i64]>| {
             Some(TensorBinding {
                 client: TensorSpec { name: name.to_owned(), datatype: datatype(data_type)?, dims: with_batch(dims) },
@@ -125,8 +126,10 @@ impl ModelDefinition {
             }
         }
         for (name, tensor) in &place.step.inputs {
-            let is_optional = |inputs: &[TensorBinding], name: &str| inputs.iter().any(|i| i.client.name == name && i.optional);
-            let given = place.ensemble.inputs.iter().position(|given| given == tensor).and_then(|at| self.inputs.get(at));
+            let is_optional =
+                |inputs: &[TensorBinding], name: &str| inputs.iter().any(|i| i.client.name == name && i.optional);
+            let given =
+                place.ensemble.inputs.iter().position(|given| given == tensor).and_then(|at| self.inputs.get(at));
             if given.is_some_and(|given| given.optional) && !is_optional(model.inputs, name) {
                 let message = format!(
                     "{} needs the input '{name}', but requests may leave out the ensemble's input '{}'; make both or \
@@ -171,8 +174,11 @@ impl Place<'_> {
                 let names = bindings.iter().map(|binding| binding.client.name.as_str());
                 let hint = did_you_mean(name, names.clone());
                 let all: Vec<&str> = names.collect();
-                let message =
-                    format!("{}: the model has no {word} '{name}'{hint} (its {word}s: {})", self.name(), all.join(", "));
+                let message = format!(
+                    "{}: the model has no {word} '{name}'{hint} (its {word}s: {})",
+                    self.name(),
+                    all.join(", ")
+                );
                 report.error(&field, message);
                 continue;
             };
@@ -208,9 +214,8 @@ impl<'a> Seen<'a> {
     /// How another user's view of the same tensor differs. As in Triton, either the items are alike,
     /// or the tensors with their batch dimension are; a size that varies is like any size.
     fn differs(&self, other: &Seen<'_>) -> Option<String> {
-        let alike = |a: &[i64], b: &[i64]| {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b || *a == -1 || *b == -1)
-        };
+        let alike =
+            |a: &[i64], b: &[i64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b || *a == -1 || *b == -1);
         if self.datatype != other.datatype {
             let names = [self, other].map(|seen| config_datatype(seen.datatype).as_str_name());
             return Some(format!("{} is {}, but {} is {}", self.by, names[0], other.by, names[1]));

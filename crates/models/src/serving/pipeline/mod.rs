@@ -79,7 +79,12 @@ struct Load {
 impl Pipeline {
     /// An ensemble whose steps run these models. `before`: the same definition in service until now,
     /// whose counts go on.
-    pub fn new(definition: &Arc<ModelDefinition>, parts: Vec<StepPart>, before: Option<&Pipeline>, metrics: &Metrics) -> Option<Self> {
+    pub fn new(
+        definition: &Arc<ModelDefinition>,
+        parts: Vec<StepPart>,
+        before: Option<&Pipeline>,
+        metrics: &Metrics,
+    ) -> Option<Self> {
         let ensemble = definition.ensemble.as_ref()?;
         let (inputs, outputs) = (definition.inputs.clone(), definition.outputs.clone());
         let codec = BatchCodec::new(inputs, outputs, definition.batching.max_batch_size);
@@ -138,7 +143,9 @@ impl Pipeline {
     /// Why it cannot answer at `now`; `None` if it can.
     pub fn not_ready(&self, now: Time) -> Option<String> {
         let reason = |part: &StepPart| match part {
-            StepPart::Model(model) => model.upgrade().map_or_else(|| Some(GONE.to_owned()), |model| model.not_ready(now)),
+            StepPart::Model(model) => {
+                model.upgrade().map_or_else(|| Some(GONE.to_owned()), |model| model.not_ready(now))
+            }
             StepPart::Pipeline(other) => {
                 other.upgrade().map_or_else(|| Some(GONE.to_owned()), |other| other.not_ready(now))
             }
@@ -180,7 +187,8 @@ impl Pipeline {
             }
             _ => load.seen = Some((now, busy)),
         }
-        let cost = |(part, load): (&StepPart, &f64)| StepCost { alone: part.alone(), devices: part.devices(), load: *load };
+        let cost =
+            |(part, load): (&StepPart, &f64)| StepCost { alone: part.alone(), devices: part.devices(), load: *load };
         let costs: Vec<StepCost> = self.parts.iter().zip(&load.shares).map(cost).collect();
         *self.shares.write() = Arc::new(Shares::fixed(self.ensemble().graph.shape(), &costs));
     }
@@ -211,7 +219,8 @@ impl StepPart {
         match self {
             StepPart::Model(model) => model.upgrade().map_or(1.0, |model| model.hosts.devices().len() as f64),
             StepPart::Pipeline(pipeline) => {
-                let of_parts = |pipeline: Arc<Pipeline>| pipeline.parts.iter().map(StepPart::devices).fold(f64::MAX, f64::min);
+                let of_parts =
+                    |pipeline: Arc<Pipeline>| pipeline.parts.iter().map(StepPart::devices).fold(f64::MAX, f64::min);
                 pipeline.upgrade().map_or(1.0, of_parts)
             }
         }
@@ -222,7 +231,8 @@ impl StepPart {
         match self {
             StepPart::Model(model) => model.upgrade().map_or(0.0, |model| model.busy_seconds()),
             StepPart::Pipeline(pipeline) => {
-                let of_parts = |pipeline: Arc<Pipeline>| pipeline.parts.iter().map(StepPart::busy_seconds).fold(0.0, f64::max);
+                let of_parts =
+                    |pipeline: Arc<Pipeline>| pipeline.parts.iter().map(StepPart::busy_seconds).fold(0.0, f64::max);
                 pipeline.upgrade().map_or(0.0, of_parts)
             }
         }

@@ -148,8 +148,8 @@ impl Serving {
         let places = wanted.unwrap_or(&all);
         let name = whole.model_name.clone();
         let tensors = Tensors::new(pipeline, &mut whole, places, self.budget.reservation());
-        let mut tensors = tensors
-            .map_err(|reason| ServiceError::InvalidArgument(format!("ensemble '{name}': {reason}")))?;
+        let mut tensors =
+            tensors.map_err(|reason| ServiceError::InvalidArgument(format!("ensemble '{name}': {reason}")))?;
         let wanted: Vec<usize> = places.iter().map(|place| ensemble.outputs[*place]).collect();
         let wants_all = wanted.len() == ensemble.outputs.len();
         let mut walk = Walk::new(&ensemble.graph, (!wants_all).then_some(&wanted[..]));
@@ -176,8 +176,10 @@ impl Serving {
             tensors.keep(ensemble, step, outputs).map_err(|error| named(step, error))?;
             walk.handle_finished(step);
         }
-        let outputs = tensors.outputs(pipeline, places).map_err(|error| error.within(format_args!("ensemble '{name}'")))?;
-        let response = InferResponse { model_name: whole.model_name, id: whole.id, outputs, ..InferResponse::default() };
+        let outputs =
+            tensors.outputs(pipeline, places).map_err(|error| error.within(format_args!("ensemble '{name}'")))?;
+        let response =
+            InferResponse { model_name: whole.model_name, id: whole.id, outputs, ..InferResponse::default() };
         Ok((response, (waited, ran)))
     }
 

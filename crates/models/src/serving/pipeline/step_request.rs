@@ -23,7 +23,12 @@ impl Tensors {
     ///
     /// # Errors
     /// A text, if an input does not have the sizes that its `reshape` is for.
-    pub fn new(pipeline: &Pipeline, request: &mut InferRequest, wanted: &[usize], held: Reservation) -> Result<Self, String> {
+    pub fn new(
+        pipeline: &Pipeline,
+        request: &mut InferRequest,
+        wanted: &[usize],
+        held: Reservation,
+    ) -> Result<Self, String> {
         let ensemble = pipeline.ensemble();
         let mut tensors =
             Tensors { there: vec![None; ensemble.tensors.len()], uses: vec![0; ensemble.tensors.len()], held };
@@ -32,7 +37,9 @@ impl Tensors {
         needed.chain(wanted).for_each(|tensor| tensors.uses[tensor] += 1);
         for mut input in std::mem::take(&mut request.inputs) {
             let bound = pipeline.codec.inputs.iter().position(|binding| binding.client.name == input.name);
-            let Some((place, binding)) = bound.and_then(|at| Some((at, pipeline.codec.inputs.get(at)?))) else { continue };
+            let Some((place, binding)) = bound.and_then(|at| Some((at, pipeline.codec.inputs.get(at)?))) else {
+                continue;
+            };
             if binding.is_reshaped() {
                 input.shape = binding.model_shape(&input.shape)?.into_iter().map(|size| size as i64).collect();
             }
@@ -97,12 +104,13 @@ impl Tensors {
         let ensemble = pipeline.ensemble();
         let mut outputs = Vec::with_capacity(wanted.len());
         for place in wanted {
-            let (Some(tensor), Some(binding)) = (ensemble.outputs.get(*place), pipeline.codec.outputs.get(*place)) else {
+            let (Some(tensor), Some(binding)) = (ensemble.outputs.get(*place), pipeline.codec.outputs.get(*place))
+            else {
                 continue;
             };
-            let made = self.take(*tensor).ok_or_else(|| {
-                ServiceError::Internal(format!("no step gave the output '{}'", binding.client.name))
-            })?;
+            let made = self
+                .take(*tensor)
+                .ok_or_else(|| ServiceError::Internal(format!("no step gave the output '{}'", binding.client.name)))?;
             let mut shape = made.shape;
             adapt(&mut shape, &binding.model_dims, binding.batched);
             if binding.is_reshaped() {

@@ -164,7 +164,8 @@ INOUT = ({"in": FOUR}, {"out": FOUR})
 REFUSED = [
     fails("circle", PLUS, ([step("a", {"x": "u"}, {"y": "t"}), step("b", {"x": "t"}, {"y": "u"}), step("a", {"x": "in"}, {"y": "out"})], *INOUT),
           ["circle", "step 0 ('a') -> step 1 ('b') -> step 0 ('a')", "'u'"]),
-    fails("nothing makes", PLUS, ([CHAIN[0], step("b", {"x": "tt"}, {"y": "out"})], *INOUT), ["step 1 ('b') needs the tensor 'tt'", "did you mean 't'"]),
+    fails("nothing makes", PLUS, ([step("a", {"x": "in"}, {"y": "middle"}), step("b", {"x": "midle"}, {"y": "out"})], *INOUT),
+          ["step 1 ('b') needs the tensor 'midle'", "did you mean 'middle'"]),
     fails("made twice", PLUS, ([*CHAIN, step("a", {"x": "in"}, {"y": "out"})], *INOUT), ["step 2 ('a') makes the tensor 'out'", "step 1 ('b') makes too"]),
     fails("unknown model", [("a", 1)], (CHAIN, *INOUT), ["step 1 ('b')", "model_name"]),
     fails("unknown input", PLUS, ([CHAIN[0], step("b", {"z": "t"}, {"y": "out"})], *INOUT), ["step 1 ('b'): the model has no input 'z'", "'x'"]),

@@ -315,6 +315,7 @@ impl Registry {
             Err(error) => {
                 if is_there || self.serving.serves(name) {
                     self.after_failure(&entry, name, &error);
+                    self.settle_ensembles();
                 } else {
                     // Only this request named the model: its entry goes.
                     self.entries.lock().remove(name);
@@ -541,6 +542,8 @@ impl Registry {
             Some(before) => entry.set_all(before.versions.keys().copied(), VersionState::Unavailable, reason),
             None => entry.set(0, VersionState::Unavailable, reason.to_owned()),
         }
+        // Ensembles give the reason too.
+        self.settle_ensembles();
         *entry.overlay.lock() = None;
         *entry.kept.lock() = None;
         if has_ended {

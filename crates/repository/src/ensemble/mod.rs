@@ -235,7 +235,9 @@ fn explain(error: &GraphError, steps: &[EnsembleStep], tensors: &[String], confi
         GraphError::Empty => ("ensemble_scheduling".to_owned(), "has no step".to_owned()),
         GraphError::NothingMakes { step, tensor } => {
             let name = &tensors[*tensor];
-            let made = steps.iter().flat_map(|step| &step.outputs).map(|(_, tensor)| tensors[*tensor].as_str());
+            // The step's own outputs are no hint.
+            let others = steps.iter().enumerate().filter(|(other, _)| other != step);
+            let made = others.flat_map(|(_, step)| &step.outputs).map(|(_, tensor)| tensors[*tensor].as_str());
             let given = config.input.iter().map(|input| input.name.as_str());
             let hint = did_you_mean(name, made.chain(given));
             let message = format!(

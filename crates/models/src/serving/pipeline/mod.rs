@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use downbeat_core::pipeline::{Shares, StepCost};
+use downbeat_core::probes::Probes;
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_protocol::inference as pb;
@@ -39,6 +40,8 @@ pub struct Pipeline {
     parts: Vec<StepPart>,
     shares: RwLock<Arc<Shares>>,
     load: Mutex<Load>,
+    /// Which requests are tried although the whole seems to take too long.
+    probes: Arc<Mutex<Probes>>,
     pub(super) occupancy: Arc<Occupancy>,
 }
 
@@ -109,6 +112,7 @@ impl Pipeline {
             steps: before.map_or_else(steps, |before| before.steps.clone()),
             shares: RwLock::new(Arc::new(Shares::fixed(shape, &vec![none; shape.len()]))),
             load: Mutex::default(),
+            probes: before.map_or_else(Default::default, |before| before.probes.clone()),
             occupancy: before.map_or_else(Default::default, |before| before.occupancy.clone()),
             definition: definition.clone(),
             parts,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::pipeline::Shares;
 use downbeat_core::pipeline::graph::{StepState, Walk};
+use downbeat_core::probes::Doubt;
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::error::ServiceError;
@@ -108,18 +109,7 @@ impl Serving {
         within.inspect(|within| within.limit(&mut limits));
         let rows = pipeline.codec.check(&request)?;
         let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
-        let name = request.model_name.clone();
-        let run = self.run_steps(pipeline, request, &limits, wanted.as_deref());
-        let outcome = match limits.timeout {
-            None => run.await,
-            Some(timeout) => match tokio::time::timeout(timeout.into(), run).await {
-                Ok(outcome) => outcome,
-                Err(_) => {
-                    counted.reason = Some(Unanswered::Timeout);
-                    return Err(limits.overrun(&name));
-                }
-            },
-        };
+        let outcome = self.run_steps(pipeline, request, &limits, wanted.as_deref(), arrival).await;
         let now = self.now();
         match outcome {
             Ok((response, phases)) => {
@@ -127,33 +117,34 @@ impl Serving {
                 record.record(rows, phases, now.since(arrival), now > limits.deadline);
                 Ok(InferResponse { model_version: record.version.clone(), ..response })
             }
-            Err(error) => {
-                counted.reason = Some(reason_of(&error));
+            Err(Failure { reason, error }) => {
+                counted.reason = Some(reason);
                 Err(error)
             }
         }
     }
 
-    /// Runs the steps that the wanted outputs need. Returns the answer, and how long the steps waited
-    /// and ran, all together.
+    /// Runs the steps that the wanted outputs need, for a request that came at `arrival`. Returns the
+    /// answer, and how long the steps waited and ran, all together.
     async fn run_steps(
         &self,
         pipeline: &Pipeline,
         mut whole: InferRequest,
         limits: &Limits,
         wanted: Option<&[usize]>,
-    ) -> Result<(InferResponse, (Duration, Duration)), ServiceError> {
+        arrival: Time,
+    ) -> Result<(InferResponse, (Duration, Duration)), Failure> {
         let ensemble = pipeline.ensemble();
         let all: Vec<usize> = (0..ensemble.outputs.len()).collect();
         let places = wanted.unwrap_or(&all);
         let name = whole.model_name.clone();
+        let of_ensemble = |reason| ServiceError::InvalidArgument(format!("ensemble '{name}': {reason}"));
         let tensors = Tensors::new(pipeline, &mut whole, places, self.budget.reservation());
-        let mut tensors =
-            tensors.map_err(|reason| ServiceError::InvalidArgument(format!("ensemble '{name}': {reason}")))?;
+        let mut tensors = tensors.map_err(of_ensemble)?;
         let wanted: Vec<usize> = places.iter().map(|place| ensemble.outputs[*place]).collect();
         let wants_all = wanted.len() == ensemble.outputs.len();
         let mut walk = Walk::new(&ensemble.graph, (!wants_all).then_some(&wanted[..]));
-        let shares = pipeline.shares.read().clone();
+        let mut time = Budget::new(pipeline, limits, arrival);
         let mut running = FuturesUnordered::new();
         let (mut waited, mut ran) = (Duration::ZERO, Duration::ZERO);
         let named = |step: usize, error: ServiceError| {
@@ -162,55 +153,36 @@ impl Serving {
         loop {
             let is_alone = running.is_empty() && walk.ready() <= 1;
             while let Some(step) = walk.poll_start() {
-                let within = self.within(&shares, &walk, step, limits, is_alone).map_err(|error| {
+                let within = time.within(&walk, step, self.now(), is_alone).map_err(|error| {
                     pipeline.steps[step].metrics.dropped.inc();
                     named(step, error)
                 })?;
                 let request = tensors.request(ensemble, step, &whole);
                 running.push(self.run_step(pipeline, step, request, within));
             }
-            let Some(Ended { step, result, waited: its_wait, ran: its_run }) = running.next().await else { break };
+            let next = match time.left(self.now()) {
+                None => running.next().await,
+                Some(left) => {
+                    let next = tokio::time::timeout(left.into(), running.next()).await;
+                    next.map_err(|_| Failure {
+                        reason: Unanswered::Timeout,
+                        error: overrun(limits, &name, pipeline, &walk),
+                    })?
+                }
+            };
+            let Some(Ended { step, result, waited: its_wait, ran: its_run }) = next else { break };
             (waited, ran) = (waited + its_wait, ran + its_run);
             // On an error the other steps are dropped with `running`, which cancels them.
             let outputs = result.map_err(|error| named(step, error))?.outputs;
             tensors.keep(ensemble, step, outputs).map_err(|error| named(step, error))?;
             walk.handle_finished(step);
         }
+        time.end(self.now());
         let outputs =
             tensors.outputs(pipeline, places).map_err(|error| error.within(format_args!("ensemble '{name}'")))?;
         let response =
             InferResponse { model_name: whole.model_name, id: whole.id, outputs, ..InferResponse::default() };
         Ok((response, (waited, ran)))
-    }
-
-    /// The local deadline of a step that starts now.
-    ///
-    /// # Errors
-    /// `DeadlineExceeded` if the whole cannot be in time, even if no step had to wait.
-    fn within(
-        &self,
-        shares: &Shares,
-        walk: &Walk<'_>,
-        step: usize,
-        limits: &Limits,
-        is_alone: bool,
-    ) -> Result<Within, ServiceError> {
-        let now = self.now();
-        if !shares.can_make(&[step], now, limits.deadline) {
-            let (needed, left) = (shares.needed(&[step]), limits.deadline.since(now));
-            return Err(ServiceError::DeadlineExceeded(format!(
-                "dropped before the step: this step and those after it need {needed} even on idle devices, but the \
-                 deadline of the whole leaves {left}"
-            )));
-        }
-        let is_open = |step: &usize| matches!(walk.state(*step), StepState::Ready | StepState::Running);
-        let unfinished: Vec<usize> = walk.remaining().filter(is_open).collect();
-        Ok(Within {
-            deadline: shares.local_deadline_beside(step, &unfinished, now, limits.deadline),
-            deadline_is_slo: limits.deadline_is_slo,
-            is_alone,
-            began: Arc::default(),
-        })
     }
 
     /// Runs one step.
@@ -284,12 +256,85 @@ impl Serving {
     }
 }
 
-/// The reason for which a request of an ensemble counts, by the error of its step.
-fn reason_of(error: &ServiceError) -> Unanswered {
-    match error {
-        ServiceError::DeadlineExceeded(_) => Unanswered::Hopeless,
-        ServiceError::QueueFull { .. } => Unanswered::QueueFull,
-        ServiceError::Unavailable(_) => Unanswered::RunEnded,
-        _ => Unanswered::Engine,
+/// Why a request of an ensemble got no result, and the reason that it counts for.
+struct Failure {
+    reason: Unanswered,
+    error: ServiceError,
+}
+
+impl From<ServiceError> for Failure {
+    fn from(error: ServiceError) -> Self {
+        let reason = match &error {
+            ServiceError::DeadlineExceeded(_) => Unanswered::Hopeless,
+            ServiceError::QueueFull { .. } => Unanswered::QueueFull,
+            ServiceError::Unavailable(_) => Unanswered::RunEnded,
+            _ => Unanswered::Engine,
+        };
+        Failure { reason, error }
     }
+}
+
+/// The time that a request of an ensemble has.
+struct Budget<'a> {
+    pipeline: &'a Pipeline,
+    shares: Arc<Shares>,
+    limits: &'a Limits,
+    /// When the client's own timeout is over; [`Time::MAX`]: it set none.
+    until: Time,
+    /// The request runs without a deadline, to find out whether the models are quicker than it seems.
+    is_probe: bool,
+}
+
+impl<'a> Budget<'a> {
+    fn new(pipeline: &'a Pipeline, limits: &'a Limits, arrival: Time) -> Self {
+        let shares = pipeline.shares.read().clone();
+        let until = limits.timeout.map_or(Time::MAX, |timeout| arrival + timeout);
+        Budget { pipeline, shares, limits, until, is_probe: false }
+    }
+
+    /// The local deadline of a step that starts now.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` if the whole cannot be in time, even if no step had to wait.
+    fn within(&mut self, walk: &Walk<'_>, step: usize, now: Time, is_alone: bool) -> Result<Within, ServiceError> {
+        let mut deadline = if self.is_probe { Time::MAX } else { self.limits.deadline };
+        if !self.shares.can_make(&[step], now, deadline) {
+            let (needed, left) = (self.shares.needed(&[step]), deadline.since(now));
+            if !self.pipeline.probes.lock().tries(now, Doubt::Measured, needed) {
+                return Err(ServiceError::DeadlineExceeded(format!(
+                    "dropped before the step: this step and those after it need {needed} even on idle devices, but the \
+                     deadline of the whole leaves {left}"
+                )));
+            }
+            (self.is_probe, deadline) = (true, Time::MAX);
+        }
+        let is_open = |step: &usize| matches!(walk.state(*step), StepState::Ready | StepState::Running);
+        let unfinished: Vec<usize> = walk.remaining().filter(is_open).collect();
+        Ok(Within {
+            deadline: self.shares.local_deadline_beside(step, &unfinished, now, deadline),
+            deadline_is_slo: self.limits.deadline_is_slo,
+            is_alone,
+            began: Arc::default(),
+        })
+    }
+
+    /// How long the client still waits; `None`: for ever.
+    fn left(&self, now: Time) -> Option<Duration> {
+        (self.until != Time::MAX).then(|| self.until.since(now))
+    }
+
+    /// The whole is done.
+    fn end(&self, now: Time) {
+        if self.is_probe && now <= self.limits.deadline {
+            self.pipeline.probes.lock().was_wrong();
+        }
+    }
+}
+
+/// The error of a request whose client waits no longer.
+fn overrun(limits: &Limits, name: &str, pipeline: &Pipeline, walk: &Walk<'_>) -> ServiceError {
+    let running = walk.remaining().filter(|step| walk.state(*step) == StepState::Running);
+    let named =
+        running.map(|step| format!("step {step} ('{}') of ensemble '{name}'", pipeline.ensemble().steps[step].model));
+    limits.overrun(name).within(format_args!("in {}", named.collect::<Vec<_>>().join(", ")))
 }

@@ -231,6 +231,16 @@ impl LoadedVersion {
         Sample { model: name, version, counts, means: Some(self.means(slo)) }
     }
 
+    /// `l(1)`: the time of a request of one item alone.
+    pub fn alone(&self) -> Duration {
+        self.means(None).profile.latency(1)
+    }
+
+    /// How long its devices were busy until now, with all their models, all devices together.
+    pub fn busy_seconds(&self) -> f64 {
+        self.hosts.devices().iter().map(|(host, _)| host.occupancy.busy_seconds()).sum()
+    }
+
     fn means(&self, slo: Option<Duration>) -> Means {
         let devices = u32::try_from(self.hosts.devices().len()).unwrap_or(u32::MAX);
         // Latencies differ by shape: the queue that was used last counts.

@@ -16,6 +16,7 @@ use crate::config::config_source::ConfigSource;
 use crate::config::finding::Finding;
 use crate::config::policy::{DispatchPolicy, DropPolicy, PolicyName};
 use crate::config::warmup::Warmup;
+use crate::ensemble::Ensemble;
 use crate::row_verdict::RowVerdict;
 
 /// A model's folder, read and checked. [`ModelDefinition::complete`] adds the facts of the model
@@ -28,8 +29,8 @@ pub struct ModelDefinition {
     pub dir: PathBuf,
     /// The configuration: as written, and complete after [`ModelDefinition::complete`].
     pub config: ModelConfig,
-    /// The versions that `version_policy` selects, ascending, each with its model file. At least
-    /// one.
+    /// The versions that `version_policy` selects, ascending, each with its model file, or the
+    /// folder of an ensemble. At least one.
     pub versions: Vec<(u64, PathBuf)>,
     /// The kind of the versions' files.
     pub format: ModelFormat,
@@ -53,6 +54,8 @@ pub struct ModelDefinition {
     /// Options of onnxruntime's TensorRT provider, by their names there, if the configuration asks
     /// for TensorRT (`optimization.execution_accelerators`).
     pub tensorrt: Option<BTreeMap<String, String>>,
+    /// The steps of an ensemble; `None`: the model has files.
+    pub ensemble: Option<Arc<Ensemble>>,
     /// Requests to send before the model is ready.
     pub warmups: Vec<Warmup>,
     /// Whether the rows of a batch depend on each other. `None`: not known;
@@ -78,6 +81,8 @@ pub enum ModelFormat {
     Onnx,
     /// A latency profile for the emulated engine.
     Emulated,
+    /// No file: the model's steps run other models.
+    Ensemble,
 }
 
 impl ModelFormat {
@@ -86,6 +91,7 @@ impl ModelFormat {
         match self {
             ModelFormat::Onnx => "onnxruntime",
             ModelFormat::Emulated => "downbeat_emulated",
+            ModelFormat::Ensemble => "",
         }
     }
 
@@ -94,6 +100,7 @@ impl ModelFormat {
         match self {
             ModelFormat::Onnx => "onnxruntime_onnx",
             ModelFormat::Emulated => "downbeat_emulated",
+            ModelFormat::Ensemble => "ensemble",
         }
     }
 
@@ -102,6 +109,7 @@ impl ModelFormat {
         match self {
             ModelFormat::Onnx => &["model.onnx"],
             ModelFormat::Emulated => &["model.emulated.toml", "model.emulated.json"],
+            ModelFormat::Ensemble => &[],
         }
     }
 }

@@ -23,6 +23,7 @@ mod boundary;
 mod completion;
 pub mod config;
 mod definition;
+mod ensemble;
 mod layout;
 mod model_files;
 mod other_model;
@@ -38,6 +39,7 @@ pub use config::finding::{ConfigError, Finding, Position, did_you_mean, nearest}
 pub use config::warmup::{Warmup, WarmupData, WarmupInput};
 pub use definition::{ModelDefinition, ModelFormat};
 pub use downbeat_core::UnknownName;
+pub use ensemble::{Ensemble, EnsembleStep, StepModel};
 pub use layout::{derived_name, stem};
 pub use repositories::ModelRepositories;
 pub use repository::{Fingerprint, ModelRepository, RepositoryError, Scan};

@@ -130,6 +130,9 @@ impl ModelFiles<'_> {
         format: Option<ModelFormat>,
         report: &mut Report<'_>,
     ) -> (ModelFormat, Vec<(u64, PathBuf)>) {
+        if format == Some(ModelFormat::Ensemble) {
+            return (ModelFormat::Ensemble, self.ensemble_versions(config, report));
+        }
         if let Some(file) = self.file {
             return (ModelFormat::Onnx, self.only_version(file, self.is_given, config, report));
         }
@@ -175,6 +178,17 @@ impl ModelFiles<'_> {
         }
         let format = versions.first().map_or(unknown, |(_, format, _)| *format);
         (format, versions.into_iter().map(|(version, _, path)| (version, path)).collect())
+    }
+
+    /// The versions of an ensemble: folders, which may be empty. Version control keeps no empty
+    /// folder, so an ensemble without any is version 1.
+    fn ensemble_versions(&self, config: &ModelConfig, report: &mut Report<'_>) -> Vec<(u64, PathBuf)> {
+        let mut present = VersionFolders::read(self.dir).present;
+        if present.is_empty() {
+            present.insert(1);
+        }
+        let selected = select_versions(present, config, report).into_iter();
+        selected.map(|version| (version, self.dir.join(version.to_string()))).collect()
     }
 
     /// A model file without a version folder is version 1.

@@ -1,5 +1,6 @@
 //! Several model repositories that are served as one.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -148,6 +149,11 @@ impl ModelRepositories {
     /// As [`ModelRepository::definition`]; also if two repositories have the model.
     pub fn definition(&self, name: &str, config: Option<&str>) -> Result<ModelDefinition, RepositoryError> {
         self.of(name)?.definition(name, config)
+    }
+
+    /// As [`ModelRepository::models_of_steps`], in the repository that has the model.
+    pub fn models_of_steps(&self, name: &str, config: Option<&str>) -> BTreeSet<String> {
+        self.of(name).map(|repository| repository.models_of_steps(name, config)).unwrap_or_default()
     }
 
     /// As [`ModelRepository::fingerprint`], of all models of that name.

@@ -1,18 +1,20 @@
 //! The models at one path: `NAME/VERSION/model.onnx`, with an optional `NAME/config.pbtxt` (Triton's
 //! layout), or one of the plainer [layouts](crate::layout).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 use std::{fs, io};
 
+use downbeat_protocol::inference::model_config::SchedulingChoice;
 use downbeat_protocol::pace;
 
 use crate::boundary::{Boundary, is_there, reason};
 use crate::config::check::Report;
 use crate::config::config_source::ConfigSource;
 use crate::config::finding::{ConfigError, Finding, did_you_mean, sorted};
-use crate::definition::{CompletionOptions, ModelDefinition};
+use crate::definition::{CompletionOptions, ModelDefinition, ModelFormat};
 use crate::layout::{Layout, derived_name, looks_like_model, name_of_path, stem};
 use crate::model_files::ModelFiles;
 use crate::other_model::OtherModel;
@@ -412,8 +414,9 @@ impl ModelRepository {
         let warmups = files.warmups(&source.config, &mut report);
         let labels = files.labels(&source.config, &mut report);
         let (format, versions) = files.versions(&source.config, checked.format, &mut report);
-        let gpus = match self.completion.places.get(name) {
+        let gpus = match self.completion.places.get(name).filter(|_| format != ModelFormat::Ensemble) {
             Some(gpus) => Some(gpus.clone()).filter(|gpus| !gpus.is_empty()),
+            None if format == ModelFormat::Ensemble => None,
             None => report.places(format, &self.completion),
         };
         if !report.errors.is_empty() {
@@ -422,7 +425,7 @@ impl ModelRepository {
         let warnings = sorted(report.warnings);
         let config = source.config.clone();
         let batching = ModelDefinition::batching(&config, u32::try_from(config.max_batch_size).unwrap_or(0));
-        Ok(ModelDefinition {
+        let mut definition = ModelDefinition {
             name: name.to_owned(),
             dir,
             boundary: self.boundary.clone(),
@@ -437,6 +440,7 @@ impl ModelRepository {
             device: checked.device,
             drop: checked.drop,
             tensorrt: checked.tensorrt,
+            ensemble: checked.ensemble.map(Arc::new),
             warmups,
             rows: None,
             warnings,
@@ -445,7 +449,29 @@ impl ModelRepository {
             source,
             labels,
             completion: self.completion.clone(),
-        })
+        };
+        if definition.format == ModelFormat::Ensemble {
+            definition.complete_ensemble();
+        }
+        Ok(definition)
+    }
+
+    /// The models that the steps of an ensemble run, as its configuration has them; none if the model
+    /// is no ensemble, or the configuration cannot be read. `config` is as for
+    /// [`ModelRepository::definition`].
+    pub fn models_of_steps(&self, name: &str, config: Option<&str>) -> BTreeSet<String> {
+        let source = match config {
+            Some(text) => ConfigSource::from_request(text).ok(),
+            None => self
+                .place(name)
+                .ok()
+                .and_then(|place| self.config_source(&place.dir, &place.shown, place.file.as_deref()).ok()),
+        };
+        let steps = source.and_then(|source| match source.config.scheduling_choice {
+            Some(SchedulingChoice::EnsembleScheduling(scheduling)) => Some(scheduling.step),
+            _ => None,
+        });
+        steps.into_iter().flatten().map(|step| step.model_name).collect()
     }
 
     /// Reads the configuration in a model's folder. That of a plain file is the folder's, if the

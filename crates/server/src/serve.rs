@@ -240,9 +240,12 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     };
     // The registry limits how many large and how many small models load side by side.
     let side_by_side = 2 * options.load_threads.clamp(1, MOST_LOAD_THREADS);
-    let by_size = registry.wanted_by_size();
-    let loads = futures_util::stream::iter(by_size).map(load).buffer_unordered(side_by_side);
-    let mut failed: Vec<String> = loads.filter_map(std::future::ready).collect().await;
+    let mut failed: Vec<String> = Vec::new();
+    // An ensemble needs the models of its steps.
+    for by_size in registry.in_load_order(registry.wanted_by_size()) {
+        let loads = futures_util::stream::iter(by_size).map(load).buffer_unordered(side_by_side);
+        failed.extend(loads.filter_map(std::future::ready).collect::<Vec<String>>().await);
+    }
     failed.sort_unstable();
     registry.set_started();
     memory::release_loads();
@@ -320,6 +323,7 @@ async fn watch_load(registry: Registry) {
     let mut awake = registry.watchdog().activity().awake();
     loop {
         registry.watch_load();
+        registry.weigh_steps();
         registry.driver.flush_log();
         tick(&mut awake, downbeat_service::report::autoscale::EVERY).await;
     }

@@ -96,6 +96,15 @@ pub trait Service: Send + Sync + 'static {
     /// `NotFound`.
     fn unload(&self, name: &str) -> impl Future<Output = Result<(), ServiceError>> + Send;
 
+    /// Unloads a model; if it is an ensemble, also the models of its steps (Triton's
+    /// `unload_dependents`).
+    ///
+    /// # Errors
+    /// As [`Service::unload`].
+    fn unload_with_steps(&self, name: &str) -> impl Future<Output = Result<(), ServiceError>> + Send {
+        self.unload(name)
+    }
+
     /// The partitions of devices, and the models on each; `None` if there are no devices.
     fn devices(&self) -> Option<DevicesReport> {
         None
@@ -187,6 +196,9 @@ pub struct ModelIndexEntry {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
+
+/// The parameter of an unload request that asks for [`Service::unload_with_steps`].
+pub const UNLOAD_DEPENDENTS: &str = "unload_dependents";
 
 /// The contents of a load request besides the model's name.
 #[derive(Clone, Debug, Default)]

@@ -34,6 +34,7 @@
 
 mod division;
 mod flow;
+pub mod graph;
 mod rehearsal;
 mod replay;
 mod shape;

@@ -19,6 +19,7 @@ mod load;
 mod outcomes;
 mod overlap;
 mod overlap_runs;
+mod pipeline_graph;
 mod pipeline_scenario;
 mod pipelines;
 mod probes;

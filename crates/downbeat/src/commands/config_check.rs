@@ -1,5 +1,6 @@
 //! `downbeat config check`: reports errors and ignored settings in a model repository.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_models::registry::Registry;
 use downbeat_repair::RepairedFile;
 use downbeat_report::say;
-use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepositories};
+use downbeat_repository::{EnsembleStep, ModelDefinition, ModelFormat, ModelRepositories, StepModel};
 use downbeat_server::escaped;
 use downbeat_service::options::{ModelControl, ServerOptions};
 use downbeat_service::service::LoadOverrides;
@@ -63,7 +64,9 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
         errors += 1;
         tell(format_args!("error: {}", unknown.message))?;
     }
-    for name in &scan.names {
+    let mut known = BTreeMap::new();
+    // The models of an ensemble's steps come before the ensemble.
+    for name in &registry.in_load_order(scan.names.clone()).concat() {
         let mut definition = match registry.definition(name) {
             Ok(definition) => definition,
             Err(error) => {
@@ -72,14 +75,22 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
                 continue;
             }
         };
-        let checked = against_files(&mut definition);
+        let is_ensemble = definition.ensemble.is_some();
+        let checked = match registry.circle_of_steps(name) {
+            Some(circle) => Err(anyhow::anyhow!("{name}: the ensemble is a step of itself: {circle}")),
+            None if is_ensemble => against_models(&definition, &known, &scan.names),
+            None => against_files(&mut definition),
+        };
         definition.warnings.iter().try_for_each(|w| warn(w))?;
         if let Some(devices) = registry.chosen_devices(name) {
             let devices: Vec<String> = devices.iter().map(usize::to_string).collect();
             tell(format_args!("{name}: on device {}", devices.join(", ")))?;
         }
-        match checked.and_then(|()| runtime.block_on(load(&registry, name))) {
+        // An ensemble has nothing to load but the models of its steps, which were loaded before.
+        let load = || if is_ensemble { Ok(Vec::new()) } else { runtime.block_on(load(&registry, name)) };
+        match checked.and_then(|()| load()) {
             Ok(judgements) => {
+                known.insert(name.clone(), definition);
                 for (version, RowJudgement { verdict, .. }) in &judgements {
                     tell(format_args!("{name} {version}: rows of a batch: {verdict}"))?;
                 }
@@ -136,11 +147,38 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
                 declared.shapes.extend(definition.declared_outputs().map(|(name, shape)| (name.to_owned(), shape)));
                 declared.inspect(&file)?
             }
+            ModelFormat::Ensemble => continue,
             ModelFormat::Emulated => Emulated::new().load(&LoadOptions::new(file, 1))?.signature().clone(),
         };
         definition.complete(&signature)?;
     }
     Ok(())
+}
+
+/// Checks an ensemble against the models of its steps. `known` has the models without errors, and
+/// `names` all models.
+fn against_models(
+    definition: &ModelDefinition,
+    known: &BTreeMap<String, ModelDefinition>,
+    names: &[String],
+) -> anyhow::Result<()> {
+    let find = |step: &EnsembleStep| {
+        let model = known.get(&step.model).ok_or_else(|| match names.contains(&step.model) {
+            true => "this model has errors of its own".to_owned(),
+            false => {
+                let hint = downbeat_repository::did_you_mean(&step.model, names.iter().map(String::as_str));
+                format!("the repository has no model of this name{hint}")
+            }
+        })?;
+        if let Some(version) = step.version.filter(|version| model.version_file(*version).is_none()) {
+            let served: Vec<String> = model.versions.iter().map(|(version, _)| version.to_string()).collect();
+            return Err(format!("version {version} of the model is not served; served: {}", served.join(", ")));
+        }
+        let max_batch_size = model.batching.max_batch_size;
+        Ok(StepModel { inputs: &model.inputs, outputs: &model.outputs, max_batch_size })
+    };
+    let steps = definition.ensemble.iter().flat_map(|ensemble| &ensemble.steps);
+    Ok(definition.check_steps(&steps.map(find).collect::<Vec<_>>())?)
 }
 
 /// Loads a model, and unloads it again: not all models may fit at once. Returns the verdict on each

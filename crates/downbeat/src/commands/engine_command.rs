@@ -68,6 +68,7 @@ pub fn engine_choice() -> impl TypedValueParser<Value = EngineChoice> {
 /// If the wanted engine cannot be used.
 pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) -> anyhow::Result<Arc<dyn Engine>> {
     Ok(match format {
+        ModelFormat::Ensemble => anyhow::bail!("an ensemble has no file to run; name a model of its steps"),
         ModelFormat::Emulated => Arc::new(Emulated::new()),
         ModelFormat::Onnx => {
             let preference: Preference = wanted.name().parse().map_err(anyhow::Error::msg)?;

@@ -8,7 +8,7 @@ use downbeat_core::tensor::TensorSpec;
 use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceService;
 use downbeat_protocol::{Parameter, inference as pb};
 use downbeat_service::client::Client;
-use downbeat_service::service::{LoadOverrides, Service};
+use downbeat_service::service::{LoadOverrides, Service, UNLOAD_DEPENDENTS};
 use downbeat_service::work::offload;
 use futures_util::stream::Empty;
 use tokio::sync::watch;
@@ -202,9 +202,16 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::RepositoryModelUnloadRequest>,
     ) -> Answer<pb::RepositoryModelUnloadResponse> {
+        use pb::model_repository_parameter::ParameterChoice as Choice;
+
         let request = request.into_inner();
         check_repository(&request.repository_name)?;
-        self.service.unload(&request.model_name).await?;
+        let parameter =
+            request.parameters.get(UNLOAD_DEPENDENTS).and_then(|parameter| parameter.parameter_choice.as_ref());
+        match parameter {
+            Some(Choice::BoolParam(true)) => self.service.unload_with_steps(&request.model_name).await?,
+            _ => self.service.unload(&request.model_name).await?,
+        }
         Ok(Response::new(pb::RepositoryModelUnloadResponse {}))
     }
 

@@ -7,7 +7,7 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use downbeat_protocol::Parameter;
 use downbeat_protocol::http::{IndexRequest, LoadRequest};
-use downbeat_service::service::{LoadOverrides, Service};
+use downbeat_service::service::{LoadOverrides, Service, UNLOAD_DEPENDENTS};
 use downbeat_service::work::offload;
 
 use super::answer::{HandlerResult, HttpError, ok, parse_json, read_json};
@@ -94,8 +94,10 @@ pub(super) async fn unload<S: Service>(
     path: ModelPath,
     body: WholeBody,
 ) -> HandlerResult {
-    // `unload_dependents` is for ensembles, which this server does not have.
-    let _: LoadRequest = read_json(&body.bytes)?;
-    state.service().unload(&path.model).await?;
+    let LoadRequest { parameters } = read_json(&body.bytes)?;
+    match parameters.get(UNLOAD_DEPENDENTS) {
+        Some(Parameter::Bool(true)) => state.service().unload_with_steps(&path.model).await?,
+        _ => state.service().unload(&path.model).await?,
+    }
     ok(&serde_json::Map::new())
 }

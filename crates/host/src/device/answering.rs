@@ -1,5 +1,7 @@
 //! Answers the requests of a device, and counts each answer.
 
+use std::sync::atomic::Ordering;
+
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::{DeviceDrop, DeviceReject, GuardEnd};
 use downbeat_core::{Duration, Time};
@@ -40,6 +42,9 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
         entry.watched.into_iter().for_each(|watched| watched.end(GuardEnd::Answered));
         if entry.call.is_probe && now <= entry.call.deadline {
             executable.probes.lock().was_wrong();
+        }
+        if let Some(began) = &entry.call.began {
+            began.store(entry.begin.unwrap_or(now).as_nanos(), Ordering::Relaxed);
         }
         let Some(outputs) = entry.outputs else {
             let model = &executable.name;

@@ -62,6 +62,11 @@ impl Occupancy {
         self.reach(&mut running, partition, |used| used.end(now, model));
     }
 
+    /// The time in which at least one launch ran on the device, up to the last start or end of one.
+    pub fn busy_seconds(&self) -> f64 {
+        self.metrics.busy.get()
+    }
+
     /// How long a partition, or something of it, has been busy for other models by now.
     pub fn others(&self, now: Time, partition: PartitionId, model: ModelId) -> Duration {
         let mut running = self.running.lock();

@@ -1,6 +1,7 @@
 //! A request that waits for its answer.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::{Duration, LatencyProfile, Time};
@@ -26,6 +27,8 @@ pub struct Call {
     pub deadline_is_slo: bool,
     /// Whether it came to a device's policy without a deadline, to measure the model.
     pub is_probe: bool,
+    /// Where to note when its run began, nanoseconds of the server's clock; `None`: nobody asks.
+    pub began: Option<Arc<AtomicU64>>,
     /// The receiver of the answer. Closed: the client is gone.
     pub reply: Reply,
 }

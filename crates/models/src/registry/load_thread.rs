@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 
 use downbeat_host::run::watchdog::{Owner, Watchdog};
+use downbeat_repository::ModelDefinition;
 use downbeat_service::error::ServiceError;
 use parking_lot::Mutex;
 
@@ -13,10 +14,18 @@ use crate::serving::{Model, Serving};
 
 /// A model that is ready to be taken into service.
 pub struct LoadedModel {
-    pub served: Model,
+    pub served: Served,
     pub overlay: Option<Overlay>,
     /// The versions that did not load, and why.
     pub failures: BTreeMap<u64, String>,
+}
+
+/// A loaded model of either kind.
+pub enum Served {
+    /// A model with files, warm.
+    Model(Model),
+    /// An ensemble, whose steps are not looked at yet.
+    Ensemble(Box<ModelDefinition>),
 }
 
 /// Why a model is not taken into service.
@@ -85,8 +94,8 @@ pub async fn load_on_thread(
             // The receiver is gone if the client did not wait.
             None => loading.finish(loaded),
         };
-        if let Some(Ok(loaded)) = given_up {
-            serving.forget_queues(loaded.served.versions.values());
+        if let Some(Ok(LoadedModel { served: Served::Model(served), .. })) = given_up {
+            serving.forget_queues(served.versions.values());
         }
     };
     let thread = std::thread::Builder::new().name("load".to_owned()).spawn(work);

@@ -1,5 +1,6 @@
 //! The life cycle of models: load, reload without a gap, unload, follow the folder.
 
+mod ensembles;
 mod load_thread;
 mod model_entry;
 mod moving;
@@ -29,7 +30,8 @@ use downbeat_service::options::{ModelControl, ServerOptions};
 use downbeat_service::report::autoscale::AutoscaleWatch;
 use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::service::LoadOverrides;
-use load_thread::{LoadFailure, LoadedModel, load_on_thread};
+use ensembles::Ensembles;
+use load_thread::{LoadFailure, LoadedModel, Served, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use overlay::{Overlay, write_overlay};
 use parking_lot::Mutex;
@@ -73,6 +75,8 @@ pub struct Registry {
     /// While there are GPUs.
     _gpu_watch: Option<Arc<GpuWatch>>,
     entries: Arc<Mutex<BTreeMap<String, Arc<ModelEntry>>>>,
+    /// The ensembles that were loaded. Held while ensembles come into service or leave.
+    ensembles: Arc<Mutex<Ensembles>>,
     /// A permit for each load that may go on beside others: of large models, and of small ones.
     loads: Arc<[tokio::sync::Semaphore; 2]>,
     started: Arc<AtomicBool>,
@@ -161,9 +165,10 @@ impl Registry {
 
     /// The models in service without an SLO: their requests have no deadline unless they bring one.
     pub fn names_without_slo(&self) -> Vec<String> {
-        let served = self.serving.all();
-        let without =
-            served.iter().map(|served| &served.definition).filter(|d| self.options.slo(&d.name, d.slo).is_none());
+        let (served, pipelines) = (self.serving.all(), self.serving.pipelines());
+        let definitions = served.iter().map(|served| &served.definition);
+        let definitions = definitions.chain(pipelines.iter().map(|pipeline| &*pipeline.definition));
+        let without = definitions.filter(|d| self.options.slo(&d.name, d.slo).is_none());
         without.map(|definition| definition.name.clone()).collect()
     }
 
@@ -214,7 +219,7 @@ impl Registry {
     ) -> Result<(), ServiceError> {
         // A load request has the model examined afresh.
         self.loader.forget_losses(name);
-        let loaded = self.load_or_keep(name, overrides, progress, MeasuringTime::before_service).await;
+        let loaded = self.load_or_keep(name, overrides, progress, MeasuringTime::before_service, &[]).await;
         loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
     }
 
@@ -222,7 +227,7 @@ impl Registry {
     /// that fails the failure is logged, and the present versions go on.
     pub async fn load_again(&self, name: &str) {
         let measuring = MeasuringTime::before_service;
-        if let Err(error) = self.load_or_keep(name, LoadOverrides::default(), Arc::new(()), measuring).await {
+        if let Err(error) = self.load_or_keep(name, LoadOverrides::default(), Arc::new(()), measuring, &[]).await {
             tracing::error!(model = %name, %error, "not loaded");
         }
     }
@@ -252,7 +257,7 @@ impl Registry {
     pub async fn measure_again(&self, name: &str) {
         self.loader.forget_losses(name);
         let measuring = MeasuringTime::behind_service;
-        let measured = self.load_or_keep(name, LoadOverrides::default(), Arc::new(()), measuring).await;
+        let measured = self.load_or_keep(name, LoadOverrides::default(), Arc::new(()), measuring, &[]).await;
         match measured {
             Ok(()) => tracing::info!(model = %name, "the model was measured behind the service"),
             Err(_) if self.serving.is_draining() => {}
@@ -282,8 +287,11 @@ impl Registry {
         mut overrides: LoadOverrides,
         progress: Arc<dyn LoadProgress>,
         measuring: Measuring,
+        above: &[String],
     ) -> Result<(), ServiceError> {
         let is_there = self.check_is_loadable(name, &overrides)?;
+        // No load holds its turn while it waits for the loads of other models.
+        self.load_models_of_steps(name, &overrides, &progress, measuring, above).await?;
         let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
         let _busy = entry.busy.lock().await;
         // A model that is measured behind the service goes on as ready.
@@ -305,8 +313,9 @@ impl Registry {
         let LoadedModel { served, overlay, failures } = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
-                if is_there || self.serving.get(name).is_some() {
+                if is_there || self.serving.serves(name) {
                     self.after_failure(&entry, name, &error);
+                    self.settle_ensembles();
                 } else {
                     // Only this request named the model: its entry goes.
                     self.entries.lock().remove(name);
@@ -317,12 +326,23 @@ impl Registry {
         for (version, reason) in &failures {
             tracing::error!(model = %name, version, %reason, "version not loaded");
         }
-        let served = Arc::new(served);
-        let before = self.serving.replace(name, Some(served.clone()));
-        entry.settle(&served, &failures);
+        let (now, before) = match served {
+            Served::Model(served) => {
+                self.let_go_ensemble(name, "replaced by a model with files").await;
+                let served = Arc::new(served);
+                let before = self.serving.replace(name, Some(served.clone()));
+                entry.settle(&served, &failures);
+                self.settle_ensembles();
+                (Some(served), before)
+            }
+            Served::Ensemble(definition) => {
+                self.take_in_ensemble(*definition)?;
+                (None, self.serving.replace(name, None))
+            }
+        };
         *entry.kept.lock() = kept;
         let overlay_before = std::mem::replace(&mut *entry.overlay.lock(), overlay);
-        self.retire(name, before, Some(&served)).await;
+        self.retire(name, before, now.as_deref()).await;
         drop(overlay_before);
         Ok(())
     }
@@ -415,6 +435,10 @@ impl Registry {
         for warning in &definition.warnings {
             tracing::warn!(model = %name, "{warning}");
         }
+        if definition.ensemble.is_some() {
+            let served = Served::Ensemble(Box::new(definition));
+            return Ok(LoadedModel { served, overlay, failures: BTreeMap::new() });
+        }
         let (versions, failures) = self.load_versions(&mut definition, overlay.is_none(), progress, measuring);
         let failed = |reason: String, failures: BTreeMap<u64, String>| {
             Err(LoadFailure { error: load_failed(name, &reason), versions: failures })
@@ -433,7 +457,7 @@ impl Registry {
             self.serving.forget_queues(versions.values());
             return failed(format!("version {newest}: {reason}"), failures);
         }
-        Ok(LoadedModel { served: Model::new(definition, versions), overlay, failures })
+        Ok(LoadedModel { served: Served::Model(Model::new(definition, versions)), overlay, failures })
     }
 
     /// Loads every version of a definition. Returns the loaded versions, and why the others did not
@@ -482,6 +506,8 @@ impl Registry {
                     "the versions in service stay in service"
                 );
             }
+            // The ensemble in service goes on.
+            None if self.serving.pipeline(name).is_some() => self.settle_entry(name, entry),
             None => entry.set(0, VersionState::Unavailable, failure.error.to_string()),
         }
     }
@@ -500,17 +526,24 @@ impl Registry {
             return Err(ServiceError::NotFound(unknown_model(name, &names)));
         };
         let _busy = entry.busy.lock().await;
+        if self.let_go_ensemble(name, "unloaded").await {
+            (*entry.overlay.lock(), *entry.kept.lock()) = (None, None);
+            return Ok(());
+        }
         // The reason is set first: a request that does not find the model then finds the reason.
         if let Some(served) = self.serving.get(name) {
             entry.set_all(served.versions.keys().copied(), VersionState::Unloading, "");
         }
         let before = self.serving.replace(name, None);
+        self.settle_ensembles();
         let has_ended = self.retire(name, before.clone(), None).await;
         let reason = if has_ended { "unloaded" } else { "unloaded; a run of the model still goes on" };
         match &before {
             Some(before) => entry.set_all(before.versions.keys().copied(), VersionState::Unavailable, reason),
             None => entry.set(0, VersionState::Unavailable, reason.to_owned()),
         }
+        // Ensembles give the reason too.
+        self.settle_ensembles();
         *entry.overlay.lock() = None;
         *entry.kept.lock() = None;
         if has_ended {
@@ -557,12 +590,14 @@ impl Registry {
             let _ = self.unload_model(name).await;
         }
         let changed = now.iter().filter(|(name, fingerprint)| seen.get(*name) != Some(*fingerprint));
-        let loads = changed.map(|(name, _)| {
-            tracing::info!(model = %name, "the model is new or changed in the repository: loading");
-            self.load_model(name, LoadOverrides::default(), progress.clone())
-        });
-        // The reason of a failure is logged and stands in the index.
-        futures_util::future::join_all(loads).await;
+        for names in self.in_load_order(changed.map(|(name, _)| name.clone()).collect()) {
+            let loads = names.iter().map(|name| {
+                tracing::info!(model = %name, "the model is new or changed in the repository: loading");
+                self.load_model(name, LoadOverrides::default(), progress.clone())
+            });
+            // The reason of a failure is logged and stands in the index.
+            futures_util::future::join_all(loads).await;
+        }
         now
     }
 
@@ -610,6 +645,13 @@ impl Registry {
     /// The models in the repository's folder.
     fn names(&self) -> Result<Vec<String>, ServiceError> {
         self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))
+    }
+
+    /// Divides the time of ensembles' requests among their steps anew. The caller does so once a
+    /// second while the server is awake.
+    pub fn weigh_steps(&self) {
+        let now = self.driver.clock().now();
+        self.serving.pipelines().iter().for_each(|pipeline| pipeline.weigh(now));
     }
 
     /// Takes a sample of the counters for the autoscale advice. The caller does so once a second

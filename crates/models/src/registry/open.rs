@@ -92,6 +92,7 @@ impl Registry {
             watchdog,
             gpus,
             _gpu_watch: gpu_watch,
+            ensembles: Arc::default(),
             entries: Arc::new(Mutex::new(waiting)),
             loads,
             started: Arc::default(),

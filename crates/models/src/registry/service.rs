@@ -17,7 +17,7 @@ use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, S
 
 use super::Registry;
 use super::model_entry::VersionState;
-use crate::serving::{Model, statistics, unknown_model};
+use crate::serving::{Model, Pipeline, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -42,6 +42,10 @@ impl Registry {
 
     fn served(&self, name: &str) -> Result<Arc<Model>, ServiceError> {
         self.serving.get(name).ok_or_else(|| self.why_not_served(name))
+    }
+
+    fn served_pipeline(&self, name: &str) -> Result<Arc<Pipeline>, ServiceError> {
+        self.serving.pipeline(name).ok_or_else(|| self.why_not_served(name))
     }
 
     /// Whether a model that is not in service is unknown, not ready yet, or broken.
@@ -88,14 +92,16 @@ impl Service for Registry {
         self.started.load(Ordering::Acquire)
             && self.wanted.iter().all(|name| {
                 // A model that a client unloaded is not missing.
-                self.serving
-                    .get(name)
-                    .is_some_and(|served| served.versions.values().all(|version| version.hosts.lost().is_none()))
+                let is_unloaded = |name: &String| {
+                    let entry = self.entries.lock().get(name).cloned();
+                    entry.is_some_and(|entry| entry.states.lock().values().all(|(_, reason)| reason == "unloaded"))
+                };
+                self.serving.pipeline(name).is_some()
                     || self
-                        .entries
-                        .lock()
+                        .serving
                         .get(name)
-                        .is_some_and(|entry| entry.states.lock().values().all(|(_, reason)| reason == "unloaded"))
+                        .is_some_and(|served| served.versions.values().all(|version| version.hosts.lost().is_none()))
+                    || self.with_models_of_steps(name).iter().any(is_unloaded)
             })
     }
 
@@ -110,6 +116,11 @@ impl Service for Registry {
 
     fn is_model_ready(&self, name: &str, version: &str) -> bool {
         let now = self.driver.clock().now();
+        if let Some(pipeline) = self.serving.pipeline(name) {
+            return !self.serving.is_draining()
+                && pipeline.version(version).is_ok()
+                && pipeline.not_ready(now).is_none();
+        }
         !self.serving.is_draining()
             && self
                 .serving
@@ -118,6 +129,15 @@ impl Service for Registry {
     }
 
     fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
+        if let Some(pipeline) = self.serving.pipeline(name) {
+            pipeline.version(version)?;
+            return Ok(ModelMetadata {
+                name: name.to_owned(),
+                versions: pipeline.versions.keys().map(u64::to_string).collect(),
+                platform: pipeline.definition.config.platform.clone(),
+                signature: pipeline.codec.signature(),
+            });
+        }
         let served = self.served(name)?;
         Ok(ModelMetadata {
             name: name.to_owned(),
@@ -128,15 +148,25 @@ impl Service for Registry {
     }
 
     fn check_model(&self, name: &str, version: &str) -> Result<(), ServiceError> {
-        self.serving.check(&*self.served(name)?, version).map(|_| ())
+        match self.serving.get(name) {
+            Some(served) => self.serving.check(&served, version).map(|_| ()),
+            None => self.served_pipeline(name)?.version(version).map(drop),
+        }
     }
 
     fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
-        let served = self.served(&request.model_name)?;
+        let Some(served) = self.serving.get(&request.model_name) else {
+            let pipeline = self.served_pipeline(&request.model_name)?;
+            pipeline.version(&request.model_version)?;
+            return pipeline.codec.check_inputs(request);
+        };
         self.serving.check(&served, &request.model_version)?.check_inputs(request)
     }
 
     fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {
+        if let Some(pipeline) = self.serving.pipeline(name) {
+            return pipeline.version(version).map(|_| pipeline.definition.config.clone());
+        }
         let served = self.served(name)?;
         let mut config = served.definition.config.clone();
         if let Some(preprocess) = &served.version(version)?.preprocess {
@@ -146,13 +176,26 @@ impl Service for Registry {
     }
 
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
+        if self.serving.pipeline(name).is_some() {
+            return Err(ServiceError::InvalidArgument(format!(
+                "model '{name}' is an ensemble, which has no policy of its own; ask for the models of its steps"
+            )));
+        }
         let loaded = self.served(name)?.version(version)?.clone();
         Ok(loaded.policy())
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
         if name.is_empty() {
-            return Ok(self.serving.all().iter().flat_map(|served| statistics(served.versions.values())).collect());
+            let models = self.serving.all().into_iter().flat_map(|served| statistics(served.versions.values()));
+            let pipelines = self.serving.pipelines();
+            return Ok(models.chain(pipelines.iter().flat_map(|pipeline| pipeline.statistics())).collect());
+        }
+        if let Some(pipeline) = self.serving.pipeline(name) {
+            return match version {
+                "" => Ok(pipeline.statistics().collect()),
+                version => Ok(vec![pipeline.version(version)?.statistics()]),
+            };
         }
         let served = self.served(name)?;
         if version.is_empty() {
@@ -179,7 +222,11 @@ impl Service for Registry {
                 index.push(ModelIndexEntry { name: name.clone(), ..ModelIndexEntry::default() });
             }
             let served = self.serving.get(&name);
+            let pipeline_lacks = self.serving.pipeline(&name).and_then(|pipeline| pipeline.not_ready(now));
             for (version, (mut state, mut reason)) in states {
+                if let (VersionState::Ready, Some(why_not)) = (state, &pipeline_lacks) {
+                    (state, reason) = (VersionState::Unavailable, why_not.clone());
+                }
                 let loaded = served.as_ref().and_then(|served| served.versions.get(&version));
                 if let (VersionState::Ready, Some(why_not)) = (state, loaded.and_then(|loaded| loaded.not_ready(now))) {
                     (state, reason) = (VersionState::Unavailable, why_not);
@@ -219,6 +266,18 @@ impl Service for Registry {
         finish(async move { this.unload_model(&name).await }).await
     }
 
+    async fn unload_with_steps(&self, name: &str) -> Result<(), ServiceError> {
+        self.check_control("unloaded")?;
+        let (this, name) = (self.clone(), name.to_owned());
+        finish(async move {
+            for name in this.with_models_of_steps(&name) {
+                this.unload_model(&name).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
     fn devices(&self) -> Option<DevicesReport> {
         Some(self.devices_report())
     }
@@ -239,8 +298,12 @@ impl Service for Registry {
             return Err(ServiceError::Unimplemented(reason.to_owned()));
         }
         match self.serving.enter(&request.model_name) {
-            Some(served) => self.serving.infer(&served, request).await,
-            None => Err(self.why_not_served(&request.model_name)),
+            Some(served) => self.serving.infer(&served, request, None).await,
+            None => match self.serving.enter_pipeline(&request.model_name) {
+                // The future is boxed: requests of models would move its memory for nothing.
+                Some(pipeline) => Box::pin(self.serving.infer_pipeline(&pipeline, request, None)).await,
+                None => Err(self.why_not_served(&request.model_name)),
+            },
         }
     }
 
@@ -258,9 +321,13 @@ impl Service for Registry {
     }
 
     fn labels(&self, name: &str, _version: &str, output: &str) -> Vec<String> {
-        let Some(served) = self.serving.get(name) else { return Vec::new() };
-        served
-            .definition
+        let served = self.serving.get(name);
+        let pipeline = self.serving.pipeline(name);
+        let own = served.as_ref().map(|served| &served.definition);
+        let Some(definition) = own.or(pipeline.as_ref().map(|pipeline| &*pipeline.definition)) else {
+            return Vec::new();
+        };
+        definition
             .outputs
             .iter()
             .find(|binding| binding.client.name == output)

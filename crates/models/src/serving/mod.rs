@@ -3,6 +3,7 @@
 mod handover;
 mod intake;
 mod model;
+mod pipeline;
 mod preparing;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ use crate::loaded_version::LoadedVersion;
 
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use model::{InFlight, Model, version_of};
+pub use pipeline::{FoundModel, InPipeline, Pipeline, StepPart, Within};
 
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;
@@ -46,6 +48,8 @@ pub struct Serving {
     driver: Arc<Driver>,
     budget: Arc<ByteBudget>,
     models: RwLock<BTreeMap<String, Arc<Model>>>,
+    /// The ensembles in service. No name is in both maps for longer than a change of its kind takes.
+    pipelines: RwLock<BTreeMap<String, Arc<Pipeline>>>,
     watchdog: Arc<Watchdog>,
     draining: AtomicBool,
 }
@@ -58,8 +62,8 @@ impl Serving {
         budget: Arc<ByteBudget>,
         watchdog: Arc<Watchdog>,
     ) -> Self {
-        let (models, draining) = (RwLock::default(), AtomicBool::new(false));
-        Serving { options, driver, budget, models, watchdog, draining }
+        let (models, pipelines, draining) = (RwLock::default(), RwLock::default(), AtomicBool::new(false));
+        Serving { options, driver, budget, models, pipelines, watchdog, draining }
     }
 
     /// The model in service with this name.
@@ -73,8 +77,50 @@ impl Serving {
         // count.
         let models = self.models.read();
         let served = models.get(name)?.clone();
-        served.in_flight.fetch_add(1, Ordering::AcqRel);
+        served.occupancy.enter();
         Some(InFlight(served))
+    }
+
+    /// The ensemble in service with this name.
+    pub fn pipeline(&self, name: &str) -> Option<Arc<Pipeline>> {
+        self.pipelines.read().get(name).cloned()
+    }
+
+    /// The ensemble, if it is in service, for a request.
+    pub fn enter_pipeline(&self, name: &str) -> Option<InPipeline> {
+        let pipelines = self.pipelines.read();
+        let pipeline = pipelines.get(name)?.clone();
+        pipeline.occupancy.enter();
+        Some(InPipeline(pipeline))
+    }
+
+    /// All ensembles in service.
+    pub fn pipelines(&self) -> Vec<Arc<Pipeline>> {
+        self.pipelines.read().values().cloned().collect()
+    }
+
+    /// Puts an ensemble into service, or takes it out. Returns the one that had the name before.
+    pub fn replace_pipeline(&self, name: &str, pipeline: Option<Arc<Pipeline>>) -> Option<Arc<Pipeline>> {
+        let mut pipelines = self.pipelines.write();
+        match pipeline {
+            Some(pipeline) => pipelines.insert(name.to_owned(), pipeline),
+            None => pipelines.remove(name),
+        }
+    }
+
+    /// Waits until an ensemble out of service has answered its requests.
+    pub async fn retire_pipeline(&self, pipeline: &Pipeline) {
+        pipeline.occupancy.wait_idle().await;
+    }
+
+    /// Whether a model or an ensemble of this name is in service.
+    pub fn serves(&self, name: &str) -> bool {
+        self.models.read().contains_key(name) || self.pipelines.read().contains_key(name)
+    }
+
+    /// The present time.
+    pub fn now(&self) -> Time {
+        self.driver.clock().now()
     }
 
     /// All models in service.
@@ -84,7 +130,7 @@ impl Serving {
 
     /// Whether no model is in service.
     pub fn is_empty(&self) -> bool {
-        self.models.read().is_empty()
+        self.models.read().is_empty() && self.pipelines.read().is_empty()
     }
 
     /// Puts a model into service, or takes it out. Returns the model that had the name before.
@@ -99,7 +145,7 @@ impl Serving {
     /// Waits until a model out of service has answered its requests. Then gives up its queues and
     /// ends its runs, as no client waits for them. Returns whether they have ended.
     pub async fn retire(&self, served: &Model) -> bool {
-        served.wait_idle().await;
+        served.occupancy.wait_idle().await;
         self.forget_queues(served.versions.values());
         let until = self.driver.clock().now() + RUNS_END_WITHIN;
         while served.running() > 0 {
@@ -132,7 +178,8 @@ impl Serving {
 
     /// Whether no request is in flight.
     pub fn is_idle(&self) -> bool {
-        self.models.read().values().all(|served| served.in_flight.load(Ordering::Acquire) == 0)
+        self.models.read().values().all(|served| served.occupancy.in_flight(Ordering::Acquire) == 0)
+            && self.pipelines.read().values().all(|pipeline| pipeline.occupancy.in_flight(Ordering::Acquire) == 0)
     }
 
     /// The version that a request is for, if it is taken now.
@@ -148,16 +195,23 @@ impl Serving {
         }
     }
 
-    /// Runs an inference. Dropping the future cancels the request.
+    /// Runs an inference, which may be a step `within` a request of an ensemble. Dropping the future
+    /// cancels the request.
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    pub async fn infer(&self, served: &Model, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
+    pub async fn infer(
+        &self,
+        served: &Model,
+        mut request: InferRequest,
+        within: Option<&Within>,
+    ) -> Result<InferResponse, ServiceError> {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
         let slo = self.options.slo(&served.definition.name, served.definition.slo);
         let wishes = Wishes { codec: &loaded.codec, batching: &served.definition.batching, slo };
-        let Looked { wanted, limits } = wishes.look(&request, arrival)?;
+        let Looked { wanted, mut limits } = wishes.look(&request, arrival)?;
+        within.inspect(|within| within.limit(&mut limits));
         let prepared = match loaded.preprocess_of(&request) {
             // The future is boxed: other requests would move its memory for nothing.
             Some(steps) => Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?),
@@ -175,12 +229,14 @@ impl Serving {
             deadline: limits.deadline,
             deadline_is_slo: limits.deadline_is_slo,
             is_probe: false,
+            began: within.map(|within| within.began.clone()),
             reply,
         };
         let hosts = &loaded.hosts;
         // A thread with several requests runs no launch: it would hold up the others, and make them
         // wait for batches of their own.
-        let is_alone = served.in_flight.load(Ordering::Relaxed) == 1;
+        let is_alone =
+            served.occupancy.in_flight(Ordering::Relaxed) == 1 && within.is_none_or(|within| within.is_alone);
         let id = self.driver.next_request();
         let decider = if hosts.is_routed {
             let length = hosts.length(&loaded.codec, &admitted)?;

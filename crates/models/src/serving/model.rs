@@ -16,22 +16,22 @@ pub struct Model {
     pub definition: ModelDefinition,
     /// Ready versions, ascending.
     pub versions: BTreeMap<u64, Arc<LoadedVersion>>,
-    pub(super) in_flight: AtomicU64,
+    pub(super) occupancy: Occupancy,
     /// Bytes of the inputs of requests in flight.
     pub(super) input_bytes: AtomicU64,
+}
+
+/// The requests in flight of a model or an ensemble.
+#[derive(Default)]
+pub struct Occupancy {
+    in_flight: AtomicU64,
     idle: Notify,
 }
 
 impl Model {
     /// A model with these ready versions, and without requests.
     pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<LoadedVersion>>) -> Self {
-        Model {
-            definition,
-            versions,
-            in_flight: AtomicU64::new(0),
-            input_bytes: AtomicU64::new(0),
-            idle: Notify::new(),
-        }
+        Model { definition, versions, occupancy: Occupancy::default(), input_bytes: AtomicU64::new(0) }
     }
 
     /// Runs that go on, of all versions.
@@ -42,19 +42,6 @@ impl Model {
     /// The number of its runs that were left behind.
     pub(super) fn left_behind(&self) -> u32 {
         self.versions.values().map(|version| version.health.left_behind()).sum()
-    }
-
-    /// Waits until no request is in flight.
-    pub(super) async fn wait_idle(&self) {
-        loop {
-            let mut idle = std::pin::pin!(self.idle.notified());
-            // Registered before the look, so that a guard dropped in between is not missed.
-            idle.as_mut().enable();
-            if self.in_flight.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            idle.await;
-        }
     }
 
     /// The version a client named, or the newest if it named none.
@@ -72,6 +59,38 @@ impl Model {
         let newest = || self.versions.iter().next_back().filter(|(number, _)| !stays(**number));
         let before = self.versions.get(&version).or_else(|| newest().map(|(_, newest)| newest));
         before.is_some_and(|before| before.answers)
+    }
+}
+
+impl Occupancy {
+    /// Counts a request in.
+    pub(super) fn enter(&self) {
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Counts a request out.
+    pub(super) fn leave(&self) {
+        if self.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.idle.notify_waiters();
+        }
+    }
+
+    /// The number of requests in flight, by the order `order`.
+    pub(super) fn in_flight(&self, order: Ordering) -> u64 {
+        self.in_flight.load(order)
+    }
+
+    /// Waits until no request is in flight.
+    pub(super) async fn wait_idle(&self) {
+        loop {
+            let mut idle = std::pin::pin!(self.idle.notified());
+            // Registered before the look, so that a guard dropped in between is not missed.
+            idle.as_mut().enable();
+            if self.in_flight(Ordering::Acquire) == 0 {
+                return;
+            }
+            idle.await;
+        }
     }
 }
 
@@ -113,8 +132,6 @@ impl std::ops::Deref for InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.idle.notify_waiters();
-        }
+        self.0.occupancy.leave();
     }
 }

@@ -17,6 +17,7 @@ use crate::config::config_source::ConfigSource;
 use crate::config::finding::{Finding, did_you_mean};
 use crate::config::policy::{DispatchPolicy, DropPolicy, PolicyName};
 use crate::definition::{CompletionOptions, ModelFormat, datatype};
+use crate::ensemble::Ensemble;
 
 /// The remedy for a place that the server does not have.
 const ELSEWHERE: &str = "or name the model's devices in [placement] of downbeat.toml";
@@ -29,6 +30,7 @@ const MAX_BATCH_SIZE: i32 = 1 << 16;
 pub(crate) struct Checked {
     /// `None`: the files in the folder decide.
     pub(crate) format: Option<ModelFormat>,
+    pub(crate) ensemble: Option<Ensemble>,
     pub(crate) instances: u32,
     pub(crate) slo: Option<Duration>,
     pub(crate) dispatch: Option<DispatchPolicy>,
@@ -89,6 +91,7 @@ impl<'a> Report<'a> {
         self.tensors(config);
         self.version_policy(config);
         self.scheduling(config);
+        let ensemble = Ensemble::read(config, self);
         let instances = self.instances(config);
         self.free_parameters(config);
         let slo = self.slo(config);
@@ -97,16 +100,18 @@ impl<'a> Report<'a> {
         let drop = self.named(config, "drop");
         let tensorrt = self.accelerators(config);
         self.unsupported(config);
-        Checked { format, instances, slo, dispatch, device, drop, tensorrt }
+        Checked { format, ensemble, instances, slo, dispatch, device, drop, tensorrt }
     }
 
     fn format(&mut self, config: &ModelConfig) -> Option<ModelFormat> {
         const FORMATS: [ModelFormat; 2] = [ModelFormat::Onnx, ModelFormat::Emulated];
         let backend = FORMATS.into_iter().find(|f| f.backend() == config.backend);
         let platform = FORMATS.into_iter().find(|f| f.platform() == config.platform);
-        // An ensemble is reported by the check of its scheduling.
-        let is_ensemble = config.platform == "ensemble"
-            && matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_)));
+        let has_steps = matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_)));
+        let is_ensemble = config.platform == ModelFormat::Ensemble.platform();
+        if is_ensemble && !has_steps {
+            self.error("platform", "is 'ensemble', but there is no ensemble_scheduling; list the steps in that field");
+        }
         for (field, written, is_known, names) in [
             ("backend", &config.backend, backend.is_some(), FORMATS.map(ModelFormat::backend)),
             ("platform", &config.platform, platform.is_some() || is_ensemble, FORMATS.map(ModelFormat::platform)),
@@ -122,12 +127,16 @@ impl<'a> Report<'a> {
             };
             self.error(field, format!("'{written}' is not supported{hint}"));
         }
+        if is_ensemble && !config.backend.is_empty() {
+            self.error("backend", "an ensemble has no backend; leave this field out");
+        }
         if let (Some(backend), Some(platform)) = (backend, platform)
             && backend != platform
         {
             self.error("platform", format!("'{}' contradicts backend '{}'", config.platform, config.backend));
         }
-        backend.or(platform)
+        let ensemble = (is_ensemble || has_steps).then_some(ModelFormat::Ensemble);
+        ensemble.or(backend).or(platform)
     }
 
     fn tensors(&mut self, config: &ModelConfig) {
@@ -237,11 +246,7 @@ impl<'a> Report<'a> {
                  keeps no state",
                 Pointer::SEQUENCES,
             ),
-            Some(SchedulingChoice::EnsembleScheduling(_)) => {
-                let message = "is not supported: load the ensemble's models and call them one by one";
-                self.refuse("ensemble_scheduling", message, Pointer::ENSEMBLES);
-            }
-            None => {}
+            Some(SchedulingChoice::EnsembleScheduling(_)) | None => {}
         }
     }
 

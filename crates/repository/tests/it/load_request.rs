@@ -71,7 +71,7 @@ fn the_newest_fields_of_the_schema_are_known_in_json() {
     }
     let ensemble = r#"{"platform": "ensemble", "ensemble_scheduling": {"max_inflight_requests": 4}}"#;
     let error = repository.definition("m", Some(ensemble)).unwrap_err().to_string();
-    assert!(error.contains("ensemble_scheduling: is not supported"), "{error}");
+    assert!(error.contains("ensemble_scheduling: has no step"), "{error}");
     let error = repository.definition("m", Some(r#"{"model_metric": {}}"#)).unwrap_err().to_string();
     assert!(error.contains("unknown field 'model_metric'; did you mean 'model_metrics'?"), "{error}");
 }

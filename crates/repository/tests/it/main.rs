@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod config_corpus;
+mod ensembles;
 mod examples;
 mod file_content;
 mod hostile;

@@ -58,6 +58,10 @@ metric_table! {
             "Time in each phase: queue a request; compute_input, compute_infer and compute_output a launch";
         request: HistogramVec["model", "version"] LATENCY, "downbeat_request_duration_seconds", "Time from arrival to result of the requests that got one";
         batch_size: HistogramVec["model", "version"] SIZES, "downbeat_batch_size", "Items in a launch";
+        step_time: HistogramVec["ensemble", "step", "model", "phase"] LATENCY, "downbeat_pipeline_step_duration_seconds",
+            "Time of an ensemble's requests in a step: waiting, from the step's inputs to its run, and running";
+        step_failures: IntCounterVec["ensemble", "step", "model", "reason"], "downbeat_pipeline_step_failures_total",
+            "Requests of an ensemble that ended in a step: dropped, as the whole could not be in time; failed; or cancelled, as another step or the client ended the request";
         device_busy: CounterVec["device"], "downbeat_device_busy_seconds_total",
             "Time in which at least one launch ran on the device, of a partition as much as it is of the device; its rate is the device's busy share";
         device_running: IntGaugeVec["device"], "downbeat_device_running", "Launches that run on the device now";
@@ -184,6 +188,20 @@ impl Metrics {
             compute_infer: timed(&table.compute_infer_us, phase("compute_infer")),
             compute_output: timed(&table.compute_output_us, phase("compute_output")),
             batch_size: table.batch_size.with_label_values(&labels),
+        }
+    }
+
+    /// The metrics of a step of an ensemble, by its number from 0.
+    pub fn pipeline_step(&self, ensemble: &str, step: usize, model: &str) -> StepMetrics {
+        let step = step.to_string();
+        let time = |phase| self.table.step_time.with_label_values(&[ensemble, &step, model, phase]);
+        let failures = |reason| self.table.step_failures.with_label_values(&[ensemble, &step, model, reason]);
+        StepMetrics {
+            waiting: time("waiting"),
+            running: time("running"),
+            dropped: failures("dropped"),
+            failed: failures("failed"),
+            cancelled: failures("cancelled"),
         }
     }
 
@@ -392,6 +410,20 @@ impl ModelMetrics {
         self.failures[why as usize].inc();
         self.not_answered[why as usize].inc();
     }
+}
+
+/// The metrics of one step of an ensemble, looked up once.
+pub struct StepMetrics {
+    /// Seconds from the step's inputs to its run.
+    pub waiting: Histogram,
+    /// Seconds from the begin of the step's run to its outputs.
+    pub running: Histogram,
+    /// Requests that the step dropped, as the whole could not be in time.
+    pub dropped: IntCounter,
+    /// Requests that failed in the step for another reason.
+    pub failed: IntCounter,
+    /// Requests that were in the step when another step or the client ended them.
+    pub cancelled: IntCounter,
 }
 
 /// The metrics of one device, looked up once.

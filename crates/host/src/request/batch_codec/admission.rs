@@ -28,6 +28,36 @@ impl BatchCodec {
         Ok(())
     }
 
+    /// Checks a request, and leaves its inputs in place. The elements of `BYTES` inputs are not
+    /// counted. Returns the size of the batch dimension (1 if the model has none).
+    ///
+    /// # Errors
+    /// The errors of [`BatchCodec::admit`].
+    pub fn check(&self, request: &InferRequest) -> Result<u32, ServiceError> {
+        let model = &request.model_name;
+        let is_there = |name: &str| request.inputs.iter().any(|input| input.name == name);
+        let mut required = self.inputs.iter().filter(|binding| !binding.optional);
+        let is_double = |at: usize| request.inputs[..at].iter().any(|input| input.name == request.inputs[at].name);
+        if !required.all(|binding| is_there(&binding.client.name)) || (0..request.inputs.len()).any(is_double) {
+            return Err(self.wrong_inputs(model, &request.inputs));
+        }
+        let mut rows = None;
+        for input in &request.inputs {
+            let Some(binding) = self.inputs.iter().find(|binding| binding.client.name == input.name) else {
+                return Err(self.wrong_inputs(model, &request.inputs));
+            };
+            let its_rows = match binding.datatype().size() {
+                Some(_) => self.check_input(model, binding, input)?,
+                None => u32::try_from(self.check_shape(model, binding, input)?).unwrap_or(u32::MAX),
+            };
+            if *rows.get_or_insert(its_rows) != its_rows {
+                return Err(different_rows(model, &input.name, its_rows, rows.unwrap_or(its_rows)));
+            }
+        }
+        let rows = rows.unwrap_or(1);
+        if rows > self.max_batch { Err(self.too_many(model, u64::from(rows))) } else { Ok(rows) }
+    }
+
     /// Checks a request and takes its input bytes.
     ///
     /// # Errors
@@ -171,6 +201,11 @@ impl BatchCodec {
         u32::try_from(rows).map_err(|_| self.too_many(model, rows.unsigned_abs()))
     }
 
+    /// Whether requests may leave out an input that has no value of its own.
+    fn may_lack(&self, place: usize) -> bool {
+        self.passes_on && self.inputs.get(place).is_some_and(|input| input.optional)
+    }
+
     fn too_many(&self, model: &str, rows: u64) -> ServiceError {
         ServiceError::InvalidArgument(format!(
             "inference request batch-size must be <= {} for '{model}': the request has {rows}; send several requests, \
@@ -195,7 +230,8 @@ impl BatchCodec {
                 list(&mut wanted())
             ));
         }
-        let required = || wanted().zip(&self.defaults).filter(|(_, default)| default.is_none()).map(|(name, _)| name);
+        let needed = |place: usize| self.defaults.get(place).is_none_or(Option::is_none) && !self.may_lack(place);
+        let required = || wanted().enumerate().filter(|(place, _)| needed(*place)).map(|(_, name)| name);
         let missing = list(&mut required().filter(|wanted| !got().any(|name| name == *wanted)));
         let expected = match (required().count(), self.inputs.len()) {
             (least, most) if least < most => format!("number of inputs between {least} and {most}"),

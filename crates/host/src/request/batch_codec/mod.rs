@@ -50,6 +50,8 @@ pub struct BatchCodec {
     sample: Option<Admitted>,
     /// The item that runs in the place of none, where items do not vary in shape.
     stand_in: OnceLock<Admitted>,
+    /// Whether the inputs go on to other models, which know what an optional input stands for.
+    passes_on: bool,
     /// Whether the log is silent about answers of other sizes than declared. It is silent until the
     /// model serves, since made-up requests have such answers. It is silent again after the first
     /// warning.
@@ -172,6 +174,7 @@ impl BatchCodec {
             fill: Fill::default(),
             sample: None,
             stand_in: OnceLock::new(),
+            passes_on: false,
             is_misfit_told: AtomicBool::new(true),
         }
     }
@@ -180,6 +183,12 @@ impl BatchCodec {
     #[must_use]
     pub fn named(self, model: &str) -> Self {
         BatchCodec { model: model.to_owned(), ..self }
+    }
+
+    /// The same codec, for inputs that go on to other models. Requests may leave out optional ones.
+    #[must_use]
+    pub fn passing_on(self) -> Self {
+        BatchCodec { passes_on: true, ..self }
     }
 
     /// The same codec, with the values `defaults`, by name, for inputs that requests leave out. An

@@ -1,0 +1,285 @@
+//! An ensemble in service: its steps, and the models that the steps run.
+
+mod run;
+mod step_request;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use downbeat_core::pipeline::{Shares, StepCost};
+use downbeat_core::probes::Probes;
+use downbeat_core::{Duration, Time};
+use downbeat_host::request::batch_codec::BatchCodec;
+use downbeat_protocol::inference as pb;
+use downbeat_repository::{Ensemble, ModelDefinition, StepModel};
+use downbeat_service::clock::Clock;
+use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::statistics::{Phases, Statistics};
+use downbeat_service::metrics::{Metrics, ModelMetrics, StepMetrics};
+use downbeat_service::unanswered::Unanswered;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Semaphore;
+
+use super::model::{Model, Occupancy, version_of};
+use crate::loaded_version::LoadedVersion;
+
+pub use run::{InPipeline, Within};
+
+/// The load of devices is taken as it was over at least this long.
+const LOAD_OVER: Duration = Duration::from_millis(500);
+
+/// An ensemble as it is served now. Another takes its place when a model of its steps changes.
+pub struct Pipeline {
+    /// The configuration, complete.
+    pub definition: Arc<ModelDefinition>,
+    /// The tensors of its requests.
+    pub codec: Arc<BatchCodec>,
+    /// Versions, ascending. They differ in their numbers only: an ensemble has no file.
+    pub versions: BTreeMap<u64, Arc<PipelineRecord>>,
+    steps: Arc<[StepRecord]>,
+    parts: Vec<StepPart>,
+    shares: RwLock<Arc<Shares>>,
+    load: Mutex<Load>,
+    /// Which requests are tried although the whole seems to take too long.
+    probes: Arc<Mutex<Probes>>,
+    pub(super) occupancy: Arc<Occupancy>,
+}
+
+/// The counts of one version of an ensemble.
+pub struct PipelineRecord {
+    /// The ensemble's name.
+    pub name: String,
+    /// The version's number.
+    pub version: String,
+    statistics: Mutex<Statistics>,
+    metrics: ModelMetrics,
+}
+
+/// The counts and the bound of one step.
+struct StepRecord {
+    metrics: StepMetrics,
+    /// A permit for each request that may be in the step; `None`: any number may.
+    places: Option<Semaphore>,
+}
+
+/// The model that a step runs. The ensemble does not keep the model from leaving.
+pub enum StepPart {
+    /// A model with a file.
+    Model(Weak<LoadedVersion>),
+    /// Another ensemble.
+    Pipeline(Weak<Pipeline>),
+}
+
+/// How busy the devices of each step were lately.
+#[derive(Default)]
+struct Load {
+    /// When, and the busy seconds of each step's devices by then.
+    seen: Option<(Time, Vec<f64>)>,
+    /// By step, the busy share.
+    shares: Vec<f64>,
+}
+
+impl Pipeline {
+    /// An ensemble whose steps run these models. `before`: the same definition in service until now,
+    /// whose counts go on.
+    pub fn new(
+        definition: &Arc<ModelDefinition>,
+        parts: Vec<StepPart>,
+        before: Option<&Pipeline>,
+        metrics: &Metrics,
+    ) -> Option<Self> {
+        let ensemble = definition.ensemble.as_ref()?;
+        let (inputs, outputs) = (definition.inputs.clone(), definition.outputs.clone());
+        let codec = BatchCodec::new(inputs, outputs, definition.batching.max_batch_size);
+        let before = before.filter(|before| Arc::ptr_eq(&before.definition, definition));
+        let record = |version: u64| {
+            let (name, version) = (definition.name.clone(), version.to_string());
+            let metrics = metrics.model(&name, &version);
+            Arc::new(PipelineRecord { name, version, statistics: Mutex::default(), metrics })
+        };
+        let versions = || definition.versions.iter().map(|(version, _)| (*version, record(*version))).collect();
+        let step = |(at, step): (usize, &downbeat_repository::EnsembleStep)| StepRecord {
+            metrics: metrics.pipeline_step(&definition.name, at, &step.model),
+            places: (ensemble.max_inflight_requests > 0)
+                .then(|| Semaphore::new(ensemble.max_inflight_requests as usize)),
+        };
+        let steps = || ensemble.steps.iter().enumerate().map(step).collect();
+        let shape = ensemble.graph.shape();
+        let none = StepCost { alone: Duration::ZERO, devices: 1.0, load: 0.0 };
+        let pipeline = Pipeline {
+            codec: Arc::new(codec.named(&definition.name).passing_on()),
+            versions: before.map_or_else(versions, |before| before.versions.clone()),
+            steps: before.map_or_else(steps, |before| before.steps.clone()),
+            shares: RwLock::new(Arc::new(Shares::fixed(shape, &vec![none; shape.len()]))),
+            load: Mutex::default(),
+            probes: before.map_or_else(Default::default, |before| before.probes.clone()),
+            occupancy: before.map_or_else(Default::default, |before| before.occupancy.clone()),
+            definition: definition.clone(),
+            parts,
+        };
+        pipeline.weigh(Time::ZERO);
+        Some(pipeline)
+    }
+
+    /// The steps. An ensemble in service has some.
+    pub fn ensemble(&self) -> &Ensemble {
+        self.definition.ensemble.as_ref().expect("a pipeline in service is made of steps")
+    }
+
+    /// Whether the steps run exactly these models.
+    pub fn runs(&self, parts: &[StepPart]) -> bool {
+        let is_same = |(own, other): (&StepPart, &StepPart)| match (own, other) {
+            (StepPart::Model(own), StepPart::Model(other)) => own.ptr_eq(other),
+            (StepPart::Pipeline(own), StepPart::Pipeline(other)) => own.ptr_eq(other),
+            _ => false,
+        };
+        self.parts.len() == parts.len() && self.parts.iter().zip(parts).all(is_same)
+    }
+
+    /// The version a client named, or the newest if it named none.
+    ///
+    /// # Errors
+    /// The errors of [`version_of`].
+    pub fn version(&self, version: &str) -> Result<&Arc<PipelineRecord>, ServiceError> {
+        version_of(&self.definition.name, &self.versions, version)
+    }
+
+    /// Why it cannot answer at `now`; `None` if it can.
+    pub fn not_ready(&self, now: Time) -> Option<String> {
+        let reason = |part: &StepPart| match part {
+            StepPart::Model(model) => {
+                model.upgrade().map_or_else(|| Some(GONE.to_owned()), |model| model.not_ready(now))
+            }
+            StepPart::Pipeline(other) => {
+                other.upgrade().map_or_else(|| Some(GONE.to_owned()), |other| other.not_ready(now))
+            }
+        };
+        let mut steps = self.ensemble().steps.iter().zip(&self.parts).enumerate();
+        steps.find_map(|(at, (step, part))| Some(format!("step {at} ('{}'): {}", step.model, reason(part)?)))
+    }
+
+    /// The protocol's statistics of its versions.
+    pub fn statistics(&self) -> impl Iterator<Item = pb::ModelStatistics> + '_ {
+        self.versions.values().map(|record| record.statistics())
+    }
+
+    /// The time of a request alone, on the longest path.
+    fn alone(&self) -> Duration {
+        let ensemble = self.ensemble();
+        let alone: Vec<Duration> = self.parts.iter().map(StepPart::alone).collect();
+        let shape = ensemble.graph.shape();
+        let rest = shape.rest(&alone);
+        rest.iter().zip(&alone).map(|(rest, alone)| *alone + *rest).max().unwrap_or_default()
+    }
+
+    /// Divides the time of requests among the steps by the present profiles and loads.
+    pub fn weigh(&self, now: Time) {
+        let busy: Vec<f64> = self.parts.iter().map(StepPart::busy_seconds).collect();
+        let mut load = self.load.lock();
+        if load.shares.len() != busy.len() {
+            load.shares = vec![0.0; busy.len()];
+        }
+        let since = load.seen.as_ref().map(|(since, _)| now.since(*since));
+        match (load.seen.take(), since) {
+            (Some((at, before)), Some(passed)) if passed < LOAD_OVER => load.seen = Some((at, before)),
+            (Some((_, before)), Some(passed)) => {
+                let lately = busy.iter().zip(&before).zip(&self.parts).map(|((now, before), part)| {
+                    ((now - before) / passed.as_secs_f64() / part.devices()).clamp(0.0, 1.0)
+                });
+                load.shares = lately.collect();
+                load.seen = Some((now, busy));
+            }
+            _ => load.seen = Some((now, busy)),
+        }
+        let cost =
+            |(part, load): (&StepPart, &f64)| StepCost { alone: part.alone(), devices: part.devices(), load: *load };
+        let costs: Vec<StepCost> = self.parts.iter().zip(&load.shares).map(cost).collect();
+        *self.shares.write() = Arc::new(Shares::fixed(self.ensemble().graph.shape(), &costs));
+    }
+}
+
+/// Why an ensemble is not ready of which a model has just left.
+const GONE: &str = "the model has left";
+
+impl StepPart {
+    /// The part of a model or of an ensemble in service.
+    pub fn of(model: &FoundModel) -> Self {
+        match model {
+            FoundModel::Model(_, version) => StepPart::Model(Arc::downgrade(version)),
+            FoundModel::Pipeline(pipeline) => StepPart::Pipeline(Arc::downgrade(pipeline)),
+        }
+    }
+
+    /// `l(1)`: the time of one request alone.
+    fn alone(&self) -> Duration {
+        match self {
+            StepPart::Model(model) => model.upgrade().map_or(Duration::ZERO, |model| model.alone()),
+            StepPart::Pipeline(pipeline) => pipeline.upgrade().map_or(Duration::ZERO, |pipeline| pipeline.alone()),
+        }
+    }
+
+    /// The number of devices that run the part.
+    fn devices(&self) -> f64 {
+        match self {
+            StepPart::Model(model) => model.upgrade().map_or(1.0, |model| model.hosts.devices().len() as f64),
+            StepPart::Pipeline(pipeline) => {
+                let of_parts =
+                    |pipeline: Arc<Pipeline>| pipeline.parts.iter().map(StepPart::devices).fold(f64::MAX, f64::min);
+                pipeline.upgrade().map_or(1.0, of_parts)
+            }
+        }
+    }
+
+    /// How long its devices were busy until now, all together.
+    fn busy_seconds(&self) -> f64 {
+        match self {
+            StepPart::Model(model) => model.upgrade().map_or(0.0, |model| model.busy_seconds()),
+            StepPart::Pipeline(pipeline) => {
+                let of_parts =
+                    |pipeline: Arc<Pipeline>| pipeline.parts.iter().map(StepPart::busy_seconds).fold(0.0, f64::max);
+                pipeline.upgrade().map_or(0.0, of_parts)
+            }
+        }
+    }
+}
+
+/// A model in service that a step can run.
+pub enum FoundModel {
+    /// A model with a file, in the version that the step runs.
+    Model(Arc<Model>, Arc<LoadedVersion>),
+    /// Another ensemble.
+    Pipeline(Arc<Pipeline>),
+}
+
+impl FoundModel {
+    /// The tensors of the model.
+    pub fn tensors(&self) -> StepModel<'_> {
+        let codec = match self {
+            FoundModel::Model(_, version) => &version.codec,
+            FoundModel::Pipeline(pipeline) => &pipeline.codec,
+        };
+        let max_batch_size = if codec.batched { codec.max_batch } else { 0 };
+        StepModel { inputs: &codec.inputs, outputs: &codec.outputs, max_batch_size }
+    }
+}
+
+impl PipelineRecord {
+    /// The protocol's statistics.
+    pub fn statistics(&self) -> pb::ModelStatistics {
+        self.statistics.lock().to_proto(&self.name, &self.version)
+    }
+
+    /// Counts a request of `rows` items that was answered. All its steps together waited `queued` and
+    /// ran for `ran`; it took `took` and was `late` or not.
+    fn record(&self, rows: u32, (queued, ran): (Duration, Duration), took: Duration, late: bool) {
+        let phases = Phases { compute_infer: ran, ..Phases::default() };
+        self.metrics.record_batch(rows, phases, std::iter::once((queued, took, late)));
+        self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, std::iter::once((queued, took)));
+    }
+
+    /// Counts a request that got no result, `after` its arrival.
+    fn record_not_answered(&self, reason: Unanswered, after: Duration) {
+        self.metrics.record_not_answered(reason);
+        self.statistics.lock().record_failure(after);
+    }
+}

@@ -1,0 +1,340 @@
+//! The way of one request through the steps of an ensemble.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use downbeat_core::pipeline::Shares;
+use downbeat_core::pipeline::graph::{StepState, Walk};
+use downbeat_core::probes::Doubt;
+use downbeat_core::{Duration, Time};
+use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_service::error::ServiceError;
+use downbeat_service::unanswered::Unanswered;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use super::step_request::{Tensors, adapt_inputs};
+use super::{Pipeline, PipelineRecord};
+use crate::serving::{Limits, Looked, Serving, Wishes};
+
+/// The place of a request within a request of an ensemble.
+pub struct Within {
+    /// The local deadline of the step.
+    pub deadline: Time,
+    /// Whether the deadline follows from the ensemble's SLO.
+    pub deadline_is_slo: bool,
+    /// Whether no other step of the same request can run now.
+    pub is_alone: bool,
+    /// Where the device notes when the step's run began.
+    pub began: Arc<AtomicU64>,
+}
+
+impl Within {
+    /// Puts the step's deadline in the place of the deadline that the model has for its own clients.
+    pub fn limit(&self, limits: &mut Limits) {
+        limits.deadline = self.deadline;
+        limits.deadline_is_slo = self.deadline_is_slo;
+    }
+}
+
+/// An ensemble that counts a request while it is in flight.
+pub struct InPipeline(pub(in crate::serving) Arc<Pipeline>);
+
+impl std::ops::Deref for InPipeline {
+    type Target = Pipeline;
+
+    fn deref(&self) -> &Pipeline {
+        &self.0
+    }
+}
+
+impl Drop for InPipeline {
+    fn drop(&mut self) {
+        self.0.occupancy.leave();
+    }
+}
+
+/// Counts a request that ends without a result, also if its client leaves.
+struct Counted<'a> {
+    record: &'a PipelineRecord,
+    serving: &'a Serving,
+    arrival: Time,
+    reason: Option<Unanswered>,
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        if let Some(reason) = self.reason {
+            self.record.record_not_answered(reason, self.serving.now().since(self.arrival));
+        }
+    }
+}
+
+/// A step that has ended.
+struct Ended {
+    step: usize,
+    result: Result<InferResponse, ServiceError>,
+    waited: Duration,
+    ran: Duration,
+}
+
+/// The count of a step whose future is dropped before its end.
+struct StepCount<'a>(Option<&'a prometheus::IntCounter>);
+
+impl Drop for StepCount<'_> {
+    fn drop(&mut self) {
+        if let Some(cancelled) = self.0 {
+            cancelled.inc();
+        }
+    }
+}
+
+impl Serving {
+    /// Runs an inference of an ensemble. Dropping the future cancels the request in all its steps.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`]; that of a step names the step.
+    pub async fn infer_pipeline(
+        &self,
+        pipeline: &Pipeline,
+        request: InferRequest,
+        within: Option<&Within>,
+    ) -> Result<InferResponse, ServiceError> {
+        let arrival = self.now();
+        let record = pipeline.version(&request.model_version)?;
+        let definition = &pipeline.definition;
+        let slo = if within.is_some() { None } else { self.options.slo(&definition.name, definition.slo) };
+        let wishes = Wishes { codec: &pipeline.codec, batching: &definition.batching, slo };
+        let Looked { wanted, mut limits } = wishes.look(&request, arrival)?;
+        within.inspect(|within| within.limit(&mut limits));
+        let rows = pipeline.codec.check(&request)?;
+        let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
+        let outcome = self.run_steps(pipeline, request, &limits, wanted.as_deref(), arrival).await;
+        let now = self.now();
+        match outcome {
+            Ok((response, phases)) => {
+                counted.reason = None;
+                record.record(rows, phases, now.since(arrival), now > limits.deadline);
+                Ok(InferResponse { model_version: record.version.clone(), ..response })
+            }
+            Err(Failure { reason, error }) => {
+                counted.reason = Some(reason);
+                Err(error)
+            }
+        }
+    }
+
+    /// Runs the steps that the wanted outputs need, for a request that came at `arrival`. Returns the
+    /// answer, and how long the steps waited and ran, all together.
+    async fn run_steps(
+        &self,
+        pipeline: &Pipeline,
+        mut whole: InferRequest,
+        limits: &Limits,
+        wanted: Option<&[usize]>,
+        arrival: Time,
+    ) -> Result<(InferResponse, (Duration, Duration)), Failure> {
+        let ensemble = pipeline.ensemble();
+        let all: Vec<usize> = (0..ensemble.outputs.len()).collect();
+        let places = wanted.unwrap_or(&all);
+        let name = whole.model_name.clone();
+        let of_ensemble = |reason| ServiceError::InvalidArgument(format!("ensemble '{name}': {reason}"));
+        let tensors = Tensors::new(pipeline, &mut whole, places, self.budget.reservation());
+        let mut tensors = tensors.map_err(of_ensemble)?;
+        let wanted: Vec<usize> = places.iter().map(|place| ensemble.outputs[*place]).collect();
+        let wants_all = wanted.len() == ensemble.outputs.len();
+        let mut walk = Walk::new(&ensemble.graph, (!wants_all).then_some(&wanted[..]));
+        let mut time = Budget::new(pipeline, limits, arrival);
+        let mut running = FuturesUnordered::new();
+        let (mut waited, mut ran) = (Duration::ZERO, Duration::ZERO);
+        let named = |step: usize, error: ServiceError| {
+            error.within(format_args!("step {step} ('{}') of ensemble '{name}'", ensemble.steps[step].model))
+        };
+        loop {
+            let is_alone = running.is_empty() && walk.ready() <= 1;
+            while let Some(step) = walk.poll_start() {
+                let within = time.within(&walk, step, self.now(), is_alone).map_err(|error| {
+                    pipeline.steps[step].metrics.dropped.inc();
+                    named(step, error)
+                })?;
+                let request = tensors.request(ensemble, step, &whole);
+                running.push(self.run_step(pipeline, step, request, within));
+            }
+            let next = match time.left(self.now()) {
+                None => running.next().await,
+                Some(left) => {
+                    let next = tokio::time::timeout(left.into(), running.next()).await;
+                    next.map_err(|_| Failure {
+                        reason: Unanswered::Timeout,
+                        error: overrun(limits, &name, pipeline, &walk),
+                    })?
+                }
+            };
+            let Some(Ended { step, result, waited: its_wait, ran: its_run }) = next else { break };
+            (waited, ran) = (waited + its_wait, ran + its_run);
+            // On an error the other steps are dropped with `running`, which cancels them.
+            let outputs = result.map_err(|error| named(step, error))?.outputs;
+            tensors.keep(ensemble, step, outputs).map_err(|error| named(step, error))?;
+            walk.handle_finished(step);
+        }
+        time.end(self.now());
+        let outputs =
+            tensors.outputs(pipeline, places).map_err(|error| error.within(format_args!("ensemble '{name}'")))?;
+        let response =
+            InferResponse { model_name: whole.model_name, id: whole.id, outputs, ..InferResponse::default() };
+        Ok((response, (waited, ran)))
+    }
+
+    /// Runs one step.
+    async fn run_step(&self, pipeline: &Pipeline, step: usize, request: InferRequest, within: Within) -> Ended {
+        let (begin, record) = (self.now(), &pipeline.steps[step]);
+        let mut count = StepCount(Some(&record.metrics.cancelled));
+        let result = self.ask(pipeline, step, request, &within).await;
+        count.0 = None;
+        let now = self.now();
+        let began = Time::from_nanos(within.began.load(Ordering::Relaxed)).max(begin).min(now);
+        let (waited, ran) = (began.since(begin), now.since(began));
+        match &result {
+            Ok(_) => {
+                record.metrics.waiting.observe(waited.as_secs_f64());
+                record.metrics.running.observe(ran.as_secs_f64());
+            }
+            Err(ServiceError::DeadlineExceeded(_)) => record.metrics.dropped.inc(),
+            Err(_) => record.metrics.failed.inc(),
+        }
+        Ended { step, result, waited, ran }
+    }
+
+    /// Asks the model of a step, once there is a place for the request in the step.
+    async fn ask(
+        &self,
+        pipeline: &Pipeline,
+        step: usize,
+        mut request: InferRequest,
+        within: &Within,
+    ) -> Result<InferResponse, ServiceError> {
+        let place = pipeline.steps[step].places.as_ref().map(|places| places.acquire());
+        let _place = match place {
+            None => None,
+            Some(place) if within.deadline == Time::MAX => Some(place.await),
+            Some(place) => {
+                let left = within.deadline.since(self.now());
+                let place = tokio::time::timeout(left.into(), place).await.map_err(|_| {
+                    ServiceError::DeadlineExceeded(format!(
+                        "the request waited for {left}, as max_inflight_requests ({}) requests of the ensemble were in \
+                         this step",
+                        pipeline.ensemble().max_inflight_requests
+                    ))
+                })?;
+                Some(place)
+            }
+        };
+        if let Some(served) = self.enter(&request.model_name) {
+            let loaded = served.version(&request.model_version)?;
+            if loaded.preprocess_of(&request).is_none() {
+                adapt_inputs(&mut request.inputs, &loaded.codec.inputs);
+            }
+            return Box::pin(self.infer(&served, request, Some(within))).await;
+        }
+        let Some(inner) = self.enter_pipeline(&request.model_name) else {
+            let message = format!("model '{}' is not in service any more", request.model_name);
+            return Err(ServiceError::Unavailable(message));
+        };
+        adapt_inputs(&mut request.inputs, &inner.codec.inputs);
+        self.infer_inner(&inner, request, within).await
+    }
+
+    /// Runs an inference of an ensemble that is a step of another. The future has to be boxed, as it
+    /// contains itself.
+    fn infer_inner<'a>(
+        &'a self,
+        pipeline: &'a Pipeline,
+        request: InferRequest,
+        within: &'a Within,
+    ) -> BoxFuture<'a, Result<InferResponse, ServiceError>> {
+        self.infer_pipeline(pipeline, request, Some(within)).boxed()
+    }
+}
+
+/// Why a request of an ensemble got no result, and the reason that it counts for.
+struct Failure {
+    reason: Unanswered,
+    error: ServiceError,
+}
+
+impl From<ServiceError> for Failure {
+    fn from(error: ServiceError) -> Self {
+        let reason = match &error {
+            ServiceError::DeadlineExceeded(_) => Unanswered::Hopeless,
+            ServiceError::QueueFull { .. } => Unanswered::QueueFull,
+            ServiceError::Unavailable(_) => Unanswered::RunEnded,
+            _ => Unanswered::Engine,
+        };
+        Failure { reason, error }
+    }
+}
+
+/// The time that a request of an ensemble has.
+struct Budget<'a> {
+    pipeline: &'a Pipeline,
+    shares: Arc<Shares>,
+    limits: &'a Limits,
+    /// When the client's own timeout is over; [`Time::MAX`]: it set none.
+    until: Time,
+    /// The request runs without a deadline, to find out whether the models are quicker than it seems.
+    is_probe: bool,
+}
+
+impl<'a> Budget<'a> {
+    fn new(pipeline: &'a Pipeline, limits: &'a Limits, arrival: Time) -> Self {
+        let shares = pipeline.shares.read().clone();
+        let until = limits.timeout.map_or(Time::MAX, |timeout| arrival + timeout);
+        Budget { pipeline, shares, limits, until, is_probe: false }
+    }
+
+    /// The local deadline of a step that starts now.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` if the whole cannot be in time, even if no step had to wait.
+    fn within(&mut self, walk: &Walk<'_>, step: usize, now: Time, is_alone: bool) -> Result<Within, ServiceError> {
+        let mut deadline = if self.is_probe { Time::MAX } else { self.limits.deadline };
+        if !self.shares.can_make(&[step], now, deadline) {
+            let (needed, left) = (self.shares.needed(&[step]), deadline.since(now));
+            if !self.pipeline.probes.lock().tries(now, Doubt::Measured, needed) {
+                return Err(ServiceError::DeadlineExceeded(format!(
+                    "dropped before the step: this step and those after it need {needed} even on idle devices, but the \
+                     deadline of the whole leaves {left}"
+                )));
+            }
+            (self.is_probe, deadline) = (true, Time::MAX);
+        }
+        let is_open = |step: &usize| matches!(walk.state(*step), StepState::Ready | StepState::Running);
+        let unfinished: Vec<usize> = walk.remaining().filter(is_open).collect();
+        Ok(Within {
+            deadline: self.shares.local_deadline_beside(step, &unfinished, now, deadline),
+            deadline_is_slo: self.limits.deadline_is_slo,
+            is_alone,
+            began: Arc::default(),
+        })
+    }
+
+    /// How long the client still waits; `None`: for ever.
+    fn left(&self, now: Time) -> Option<Duration> {
+        (self.until != Time::MAX).then(|| self.until.since(now))
+    }
+
+    /// The whole is done.
+    fn end(&self, now: Time) {
+        if self.is_probe && now <= self.limits.deadline {
+            self.pipeline.probes.lock().was_wrong();
+        }
+    }
+}
+
+/// The error of a request whose client waits no longer.
+fn overrun(limits: &Limits, name: &str, pipeline: &Pipeline, walk: &Walk<'_>) -> ServiceError {
+    let running = walk.remaining().filter(|step| walk.state(*step) == StepState::Running);
+    let named =
+        running.map(|step| format!("step {step} ('{}') of ensemble '{name}'", pipeline.ensemble().steps[step].model));
+    limits.overrun(name).within(format_args!("in {}", named.collect::<Vec<_>>().join(", ")))
+}

@@ -65,7 +65,7 @@ async fn server_and_models_are_described() {
     let request = pb::ModelMetadataRequest { name: "complicated".into(), version: String::new() };
     let error = client.model_metadata(request).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
-    assert_eq!(error.message(), "no model 'complicated'; the repository has simple, echo, batch_echo");
+    assert_eq!(error.message(), "no model 'complicated'; the repository has simple, echo, batch_echo, repeat");
     check_good(&mut client).await;
 }
 

@@ -26,6 +26,11 @@ async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 
         .unwrap_or_else(|error| Err(ServiceError::Internal(format!("the change ended in a panic: {error}"))))
 }
 
+/// Whether a model may give any number of answers to a request.
+pub(super) fn is_decoupled(model: &Model) -> bool {
+    model.definition.config.model_transaction_policy.is_some_and(|policy| policy.decoupled)
+}
+
 impl Registry {
     /// Whether clients may load and unload, as in Triton's model control modes.
     fn check_control(&self, done: &str) -> Result<(), ServiceError> {
@@ -239,9 +244,14 @@ impl Service for Registry {
             return Err(ServiceError::Unimplemented(reason.to_owned()));
         }
         match self.serving.enter(&request.model_name) {
+            Some(served) if is_decoupled(&served) => Err(ServiceError::Decoupled(request.model_name)),
             Some(served) => self.serving.infer(&served, request).await,
             None => Err(self.why_not_served(&request.model_name)),
         }
+    }
+
+    fn is_decoupled(&self, name: &str, _version: &str) -> bool {
+        self.serving.get(name).is_some_and(|served| is_decoupled(&served))
     }
 
     fn timeline(&self, last: std::time::Duration) -> Option<Timeline> {

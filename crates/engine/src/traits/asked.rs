@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use downbeat_core::Duration;
+use downbeat_core::{Duration, Time};
 
 use super::error::RunError;
 use crate::tensor::Tensor;
@@ -38,6 +38,10 @@ pub struct RequestAbout {
     pub parameters: String,
     /// The names of the outputs that the client wants; empty: all.
     pub outputs: Vec<String>,
+    /// The positions of the inputs that the client left out.
+    pub left_out: Vec<usize>,
+    /// The request's deadline, once it is known.
+    pub deadline: OnceLock<Time>,
     /// Whether the client has left.
     pub left: ClientLeft,
 }

@@ -16,14 +16,17 @@
 
 mod child;
 mod executor;
+mod instance;
 mod lane;
 mod message;
 mod model;
+mod output;
 
 use std::sync::Arc;
 
 pub use child::{Wanted, serve};
-pub use executor::ExecutorProgram;
+pub use executor::{ExecutorProgram, Worker};
+pub use instance::{Instance, InstanceStarter, LoadedInstance, OnMetering};
 pub use message::{TrialLimits, read_as_process};
 
 use crate::emulated;
@@ -93,6 +96,7 @@ impl Engine for Isolated {
             cache: cache.clone(),
             operators: operators.as_deref().cloned(),
             limits: self.limits,
+            settings: serde_json::Value::Null,
         };
         let memory = match name {
             emulated::NAME => None,

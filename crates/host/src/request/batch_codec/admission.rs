@@ -34,7 +34,7 @@ impl BatchCodec {
     /// `InvalidArgument`, with the tensor, the expected value and the actual one.
     pub fn admit(&self, request: &mut InferRequest) -> Result<Admitted, ServiceError> {
         let model = &request.model_name;
-        let least = self.defaults.iter().filter(|default| default.is_none()).count();
+        let least = self.required().count();
         if !(least..=self.inputs.len()).contains(&request.inputs.len()) {
             return Err(self.wrong_inputs(model, &request.inputs));
         }
@@ -43,6 +43,7 @@ impl BatchCodec {
         let mut inputs: SmallVec<[Bytes; 2]> = SmallVec::new();
         let mut shapes = SmallVec::new();
         let mut rows = None;
+        let mut left_out = Vec::new();
         for (position, binding) in self.inputs.iter().enumerate() {
             // Clients nearly always send the inputs in the model's order.
             let found = match request.inputs.get(position) {
@@ -56,6 +57,14 @@ impl BatchCodec {
                         (None, Some(Some(default))) => {
                             shapes.extend_from_slice(&default.shape);
                             inputs.push(default.item.clone());
+                            continue;
+                        }
+                        (None, _) if self.may_be_missing(binding) => {
+                            // Requests without the input are apart from requests with it.
+                            let sizes = self.item_dims(&binding.client.dims).iter().map(|size| (*size).max(0));
+                            shapes.extend(sizes);
+                            inputs.push(Bytes::new());
+                            left_out.push(position);
                             continue;
                         }
                         (None, _) => return Err(self.wrong_inputs(model, &request.inputs)),
@@ -87,7 +96,18 @@ impl BatchCodec {
         if rows == 0 {
             return self.standing_in(model, &shapes);
         }
-        Ok(Admitted { inputs, shapes, rows, is_empty: false })
+        Ok(Admitted { inputs, shapes, rows, is_empty: false, about: self.about(request, left_out) })
+    }
+
+    /// The inputs that every request must have.
+    fn required(&self) -> impl Iterator<Item = &TensorBinding> {
+        let each = self.inputs.iter().zip(&self.defaults);
+        each.filter(|(binding, default)| default.is_none() && !self.may_be_missing(binding)).map(|(binding, _)| binding)
+    }
+
+    /// Whether the model itself sees that a request lacks an input.
+    fn may_be_missing(&self, binding: &TensorBinding) -> bool {
+        self.takes_requests && binding.optional
     }
 
     /// Gives the inputs that a request leaves out their default value for each of its rows.
@@ -195,7 +215,7 @@ impl BatchCodec {
                 list(&mut wanted())
             ));
         }
-        let required = || wanted().zip(&self.defaults).filter(|(_, default)| default.is_none()).map(|(name, _)| name);
+        let required = || self.required().map(|binding| binding.client.name.as_str());
         let missing = list(&mut required().filter(|wanted| !got().any(|name| name == *wanted)));
         let expected = match (required().count(), self.inputs.len()) {
             (least, most) if least < most => format!("number of inputs between {least} and {most}"),

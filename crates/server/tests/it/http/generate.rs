@@ -25,7 +25,7 @@ fn out(value: i32) -> Value {
 async fn a_model_with_one_answer_takes_both() {
     let server = Server::start().await;
     let request =
-        json!({"id": "7", "INPUT0": (0..16).collect::<Vec<_>>(), "parameters": {"INPUT1": [1; 16], "user": "me"}});
+        json!({"id": "7", "INPUT0": (0..16).collect::<Vec<_>>(), "parameters": {"INPUT1": vec![1; 16], "user": "me"}});
     let expected = json!({
         "id": "7", "model_name": "simple", "model_version": "1",
         "OUTPUT0": (1..17).collect::<Vec<_>>(), "OUTPUT1": (-1..15).collect::<Vec<_>>(),

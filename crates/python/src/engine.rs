@@ -10,6 +10,7 @@ use downbeat_engine::{
 use crate::environment::Interpreter;
 use crate::instances::{Instances, Start};
 use crate::model::PythonModel;
+use crate::side::OnCall;
 use crate::worker::program;
 
 /// The name of the engine.
@@ -23,6 +24,7 @@ pub type OnMetering = Arc<dyn Fn(&str, Vec<serde_json::Value>) + Send + Sync>;
 pub struct PythonEngine {
     starter: Arc<InstanceStarter>,
     on_metering: OnMetering,
+    on_call: OnCall,
     /// The folder for unpacked environments.
     cache: Option<PathBuf>,
 }
@@ -32,10 +34,10 @@ impl PythonEngine {
     ///
     /// # Errors
     /// If the operating system has no thread left.
-    pub fn new(cache: Option<PathBuf>, on_metering: OnMetering) -> std::io::Result<PythonEngine> {
+    pub fn new(cache: Option<PathBuf>, on_metering: OnMetering, on_call: OnCall) -> std::io::Result<PythonEngine> {
         // The processes inherit the priority of the thread that starts them, and loads have a low one.
         let starter = Arc::new(at_normal_priority(InstanceStarter::new)?);
-        Ok(PythonEngine { starter, on_metering, cache })
+        Ok(PythonEngine { starter, on_metering, on_call, cache })
     }
 }
 
@@ -59,6 +61,7 @@ impl Engine for PythonEngine {
             program: program(&interpreter, &python.model),
             options: options.clone(),
             on_metering: Arc::new(move |changes| on_metering(&model, changes)),
+            on_call: self.on_call.clone(),
         };
         let (instances, loaded) = Instances::begin(start, &python).map_err(|error| explained(error, &interpreter, &python))?;
         Ok(Arc::new(PythonModel::new(instances, loaded)))

@@ -9,6 +9,7 @@ use downbeat_engine::{
 };
 
 use crate::engine::NAME;
+use crate::side::{OnCall, side};
 
 /// The facts from which an instance is started.
 pub struct Start {
@@ -16,6 +17,7 @@ pub struct Start {
     pub program: ExecutorProgram,
     pub options: LoadOptions,
     pub on_metering: OnMetering,
+    pub on_call: OnCall,
 }
 
 impl Start {
@@ -29,7 +31,7 @@ impl Start {
             "completes": python.completes,
             "instance": number,
         });
-        self.starter.start(NAME, self.program.clone(), &self.options, settings, self.on_metering.clone())
+        self.starter.start(NAME, self.program.clone(), &self.options, settings, self.on_metering.clone(), side(&python.model, &self.on_call))
     }
 }
 

@@ -9,6 +9,8 @@ mod environment;
 mod instances;
 mod lane;
 mod model;
+mod side;
 mod worker;
 
 pub use engine::{NAME, OnMetering, PythonEngine};
+pub use side::{Fault, ModelCall, Named, OnAnswer, OnCall, OpenCall};

@@ -11,8 +11,9 @@ use crate::environment::Interpreter;
 const BOOT: &str = include_str!("worker/boot.py");
 
 /// The modules of the worker, in the order in which they are imported.
-const MODULES: [(&str, &str); 2] = [
+const MODULES: [(&str, &str); 3] = [
     ("triton_python_backend_utils", include_str!("worker/triton_python_backend_utils.py")),
+    ("downbeat_side", include_str!("worker/downbeat_side.py")),
     ("downbeat_worker", include_str!("worker/downbeat_worker.py")),
 ];
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
@@ -18,6 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group,
 use super::lane::LaneLink;
 use super::message::{Answer, Call, LoadCall, Loaded, Wire, send};
 use super::output::{LastLine, Output};
+use super::side::Side;
 use crate::stop::Interrupt;
 use crate::traits::{Executor, LoadError};
 
@@ -75,6 +76,8 @@ pub(super) struct Supervisor {
     changed: Condvar,
     /// The open lanes.
     lanes: Mutex<Vec<Weak<LaneLink>>>,
+    /// The messages beside the runs; `None`: there are none.
+    side: Option<Side>,
 }
 
 #[derive(Default)]
@@ -217,7 +220,12 @@ impl Interrupt for EndLoad {
 }
 
 impl Supervisor {
-    pub(super) fn new(program: ExecutorProgram, call: LoadCall, engine: &'static str) -> Arc<Self> {
+    pub(super) fn new(
+        program: ExecutorProgram,
+        call: LoadCall,
+        engine: &'static str,
+        side: Option<Side>,
+    ) -> Arc<Self> {
         Arc::new(Supervisor {
             program,
             call,
@@ -227,6 +235,7 @@ impl Supervisor {
             life: Mutex::default(),
             changed: Condvar::new(),
             lanes: Mutex::default(),
+            side,
         })
     }
 
@@ -307,7 +316,18 @@ impl Supervisor {
         if self.set_process(&process) {
             process.kill();
         }
-        let answer = process.call(&Call::Load(Box::new(self.call.clone())), &[]);
+        let theirs = match self.side.as_ref().map(Side::open).transpose() {
+            Ok(theirs) => theirs,
+            Err(error) => {
+                process.kill();
+                let _ = child.wait();
+                return Err(failed(error));
+            }
+        };
+        let files: Vec<_> = theirs.iter().map(UnixStream::as_fd).collect();
+        let answer = process.call(&Call::Load(Box::new(self.call.clone())), &files);
+        // Only the process keeps its end, so that the end of the process is heard.
+        drop(theirs);
         if let Ok(Answer::Loaded(loaded)) = answer {
             return Ok((child, *loaded));
         }

@@ -9,6 +9,7 @@ use super::executor::{ExecutorProgram, Spawner, Supervisor};
 use super::lane::{EndRun, LaneLink, Open};
 use super::message::{Asked, Batch, LoadCall, Loaded, Metering, Reply, RunAnswer, RunCall};
 use super::model::Handle;
+use super::side::{AnswerTable, Side};
 use crate::cut::Cut;
 use crate::stop;
 use crate::tensor::{ALIGNMENT, Tensor};
@@ -28,6 +29,7 @@ pub struct Instance {
     end: Arc<EndRun>,
     runs: u64,
     on_metering: OnMetering,
+    answers: Arc<AnswerTable>,
 }
 
 /// A model as its first instance describes it.
@@ -58,6 +60,7 @@ impl InstanceStarter {
         options: &LoadOptions,
         settings: serde_json::Value,
         on_metering: OnMetering,
+        side: Side,
     ) -> Result<(Instance, LoadedInstance), LoadError> {
         let call = LoadCall {
             engine: engine.to_owned(),
@@ -72,7 +75,8 @@ impl InstanceStarter {
             limits: None,
             settings,
         };
-        let executor = Supervisor::new(program, call, engine);
+        let answers = side.answers.clone();
+        let executor = Supervisor::new(program, call, engine, Some(side));
         let handle = Arc::new(Handle { executor, engine });
         let Loaded { inputs, outputs, configuration, metering, .. } = handle.executor.start(&self.0)?;
         let link = LaneLink::new(0, None);
@@ -80,7 +84,7 @@ impl InstanceStarter {
         on_metering(metering);
         let end = Arc::new(EndRun { lane: link.number, run: AtomicU64::new(0), process: Mutex::default() });
         let loaded = LoadedInstance { signature: Signature { inputs, outputs }, configuration };
-        Ok((Instance { handle, link, end, runs: 0, on_metering }, loaded))
+        Ok((Instance { handle, link, end, runs: 0, on_metering, answers }, loaded))
     }
 }
 
@@ -105,9 +109,14 @@ impl Instance {
         self.end.run.store(self.runs, Ordering::Relaxed);
         *self.end.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(lane.process.clone());
         let call = stop::run(Some(self.end.clone())).map_err(|reason| RunError::new(engine, reason))?;
-        let asked = lane.ask(self.runs, requests);
+        let numbers = numbers(&self.answers, requests);
+        let asked = lane.ask(self.runs, requests, &numbers);
         requests.iter().filter_map(|request| request.about.as_ref()).for_each(|about| about.left.unwatch());
         drop(call);
+        // A run that fails has no more answers to its requests.
+        if !matches!(&asked, Ok(BatchAnswer { answers: Ok(_), .. })) {
+            numbers.iter().flatten().for_each(|number| drop(self.answers.remove(*number)));
+        }
         let Ok(answer) = asked else {
             let process = lane.process.clone();
             *open = None;
@@ -135,6 +144,12 @@ fn named(engine: &'static str, reply: Result<Answered, (String, Option<ErrorCode
     reply.map_err(|(reason, code)| RunError { code: code.or(Some(ErrorCode::Unknown)), ..RunError::new(engine, reason) })
 }
 
+/// The numbers of the requests to which any number of answers may come.
+fn numbers(table: &AnswerTable, requests: &[AskedRequest]) -> Vec<Option<u64>> {
+    let taker = |request: &AskedRequest| request.about.as_ref()?.answers.0.get().cloned();
+    requests.iter().map(|request| Some(table.add(taker(request)?))).collect()
+}
+
 /// The answer of a process to a batch.
 struct BatchAnswer {
     answers: Result<Vec<Result<Answered, (String, Option<ErrorCode>)>>, String>,
@@ -144,7 +159,7 @@ struct BatchAnswer {
 
 impl Open {
     /// Sends the requests of a batch to the process, and receives its answer.
-    fn ask(&mut self, run: u64, requests: &[AskedRequest]) -> io::Result<BatchAnswer> {
+    fn ask(&mut self, run: u64, requests: &[AskedRequest], numbers: &[Option<u64>]) -> io::Result<BatchAnswer> {
         let head = requests.len().next_multiple_of(ALIGNMENT);
         let tensors: Vec<&Tensor> = requests.iter().flat_map(|request| request.tensors.iter().flatten()).collect();
         let batch = Batch::write_behind(head, tensors.iter().copied(), &mut self.inputs)?;
@@ -164,6 +179,7 @@ impl Open {
                 outputs: about.map(|about| about.outputs.clone()).unwrap_or_default(),
                 budget_us: request.budget.map(|budget| budget.as_nanos() / 1_000),
                 left,
+                answers: numbers.get(left).copied().flatten(),
             });
         }
         self.wire.send(&RunCall { run, first: 0, end: 1, batch, asked })?;

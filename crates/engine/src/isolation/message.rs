@@ -161,6 +161,9 @@ pub(super) struct Asked {
     pub budget_us: Option<u64>,
     /// The place of the byte in the region that is not 0 once the client has left.
     pub left: usize,
+    /// The number of the request's place in the [`AnswerTable`](super::AnswerTable), if the model
+    /// may give any number of answers.
+    pub answers: Option<u64>,
 }
 
 /// The answer of a lane.

@@ -21,6 +21,7 @@ mod lane;
 mod message;
 mod model;
 mod output;
+mod side;
 
 use std::sync::Arc;
 
@@ -28,6 +29,7 @@ pub use child::{Wanted, serve};
 pub use executor::{ExecutorProgram, Worker};
 pub use instance::{Instance, InstanceStarter, LoadedInstance, OnMetering};
 pub use message::{TrialLimits, read_as_process};
+pub use side::{AnswerTable, Side};
 
 use crate::emulated;
 use crate::memory::run_memory::RunMemory;
@@ -102,7 +104,7 @@ impl Engine for Isolated {
             emulated::NAME => None,
             _ => RunMemory::of(path, memory.as_ref()).map_err(refused)?,
         };
-        let executor = Supervisor::new(self.program.clone(), call, name);
+        let executor = Supervisor::new(self.program.clone(), call, name, None);
         let handle = Arc::new(Handle { executor, engine: name });
         let loaded = handle.executor.start(&self.spawner)?;
         Ok(Arc::new(IsolatedModel::new(handle, loaded, operators.as_ref(), memory)))

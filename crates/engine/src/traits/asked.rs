@@ -44,6 +44,28 @@ pub struct RequestAbout {
     pub deadline: OnceLock<Time>,
     /// Whether the client has left.
     pub left: ClientLeft,
+    /// Takes the answers, if the model may give any number of them.
+    pub answers: AnswersTo,
+}
+
+/// Takes the answers of a model that may give any number of answers to a request.
+pub trait TakesAnswers: Send + Sync {
+    /// Takes an answer, and calls `done` with whether the client waits for more. `None`: the answers
+    /// end without another. A client that reads slowly delays the call of `done`, and nothing else.
+    fn take(&self, answer: Option<Result<Answered, RunError>>, is_final: bool, done: Box<dyn FnOnce(bool) + Send>);
+
+    /// Whether the client waits for more answers.
+    fn is_open(&self) -> bool;
+}
+
+/// The place for the taker of a request's answers; empty for models with one answer.
+#[derive(Default)]
+pub struct AnswersTo(pub OnceLock<Arc<dyn TakesAnswers>>);
+
+impl fmt::Debug for AnswersTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AnswersTo({})", if self.0.get().is_some() { "a taker" } else { "nobody" })
+    }
 }
 
 /// Tells whether the client of a request has left. A lane may watch for it.

@@ -160,15 +160,15 @@ where
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
+            while let Poll::Ready(Some(many)) = self.begun.1.poll_recv(context) {
+                self.many.push(many);
+            }
             self.read(context);
             if let Poll::Ready(Some(answer)) = self.running.poll_next_unpin(context) {
                 match answer.transpose() {
                     Some(answer) => return Poll::Ready(Some(answer)),
                     None => continue,
                 }
-            }
-            while let Poll::Ready(Some(many)) = self.begun.1.poll_recv(context) {
-                self.many.push(many);
             }
             let before = self.many.len();
             if let Poll::Ready(Some(answer)) = self.many.poll_next_unpin(context) {

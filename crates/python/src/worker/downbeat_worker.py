@@ -18,6 +18,7 @@ import weakref
 
 # Missing without numpy: the load then fails with words of its own.
 utils = sys.modules.get("triton_python_backend_utils")
+side = sys.modules.get("downbeat_side")
 np = sys.modules.get("numpy")
 
 ALIGNMENT = 64
@@ -131,8 +132,8 @@ class Log:
 class Model:
     """The model's class, its instance, and the order of its tensors."""
 
-    def __init__(self, call):
-        self.settings = call["settings"]
+    def __init__(self, call, link):
+        self.settings, self.side = call["settings"], link
         self.path = call["path"]
         self.folder = os.path.dirname(self.path)
         self.name = self.settings["model"]
@@ -140,6 +141,7 @@ class Model:
         utils._model_dir = self.folder
         sys.path[:0] = [self.folder, self.settings["folder"]]
         self.config = json.loads(self.settings["config"])
+        self.callers = utils._callers = side.Callers(link, self)
         kind = self.import_class()
         if self.settings["completes"] and callable(getattr(kind, "auto_complete_config", None)):
             completed = self.run("auto_complete_config", kind.auto_complete_config, utils.ModelConfig(self.settings["config"]))
@@ -148,6 +150,7 @@ class Model:
             self.config = completed.as_dict()
         self.outputs = [self.spec(tensor, "output") for tensor in self.config.get("output", [])]
         self.inputs = [self.spec(tensor, "input") for tensor in self.config.get("input", [])]
+        self.decoupled = utils.using_decoupled_model(self.config)
         self.places = {spec["name"]: place for place, spec in enumerate(self.outputs)}
         self.instance = self.run("the constructor", kind)
         if not callable(getattr(self.instance, "execute", None)):
@@ -206,6 +209,19 @@ class Model:
             dims.insert(0, -1)
         return {"name": name, "datatype": CORE_NAMES[utils._BY_CONFIG_NAME[data_type][0]], "dims": dims}
 
+    def stand_in(self):
+        """The answer of a decoupled model that gave none to a made-up request."""
+        tensors = []
+        for spec in self.outputs:
+            datatype = PROTOCOL_NAMES[spec["datatype"]]
+            shape = [max(size, 1) for size in spec["dims"]]
+            if datatype == "BYTES":
+                array = np.full(shape, b"", dtype=np.object_)
+            else:
+                array = np.zeros(shape, dtype=np.uint16 if datatype == "BF16" else utils._BY_PROTOCOL[datatype])
+            tensors.append(utils.Tensor._of(spec["name"], array, datatype))
+        return utils.InferenceResponse(output_tensors=tensors)
+
     def loaded(self):
         return {
             "inputs": self.inputs, "outputs": self.outputs, "segments": [], "activations": None, "operators": None,
@@ -238,6 +254,7 @@ class Lane:
 
     def __init__(self, model, stream, inputs, outputs):
         self.model, self.stream, self.reader = model, stream, Reader(stream)
+        self.takers = []
         self.inputs, self.outputs = Region(inputs), Region(outputs)
         self.run = None
 
@@ -264,7 +281,8 @@ class Lane:
         alive = weakref.ref(base)
         requests = self.requests(call, base)
         del base
-        count = len(requests)
+        count, callers, takers = len(requests), self.model.callers, self.takers
+        callers_of_run = callers.enter(requests)
         try:
             responses = self.model.instance.execute(requests)
         except Exception as error:
@@ -275,7 +293,11 @@ class Lane:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
+        finally:
+            callers.leave(callers_of_run)
         del requests
+        responses = self.taken(takers, responses)
+        self.takers = takers = None
         if not isinstance(responses, (list, tuple)) or len(responses) != count:
             given = f"{len(responses)}" if isinstance(responses, (list, tuple)) else type(responses).__name__
             reason = f"execute must return a list with a response for each of the {count} requests, and returned {given}"
@@ -287,11 +309,28 @@ class Lane:
             answer["keeps_inputs"] = True
         return {"Answered": answer}
 
+    def taken(self, takers, responses):
+        """The responses of execute, with those that went through response senders."""
+        if responses is None and (self.model.decoupled or any(taker.is_used for taker in takers)):
+            responses = [None] * len(takers)
+        if not isinstance(responses, (list, tuple)) or len(responses) != len(takers):
+            return responses
+        return [self.taken_one(taker, response) for taker, response in zip(takers, responses)]
+
+    def taken_one(self, taker, response):
+        if isinstance(taker, side.Remote):
+            if not taker.is_used:
+                taker.send(response, True)
+            return utils.InferenceResponse()
+        if response is None and taker.is_used:
+            response = taker.response()
+        return self.model.stand_in() if response is None and self.model.decoupled else response
+
     def requests(self, call, base):
         """The requests of a call, on the arrays of its batch."""
         tensors, specs = call["batch"]["tensors"], self.model.inputs
         left = self.inputs.map
-        requests = []
+        requests, self.takers = [], []
         for asked in call["asked"]:
             inputs = [
                 utils.Tensor._of(spec["name"], *array_of(base, tensors[place]))
@@ -304,6 +343,9 @@ class Lane:
                 asked["id"], 0, inputs, names, self.model.name, self.model.settings["version"], parameters=parameters
             )
             request._timeout = asked["budget_us"] or 0
+            taker = self.taker(asked)
+            self.takers.append(taker)
+            request._taker = taker
             request._left = lambda left=left, at=asked["left"]: left[at] != 0
             if "sequence_id" in parameters:
                 given = json.loads(parameters)
@@ -311,6 +353,17 @@ class Lane:
                 request._flags = bool(given.get("sequence_start")) | bool(given.get("sequence_end")) << 1
             requests.append(request)
         return requests
+
+    def taker(self, asked):
+        key = asked["answers"]
+        return side.Local() if key is None else side.Remote(self.model.side, key, self.sent_outputs)
+
+    def sent_outputs(self, response):
+        try:
+            outputs = self.outputs_of(response)
+        except Failed as error:
+            raise utils.TritonModelException(str(error)) from None
+        return {place: (array, data, PROTOCOL_NAMES[wanted]) for place, (array, data, wanted) in outputs.items()}
 
     def written(self, responses):
         """Writes the outputs of all responses. Returns the batch, and a reply for each response."""
@@ -429,7 +482,8 @@ class Worker:
                     if problem is not None:
                         raise Failed(missing(problem))
                     limit(call["Load"]["settings"])
-                    model = Model(call["Load"])
+                    link = side.Side(socket.socket(fileno=files[0]))
+                    model = Model(call["Load"], link)
                     send(self.control, {"Loaded": model.loaded()})
                 except Failed as error:
                     send(self.control, {"Failed": {"of_file": False, "reason": str(error)}})

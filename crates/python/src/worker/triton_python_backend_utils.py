@@ -252,7 +252,7 @@ class InferenceRequest:
         self._flags, self._timeout = flags, timeout
         self._preferred_memory, self._trace = preferred_memory, trace
         self._parameters = parameters if isinstance(parameters, str) else json.dumps(parameters or {})
-        self._left = None
+        self._left, self._taker = None, None
 
     def inputs(self):
         return self._inputs
@@ -297,15 +297,26 @@ class InferenceRequest:
         pass
 
     def get_response_sender(self):
-        raise TritonModelException(
-            "get_response_sender is for decoupled models: set model_transaction_policy { decoupled: true }"
-        )
+        if self._taker is None:
+            raise TritonModelException("get_response_sender is for requests that execute was given")
+        self._taker.is_used = True
+        return sys.modules["downbeat_side"].InferenceResponseSender(self._taker)
 
     def exec(self, decoupled=False, execution_timeout=0):
-        raise TritonModelException("this server does not run requests of models to other models")
+        return _callers_of_model().exec(self, decoupled, execution_timeout)
 
     async def async_exec(self, decoupled=False, execution_timeout=0):
-        raise TritonModelException("this server does not run requests of models to other models")
+        return await _callers_of_model().async_exec(self, decoupled, execution_timeout)
+
+
+# Runs requests to other models.
+_callers = None
+
+
+def _callers_of_model():
+    if _callers is None:
+        raise TritonModelException("requests to other models are for models in service")
+    return _callers
 
 
 class InferenceResponse:

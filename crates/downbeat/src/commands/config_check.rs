@@ -136,6 +136,8 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
                 declared.shapes.extend(definition.declared_outputs().map(|(name, shape)| (name.to_owned(), shape)));
                 declared.inspect(&file)?
             }
+            // Only the code knows more, and the check runs no code.
+            ModelFormat::Python => definition.declared_signature()?,
             ModelFormat::Emulated => Emulated::new().load(&LoadOptions::new(file, 1))?.signature().clone(),
         };
         definition.complete(&signature)?;

@@ -48,7 +48,10 @@ impl Registry {
         check_names(&options, &scan.names)?;
         let wanted = wanted_at_start(&options, &scan.names);
         let waiting = waiting_entries(&wanted);
-        let engines = Engines::choose(&options)?;
+        let metrics = Arc::new(Metrics::new()?);
+        let code_metrics = metrics.code.clone();
+        let on_metering = Arc::new(move |model: &str, changes| code_metrics.change(model, changes));
+        let engines = Engines::choose(&options, on_metering)?;
         let partitions = Partitions::divide(&options, &**engines.of_most())?;
         let gpus: Arc<[GpuInfo]> = engines.gpus.clone().into();
         let (options, devices) = with_devices(&options, &engines, &partitions, &scan.names)?;
@@ -56,7 +59,6 @@ impl Registry {
         let known = definitions(&repository, &scan.names);
         let parts = partitions.parts.len().max(1);
         let device_map = DeviceMap::new(options.placement.clone(), devices, &gpus, &known, parts)?;
-        let metrics = Arc::new(Metrics::new()?);
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
         let log = open_decision_log(&options, device_map.kinds.len(), &metrics)?;

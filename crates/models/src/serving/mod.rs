@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_engine::RequestAbout;
 use downbeat_host::device::{QueuedCall, run_own};
 use downbeat_host::request::batch_codec::{Admitted, ShapeKey};
 use downbeat_host::request::call::Call;
@@ -166,6 +167,7 @@ impl Serving {
         let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
         let (admitted, request) = wishes.admit(request).await?;
         let is_empty = admitted.is_empty;
+        let leaving = Leaving::of(&admitted, limits.deadline);
         let _input_bytes = self.take_in(served, loaded, &admitted)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted| Call {
@@ -207,6 +209,7 @@ impl Serving {
             return Err(limits.overrun(&request.model_name));
         };
         ticket.close();
+        leaving.stays();
         let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };
         Ok(response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs))
     }
@@ -279,6 +282,32 @@ impl Serving {
                 self.driver.remove_queue(queue.place);
                 Ok(there)
             }
+        }
+    }
+}
+
+/// Tells a model that takes requests that a client has left: when it is dropped.
+struct Leaving(Option<Arc<RequestAbout>>);
+
+impl Leaving {
+    /// The notice of a request with this deadline.
+    fn of(request: &Admitted, deadline: Time) -> Leaving {
+        if let Some(about) = &request.about {
+            let _ = about.deadline.set(deadline);
+        }
+        Leaving(request.about.clone())
+    }
+
+    /// The client got its answer.
+    fn stays(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if let Some(about) = &self.0 {
+            about.left.leave();
         }
     }
 }

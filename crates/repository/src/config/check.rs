@@ -101,7 +101,7 @@ impl<'a> Report<'a> {
     }
 
     fn format(&mut self, config: &ModelConfig) -> Option<ModelFormat> {
-        const FORMATS: [ModelFormat; 2] = [ModelFormat::Onnx, ModelFormat::Emulated];
+        const FORMATS: [ModelFormat; 3] = ModelFormat::ALL;
         let backend = FORMATS.into_iter().find(|f| f.backend() == config.backend);
         let platform = FORMATS.into_iter().find(|f| f.platform() == config.platform);
         // An ensemble is reported by the check of its scheduling.
@@ -327,6 +327,10 @@ impl<'a> Report<'a> {
         let name = kind.as_str_name();
         if !of_gpus && !listed.is_empty() {
             self.error(&format!("{path}.gpus"), format!("{name} has no GPUs; leave them out, or write KIND_GPU"));
+            return None;
+        }
+        // The model's own code chooses its devices.
+        if format == ModelFormat::Python {
             return None;
         }
         if format == ModelFormat::Emulated {

@@ -31,7 +31,14 @@ impl Start {
             "completes": python.completes,
             "instance": number,
         });
-        self.starter.start(NAME, self.program.clone(), &self.options, settings, self.on_metering.clone(), side(&python.model, &self.on_call))
+        self.starter.start(
+            NAME,
+            self.program.clone(),
+            &self.options,
+            settings,
+            self.on_metering.clone(),
+            side(&python.model, &self.on_call),
+        )
     }
 }
 

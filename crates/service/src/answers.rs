@@ -69,6 +69,8 @@ struct State {
     steps: VecDeque<StreamAnswer>,
     bytes: usize,
     reader: Option<Waker>,
+    /// A step was sent.
+    is_used: bool,
     /// The final step was sent.
     is_ended: bool,
     /// The reader has gone.
@@ -129,6 +131,7 @@ impl State {
     }
 
     fn push(&mut self, step: StreamAnswer, bytes: usize) {
+        self.is_used = true;
         self.is_ended = step.is_final;
         self.bytes += bytes;
         self.steps.push_back(step);
@@ -161,11 +164,18 @@ impl AnswerSender {
         let mut state = self.0.state.lock();
         let mut step = step;
         loop {
+            let is_final = step.is_final;
             match state.offer(step)? {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    if is_final {
+                        self.0.left.notify_waiters();
+                    }
+                    return Ok(());
+                }
                 Err(back) => step = back,
             }
             if self.0.thread_room.wait_for(&mut state, self.0.patience).timed_out() {
+                self.0.left.notify_waiters();
                 return Err(state.give_up(self.0.patience));
             }
         }
@@ -179,14 +189,27 @@ impl AnswerSender {
         let mut step = step;
         loop {
             let room = self.0.task_room.notified();
+            let is_final = step.is_final;
             match self.0.state.lock().offer(step)? {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    if is_final {
+                        self.0.left.notify_waiters();
+                    }
+                    return Ok(());
+                }
                 Err(back) => step = back,
             }
             if tokio::time::timeout(self.0.patience, room).await.is_err() {
-                return Err(self.0.state.lock().give_up(self.0.patience));
+                let gone = self.0.state.lock().give_up(self.0.patience);
+                self.0.left.notify_waiters();
+                return Err(gone);
             }
         }
+    }
+
+    /// Whether nothing was sent.
+    pub fn is_unused(&self) -> bool {
+        !self.0.state.lock().is_used
     }
 
     /// Whether no client waits for more answers.
@@ -195,7 +218,7 @@ impl AnswerSender {
         state.is_closed || state.is_ended
     }
 
-    /// Completes once the client has left.
+    /// Completes once the client has left, or the final step was sent.
     pub async fn closed(&self) {
         loop {
             let left = self.0.left.notified();
@@ -225,6 +248,19 @@ impl Answers {
         let bytes = step.bytes();
         sender.0.state.lock().push(step, bytes);
         answers
+    }
+
+    /// Completes once a step can be read, or none will come.
+    pub async fn begun(&mut self) {
+        std::future::poll_fn(|context| {
+            let mut state = self.shared.state.lock();
+            if !state.steps.is_empty() || state.is_ended {
+                return Poll::Ready(());
+            }
+            state.reader = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Keeps `held` until the answers end or are dropped.

@@ -220,12 +220,7 @@ impl Interrupt for EndLoad {
 }
 
 impl Supervisor {
-    pub(super) fn new(
-        program: ExecutorProgram,
-        call: LoadCall,
-        engine: &'static str,
-        side: Option<Side>,
-    ) -> Arc<Self> {
+    pub(super) fn new(program: ExecutorProgram, call: LoadCall, engine: &'static str, side: Option<Side>) -> Arc<Self> {
         Arc::new(Supervisor {
             program,
             call,

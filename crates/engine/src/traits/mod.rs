@@ -24,7 +24,7 @@ use crate::memory::ring_memory::{RingMemory, RingMemoryError};
 use crate::memory::run_memory::RunMemory;
 use crate::tensor::state::{State, StateError};
 use crate::tensor::{Buffer, OutOfMemory};
-pub use asked::{Answered, Answers, AskedRequest, AnswersTo, ClientLeft, RequestAbout, TakesAnswers};
+pub use asked::{Answered, Answers, AnswersTo, AskedRequest, ClientLeft, RequestAbout, TakesAnswers};
 pub use division::{Division, DivisionError, Part};
 pub use error::{ErrorCode, LoadError, RunError};
 pub use executor::Executor;

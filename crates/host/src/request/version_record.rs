@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use downbeat_core::Duration;
 use downbeat_core::probes::Probes;
 use downbeat_driver::QueueHandle;
-use downbeat_engine::{ErrorCode, Model};
+use downbeat_engine::{ErrorCode, Model, RunError};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::ModelMetrics;
@@ -75,6 +75,11 @@ impl VersionRecord {
     /// Why it waits for its executor process; `None` if it does not.
     pub fn restarting(&self) -> Option<String> {
         self.model.executor()?.down()
+    }
+
+    /// The error for an answer that the model's code gives.
+    pub fn failed_answer(&self, error: RunError) -> ServiceError {
+        self.failure(0, &RunFailure::of_request(error))
     }
 
     /// The error for the client of a request that failed on a device.

@@ -6,7 +6,7 @@ use anyhow::{anyhow, bail, ensure};
 use downbeat_core::Duration;
 use downbeat_engine::{Engine, TrialLimits};
 use downbeat_engine_ort::{GpuInfo, Preference, Search};
-use downbeat_python::OnMetering;
+use downbeat_python::{OnCall, OnMetering};
 use downbeat_repository::ModelFormat;
 use downbeat_service::memory;
 use downbeat_service::options::{EngineChoice, Isolation, ServerOptions};
@@ -26,11 +26,12 @@ pub struct Engines {
 
 impl Engines {
     /// Finds the engines that the options ask for. Logs which one runs ONNX models, and how to get
-    /// a faster one. `on_metering` hears of the metrics of Python models.
+    /// a faster one. `on_metering` hears of the metrics of Python models, and `on_call` of their
+    /// requests to other models.
     ///
     /// # Errors
     /// If the engine asked for is missing.
-    pub fn choose(options: &ServerOptions, on_metering: OnMetering) -> anyhow::Result<Self> {
+    pub fn choose(options: &ServerOptions, on_metering: OnMetering, on_call: OnCall) -> anyhow::Result<Self> {
         let preference: Preference = options.engine.name().parse().map_err(anyhow::Error::msg)?;
         let search = Search { threads: most_threads(options), ..Search::from_env() };
         let choice = downbeat_engine_ort::choose(preference, &search, &options.cuda)?;
@@ -62,7 +63,7 @@ impl Engines {
             onnx: Made::new(choice.engine, processes.clone()),
             emulated: Made::new(emulated, processes.clone()),
             others: OtherEngines::new(search, processes),
-            python: Python::new(on_metering),
+            python: Python::new(on_metering, on_call),
             gpus: choice.gpus,
         })
     }
@@ -233,7 +234,7 @@ mod tests {
     /// Engines of a server whose options choose the engine of most models.
     fn engines(engine: EngineChoice) -> Engines {
         let options = ServerOptions { engine, ..ServerOptions::default() };
-        Engines::choose(&options, Arc::new(|_, _| {})).unwrap()
+        Engines::choose(&options, Arc::new(|_, _| {}), crate::calls::Calls::new().on_call()).unwrap()
     }
 
     fn gpus(count: u32) -> Vec<GpuInfo> {
@@ -265,7 +266,11 @@ mod tests {
         assert_eq!(of(&named("m", Some(ModelEngine::Rten)), false), "rten");
         assert_eq!(of(&named("m", Some(ModelEngine::Rten)), true), "emulated", "which no ONNX engine reads");
         let gpu = Engines { gpus: gpus(1), ..engines };
-        let said = gpu.of("m", ModelFormat::Onnx, &named("m", Some(ModelEngine::Rten)), Isolation::None).err().unwrap().to_string();
+        let said = gpu
+            .of("m", ModelFormat::Onnx, &named("m", Some(ModelEngine::Rten)), Isolation::None)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(said.starts_with("[models.m] engine is rten, which runs on the CPU"), "{said}");
     }
 

@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 
 use super::Registry;
 use super::model_entry::{ModelEntry, VersionState, WAITING};
+use crate::calls::Calls;
 use crate::load::engines::Engines;
 use crate::load::load_context::LoadContext;
 use crate::load::loader::Loader;
@@ -51,7 +52,8 @@ impl Registry {
         let metrics = Arc::new(Metrics::new()?);
         let code_metrics = metrics.code.clone();
         let on_metering = Arc::new(move |model: &str, changes| code_metrics.change(model, changes));
-        let engines = Engines::choose(&options, on_metering)?;
+        let calls = Calls::new();
+        let engines = Engines::choose(&options, on_metering, calls.on_call())?;
         let partitions = Partitions::divide(&options, &**engines.of_most())?;
         let gpus: Arc<[GpuInfo]> = engines.gpus.clone().into();
         let (options, devices) = with_devices(&options, &engines, &partitions, &scan.names)?;
@@ -78,6 +80,7 @@ impl Registry {
         let gpu_watch = watch_gpus(&gpus, &metrics, &options)?;
         let serving = Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone());
         let serving = Arc::new(serving);
+        calls.serve(&serving);
         let loads = Arc::new(load_permits(&options));
         Ok(Registry {
             options,

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb, pace};
+use downbeat_service::answers::Answers;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ModelControl;
 use downbeat_service::report::autoscale::AutoscaleStatus;
@@ -17,18 +18,13 @@ use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, S
 
 use super::Registry;
 use super::model_entry::VersionState;
-use crate::serving::{Model, statistics, unknown_model};
+use crate::serving::{Model, is_decoupled, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
     tokio::spawn(change)
         .await
         .unwrap_or_else(|error| Err(ServiceError::Internal(format!("the change ended in a panic: {error}"))))
-}
-
-/// Whether a model may give any number of answers to a request.
-pub(super) fn is_decoupled(model: &Model) -> bool {
-    model.definition.config.model_transaction_policy.is_some_and(|policy| policy.decoupled)
 }
 
 impl Registry {
@@ -247,6 +243,15 @@ impl Service for Registry {
             Some(served) if is_decoupled(&served) => Err(ServiceError::Decoupled(request.model_name)),
             Some(served) => self.serving.infer(&served, request).await,
             None => Err(self.why_not_served(&request.model_name)),
+        }
+    }
+
+    async fn infer_stream(&self, request: InferRequest) -> Result<Answers, ServiceError> {
+        match self.serving.enter(&request.model_name) {
+            Some(served) if is_decoupled(&served) && self.cluster.get().is_none() => {
+                self.serving.infer_many(served, request).await
+            }
+            _ => self.infer(request).await.map(Answers::one),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod handover;
 mod intake;
+mod many;
 mod model;
 mod preparing;
 
@@ -32,7 +33,7 @@ use parking_lot::RwLock;
 use crate::loaded_version::LoadedVersion;
 
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
-pub use model::{InFlight, Model, version_of};
+pub use model::{InFlight, Model, is_decoupled, version_of};
 
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;
@@ -153,7 +154,17 @@ impl Serving {
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    pub async fn infer(&self, served: &Model, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
+    pub async fn infer(&self, served: &Model, request: InferRequest) -> Result<InferResponse, ServiceError> {
+        self.infer_to(served, request, |_, _| ()).await
+    }
+
+    /// As [`Serving::infer`]. `on_admitted` sees the request before it is handed over.
+    async fn infer_to(
+        &self,
+        served: &Model,
+        mut request: InferRequest,
+        on_admitted: impl FnOnce(&Admitted, &Arc<LoadedVersion>),
+    ) -> Result<InferResponse, ServiceError> {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
         let slo = self.options.slo(&served.definition.name, served.definition.slo);
@@ -168,6 +179,7 @@ impl Serving {
         let (admitted, request) = wishes.admit(request).await?;
         let is_empty = admitted.is_empty;
         let leaving = Leaving::of(&admitted, limits.deadline);
+        on_admitted(&admitted, loaded);
         let _input_bytes = self.take_in(served, loaded, &admitted)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted| Call {

@@ -29,6 +29,7 @@ pub struct Placed {
 /// An error of the model's code.
 #[derive(Clone, Serialize, Deserialize, Debug, PartialEq, Eq)]
 pub struct Fault {
+    /// The words of the error.
     pub reason: String,
     /// The number of the kind of error in `TritonError`.
     pub code: u32,
@@ -124,7 +125,8 @@ pub fn write(stream: &mut impl Write, reply: &Reply, data: &[Bytes]) -> io::Resu
 pub fn tensors(placed: &[Placed], data: &Bytes) -> Result<Vec<Tensor>, String> {
     let mut at = 0usize;
     let each = placed.iter().map(|placed| {
-        let wrong = |why: &str| format!("a tensor of {} {:?} with {} bytes {why}", placed.datatype, placed.shape, placed.len);
+        let wrong =
+            |why: &str| format!("a tensor of {} {:?} with {} bytes {why}", placed.datatype, placed.shape, placed.len);
         let datatype = DataType::from_str(&placed.datatype).map_err(|error| error.to_string())?;
         let shape: Option<Vec<usize>> = placed.shape.iter().map(|size| usize::try_from(*size).ok()).collect();
         let shape = shape.ok_or_else(|| wrong("has a negative size"))?;

@@ -78,7 +78,9 @@ pub fn side(model: &str, on_call: &OnCall) -> Side {
         let Ok(reader) = stream.try_clone() else { return };
         let write = move || write(stream, &to_write);
         let read = move || process.read(reader);
-        for (name, work) in [("python-write", Box::new(write) as Box<dyn FnOnce() + Send>), ("python-read", Box::new(read))] {
+        for (name, work) in
+            [("python-write", Box::new(write) as Box<dyn FnOnce() + Send>), ("python-read", Box::new(read))]
+        {
             // Without a thread the process hears no reply: its answers and calls wait for their
             // deadlines.
             if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(work) {

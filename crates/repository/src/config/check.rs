@@ -416,9 +416,10 @@ impl<'a> Report<'a> {
     /// Checks fields that Triton knows and Downbeat does not. An error if answers would be wrong
     /// without the field, otherwise a warning.
     fn unsupported(&mut self, config: &ModelConfig) {
-        let decoupled = config.model_transaction_policy.is_some_and(|p| p.decoupled);
+        let decoupled = config.model_transaction_policy.is_some_and(|p| p.decoupled)
+            && config.backend != ModelFormat::Python.backend();
         let agents = config.model_repository_agents.as_ref().is_some_and(|a| !a.agents.is_empty());
-        let one_answer = "is not supported: Downbeat gives each request exactly one answer";
+        let one_answer = "is not supported for this backend: models of backend \"python\" alone may be decoupled";
         let no_inputs = "is not supported: the model would miss these inputs";
         let split = "is not supported: outputs would be split wrongly";
         let unchecked = "is not supported: the model would be served without the agents' checks or changes";

@@ -13,7 +13,17 @@ np = sys.modules.get("numpy")
 
 # A wait is looked at this often, so that the server can end it.
 LOOK_S = 0.2
+# Most answers to a made-up request.
+MOST_MADE_UP = 1000
 FINAL = 1
+
+
+class Enough(BaseException):
+    """A made-up request has had answers enough."""
+
+
+def text(value):
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 class Side:
@@ -47,6 +57,8 @@ class Side:
                     self.stream.sendall(part)
             except OSError:
                 return
+            # An array that is held here would keep the memory of the run's inputs.
+            head = parts = part = None
 
     def tell(self, kind, parts=(), **fields):
         # Another thread writes: the server may end a run of this thread at any point.
@@ -103,9 +115,13 @@ class Local:
     is_used = False
 
     def __init__(self):
-        self.first, self.ended = None, threading.Event()
+        self.first, self.ended, self.count = None, threading.Event(), 0
 
     def send(self, response, is_final):
+        self.count += 1
+        if self.count > MOST_MADE_UP:
+            self.ended.set()
+            raise Enough
         if self.first is None and response is not None:
             self.first = response
         if is_final:
@@ -216,9 +232,9 @@ class Callers:
         inputs, parts = parts_of(named)
         version = request.model_version()
         return self.side.ask(
-            hear, "call", parts, model=str(request.model_name()), version="" if version in (-1, "", None) else str(version),
-            request_id=str(request.request_id()), parameters=request.parameters(),
-            outputs=list(request.requested_output_names()), inputs=inputs,
+            hear, "call", parts, model=text(request.model_name()), version="" if version in (-1, "", None) else str(version),
+            request_id=text(request.request_id()), parameters=request.parameters(),
+            outputs=[text(name) for name in request.requested_output_names()], inputs=inputs,
             budget_us=self.budget_us(timeout or request.timeout()), decoupled=decoupled,
             blocks=self.in_execute is not None,
         )  # fmt: skip
@@ -228,21 +244,29 @@ class Callers:
         number = self.begin(request, decoupled, timeout, lambda head, data: replies.put((head, data)))
         if decoupled:
             return Iterator(self.side, number, replies)
-        return response_of(*waited(replies)) or utils.InferenceResponse(error=utils.TritonError("the model gave no answer"))
+        return response_of(*waited(replies)) or no_answer()
 
     async def async_exec(self, request, decoupled, timeout):
-        loop, replies = asyncio.get_running_loop(), asyncio.Queue()
+        if decoupled:
+            return self.exec(request, True, timeout)
+        loop, reply = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def done(head, data):
+            if not reply.done():
+                reply.set_result((head, data))
 
         def hear(head, data):
             try:
-                loop.call_soon_threadsafe(replies.put_nowait, (head, data))
+                loop.call_soon_threadsafe(done, head, data)
             except RuntimeError:
                 pass  # The loop has ended.
 
-        number = self.begin(request, decoupled, timeout, hear)
-        if decoupled:
-            return AsyncIterator(self.side, number, replies)
-        return response_of(*await replies.get()) or utils.InferenceResponse(error=utils.TritonError("the model gave no answer"))
+        self.begin(request, False, timeout, hear)
+        return response_of(*await reply) or no_answer()
+
+
+def no_answer():
+    return utils.InferenceResponse(error=utils.TritonError("the model gave no answer"))
 
 
 def response_of(head, data):
@@ -266,15 +290,23 @@ class Iterator:
     def __next__(self):
         if self.ended:
             raise StopIteration
-        return self.take(*waited(self.replies), StopIteration)
-
-    def take(self, head, data, stop):
+        head, data = waited(self.replies)
         self.ended = head["is_final"]
         if not self.ended:
             self.side.tell("pull", id=self.number)
         response = response_of(head, data)
         if response is None:
-            raise stop
+            raise StopIteration
+        return response
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        # A StopIteration cannot leave a thread of an executor.
+        response = await asyncio.get_running_loop().run_in_executor(None, next, self, None)
+        if response is None:
+            raise StopAsyncIteration
         return response
 
     def cancel(self):
@@ -285,15 +317,3 @@ class Iterator:
 
     def __del__(self):
         self.cancel()
-
-
-class AsyncIterator(Iterator):
-    """The same in asyncio."""
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        if self.ended:
-            raise StopAsyncIteration
-        return self.take(*await self.replies.get(), StopAsyncIteration)

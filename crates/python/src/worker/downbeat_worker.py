@@ -1,5 +1,6 @@
 """Runs a Python model for the server: loads it, gives it requests, and sends its answers."""
 
+import asyncio
 import ctypes
 import importlib
 import importlib.util
@@ -133,7 +134,7 @@ class Model:
     """The model's class, its instance, and the order of its tensors."""
 
     def __init__(self, call, link):
-        self.settings, self.side = call["settings"], link
+        self.settings, self.side, self.loop = call["settings"], link, None
         self.path = call["path"]
         self.folder = os.path.dirname(self.path)
         self.name = self.settings["model"]
@@ -208,6 +209,15 @@ class Model:
         if int(self.config.get("max_batch_size", 0)) > 0:
             dims.insert(0, -1)
         return {"name": name, "datatype": CORE_NAMES[utils._BY_CONFIG_NAME[data_type][0]], "dims": dims}
+
+    def execute(self, requests):
+        responses = self.instance.execute(requests)
+        if not inspect.iscoroutine(responses):
+            return responses
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        return self.loop.run_until_complete(responses)
 
     def stand_in(self):
         """The answer of a decoupled model that gave none to a made-up request."""
@@ -284,7 +294,9 @@ class Lane:
         count, callers, takers = len(requests), self.model.callers, self.takers
         callers_of_run = callers.enter(requests)
         try:
-            responses = self.model.instance.execute(requests)
+            responses = self.model.execute(requests)
+        except side.Enough:
+            responses = None
         except Exception as error:
             traceback.print_exc()
             reason = words(error, self.model.folder)

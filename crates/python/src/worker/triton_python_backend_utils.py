@@ -375,6 +375,10 @@ def using_decoupled_model(model_config):
     return bool(policy.get("decoupled", False))
 
 
+# The longer name is Triton's own.
+using_decoupled_model_transaction_policy = using_decoupled_model
+
+
 def triton_to_numpy_type(data_type):
     """The numpy type of a datatype's number or name."""
     if isinstance(data_type, str):

@@ -114,7 +114,7 @@ impl Process {
     fn spawn(program: &ExecutorProgram, call: &LoadCall) -> io::Result<(Child, Process)> {
         let (ours, theirs) = UnixStream::pair()?;
         let mut command = Command::new(&program.program);
-        command.arg0("downbeat").args(&program.arguments);
+        command.args(&program.arguments);
         if call.limits.is_some() {
             let (variable, value) = crate::process::stack_of_trials();
             command.env(variable, value);
@@ -127,6 +127,9 @@ impl Process {
         let worker = program.worker.as_ref();
         if let Some(worker) = worker {
             command.envs(worker.environment.iter().cloned()).process_group(0);
+        } else {
+            // An interpreter finds its packages by its own name.
+            command.arg0("downbeat");
         }
         command.stdin(OwnedFd::from(theirs)).stdout(piped(has_log && worker.is_some()));
         let mut child = command.stderr(piped(has_log || worker.is_some())).spawn()?;

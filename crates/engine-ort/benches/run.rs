@@ -36,7 +36,7 @@ fn main() {
     }
     let program = std::env::current_exe().unwrap_or_default();
     for engine in engines.clone() {
-        let program = ExecutorProgram { program: program.clone(), arguments: vec![EXECUTOR.into()] };
+        let program = ExecutorProgram { program: program.clone(), arguments: vec![EXECUTOR.into()], worker: None };
         match Isolated::new(engine, 2, program) {
             Ok(engine) => engines.push(Arc::new(engine)),
             Err(e) => println!("{e}"),

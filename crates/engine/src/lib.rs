@@ -21,7 +21,9 @@ pub use cut::activations::{self, Activations};
 pub use cut::operator_profile::OperatorProfile;
 pub use cut::{Cut, SegmentInfo};
 pub use emulated::Emulated;
-pub use isolation::{ExecutorProgram, Isolated, TrialLimits};
+pub use isolation::{
+    AnswerTable, ExecutorProgram, Instance, InstanceStarter, Isolated, LoadedInstance, Side, TrialLimits,
+};
 pub use memory::run_memory::{self, MemoryBudget, RunMemory, TooMuchMemory};
 pub use memory::{region, ring_memory};
 pub use onnx::{Cause, Declared, DefaultValue, HeldFile, RowReport, Rows};
@@ -35,7 +37,8 @@ pub use tensor::fill::Fill;
 pub use tensor::state::{State, StateError};
 pub use tensor::{Buffer, OutOfMemory, Tensor, strings};
 pub use traits::{
-    DeviceMemory, DeviceShare, Division, DivisionError, Engine, EngineInfo, Executor, GraphNodes, GraphOutcome,
-    GraphReport, Lane, LoadError, LoadOptions, Model, Part, Pending, Place, RunError, ShapeRange, Share, Span,
-    StreamPriority, Timed, division, graph_report,
+    Answered, Answers, AnswersTo, AskedRequest, ClientLeft, DeviceMemory, DeviceShare, Division, DivisionError, Engine,
+    EngineInfo, ErrorCode, Executor, GraphNodes, GraphOutcome, GraphReport, Lane, LoadError, LoadOptions, Model, Part,
+    Pending, Place, PythonOptions, RequestAbout, RunError, ShapeRange, Share, Span, StreamPriority, TakesAnswers,
+    Timed, division, graph_report,
 };

@@ -7,12 +7,15 @@ use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::infer::{check_data, element_count};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
+use downbeat_service::answers::StreamAnswer;
 use downbeat_service::budget::Reservation;
 use downbeat_service::classification::classify;
 use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
 use downbeat_service::service::Service;
 use downbeat_service::work::offload;
+use futures_core::stream::BoxStream;
+use futures_util::StreamExt;
 
 use crate::shared_memory::SharedMemory;
 
@@ -55,20 +58,7 @@ pub async fn infer<S: Service>(
     held: &mut Reservation,
 ) -> Result<InferResponse, ServiceError> {
     let shared = check_places(memory, client, &request)?;
-    let (mut extended, mut waits) = (Vec::new(), false);
-    for output in &request.outputs {
-        // Refused before the work, not after it.
-        match OutputExtension::of(output)? {
-            None => continue,
-            Some(OutputExtension::Classes(_)) => {}
-            Some(OutputExtension::SharedMemory(place)) => {
-                waits |= memory
-                    .check(client, place.region, place.offset, place.byte_size)
-                    .map_err(|error| error.within(format_args!("output '{}'", output.name)))?;
-            }
-        }
-        extended.push(output.clone());
-    }
+    let (extended, waits) = extended_outputs(memory, client, &request)?;
     let request = match shared.bytes {
         0 => request,
         _ => copy_inputs(service, memory, client, request, shared, held).await?,
@@ -80,25 +70,118 @@ pub async fn infer<S: Service>(
         }
         return service.infer(request).await;
     }
-    // Read before the run: when the answer comes, another version may serve under the name.
-    let (name, version) = (request.model_name.clone(), request.model_version.clone());
-    let batched = service.model_config(&name, &version).is_ok_and(|config| config.max_batch_size > 0);
-    let names: Vec<Vec<String>> = extended.iter().map(|output| service.labels(&name, &version, &output.name)).collect();
-    let mut response = Box::pin(offload::with_sender(client, service.infer(request))).await?;
-    let memory = Arc::clone(memory);
-    // Ranking a row takes longer than copying it, and a write to shared memory may be the first to
-    // a page.
-    let bytes = response.outputs.iter().map(|output| output.data.len()).sum::<usize>();
-    let heavy = waits || bytes >= offload::PARSE_FROM;
-    offload::run_if(heavy, client, bytes, move || {
-        let labels = |output: &str| {
-            let found = extended.iter().zip(&names).find(|(e, _)| e.name == output);
-            found.map(|(_, names)| names.clone()).unwrap_or_default()
+    let wishes = OutputWishes::of(service, memory, client, &request, (extended, waits));
+    let response = Box::pin(offload::with_sender(client, service.infer(request))).await?;
+    wishes.apply(response).await
+}
+
+/// As [`infer`], for any number of answers. `held` stays until the answers end.
+///
+/// # Errors
+/// The errors of [`infer`], if the request ends before its work begins. Later errors are among the
+/// answers.
+pub async fn infer_many<S: Service>(
+    service: &S,
+    memory: &Arc<SharedMemory>,
+    client: Client,
+    request: InferRequest,
+    mut held: Reservation,
+) -> Result<BoxStream<'static, StreamAnswer>, ServiceError> {
+    let shared = check_places(memory, client, &request)?;
+    let (extended, waits) = extended_outputs(memory, client, &request)?;
+    let request = match shared.bytes {
+        0 => request,
+        _ => copy_inputs(service, memory, client, request, shared, &mut held).await?,
+    };
+    let wishes = (!extended.is_empty()).then(|| OutputWishes::of(service, memory, client, &request, (extended, waits)));
+    let answers = Box::pin(offload::with_sender(client, service.infer_stream(request))).await?.holding(held);
+    let Some(wishes) = wishes else { return Ok(answers.boxed()) };
+    let wishes = Arc::new(wishes);
+    Ok(answers
+        .then(move |step| {
+            let wishes = Arc::clone(&wishes);
+            async move {
+                let StreamAnswer { answer, is_final } = step;
+                let answer = match answer {
+                    Some(Ok(response)) => Some(wishes.apply(response).await),
+                    other => other,
+                };
+                StreamAnswer { answer, is_final }
+            }
+        })
+        .boxed())
+}
+
+/// The outputs with wishes of the client, checked before the work and not after it, and whether
+/// some are in a GPU's memory.
+fn extended_outputs(
+    memory: &SharedMemory,
+    client: Client,
+    request: &InferRequest,
+) -> Result<(Vec<RequestedOutput>, bool), ServiceError> {
+    let (mut extended, mut waits) = (Vec::new(), false);
+    for output in &request.outputs {
+        match OutputExtension::of(output)? {
+            None => continue,
+            Some(OutputExtension::Classes(_)) => {}
+            Some(OutputExtension::SharedMemory(place)) => {
+                waits |= memory
+                    .check(client, place.region, place.offset, place.byte_size)
+                    .map_err(|error| error.within(format_args!("output '{}'", output.name)))?;
+            }
+        }
+        extended.push(output.clone());
+    }
+    Ok((extended, waits))
+}
+
+/// The client's wishes for outputs, and the labels of their classes.
+struct OutputWishes {
+    memory: Arc<SharedMemory>,
+    client: Client,
+    outputs: Arc<[(RequestedOutput, Vec<String>)]>,
+    batched: bool,
+    /// Whether some outputs are in a GPU's memory, so that the copy waits.
+    waits: bool,
+}
+
+impl OutputWishes {
+    /// Read before the run: when the answer comes, another version may serve under the name.
+    fn of<S: Service>(
+        service: &S,
+        memory: &Arc<SharedMemory>,
+        client: Client,
+        request: &InferRequest,
+        (extended, waits): (Vec<RequestedOutput>, bool),
+    ) -> Self {
+        let (name, version) = (&request.model_name, &request.model_version);
+        let batched = service.model_config(name, version).is_ok_and(|config| config.max_batch_size > 0);
+        let labelled = |output: RequestedOutput| {
+            let labels = service.labels(name, version, &output.name);
+            (output, labels)
         };
-        apply_outputs(&memory, client, labels, batched, &extended, &mut response.outputs)?;
-        Ok(response)
-    })
-    .await?
+        let outputs = extended.into_iter().map(labelled).collect();
+        OutputWishes { memory: Arc::clone(memory), client, outputs, batched, waits }
+    }
+
+    async fn apply(&self, mut response: InferResponse) -> Result<InferResponse, ServiceError> {
+        // Ranking a row takes longer than copying it, and a write to shared memory may be the first
+        // to a page.
+        let bytes = response.outputs.iter().map(|output| output.data.len()).sum::<usize>();
+        let heavy = self.waits || bytes >= offload::PARSE_FROM;
+        let (memory, client, batched) = (Arc::clone(&self.memory), self.client, self.batched);
+        let wishes = Arc::clone(&self.outputs);
+        offload::run_if(heavy, client, bytes, move || {
+            let labels = |output: &str| {
+                let found = wishes.iter().find(|(wish, _)| wish.name == output);
+                found.map(|(_, names)| names.clone()).unwrap_or_default()
+            };
+            let extended: Vec<RequestedOutput> = wishes.iter().map(|(wish, _)| wish.clone()).collect();
+            apply_outputs(&memory, client, labels, batched, &extended, &mut response.outputs)?;
+            Ok(response)
+        })
+        .await?
+    }
 }
 
 /// The inputs of a request that are in shared memory.

@@ -11,6 +11,7 @@
 //!
 //! No request waits for a load.
 
+mod calls;
 pub mod load;
 pub mod loaded_version;
 pub mod measure;

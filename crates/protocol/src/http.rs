@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | request | [`parse_request`] | [`write_request`] |
 //! | response | [`write_response`] | [`parse_response`] |
+//! | request and response of `generate` | [`parse_generate`], [`write_generate`] | |
 //!
 //! A body is `JSON` or `JSON ++ tensor bytes ++ tensor bytes ...`. In the second form the header
 //! [`INFERENCE_HEADER_CONTENT_LENGTH`] has the length of the JSON, and each tensor with bytes has
@@ -18,6 +19,7 @@
 //! number beyond the datatype's range is an error.
 
 mod encoded_body;
+mod generate;
 mod header;
 mod json_writer;
 mod management;
@@ -30,6 +32,7 @@ mod response;
 mod tensor_json;
 
 pub use encoded_body::EncodedBody;
+pub use generate::{parse_generate, write_generate};
 pub use management::{
     ErrorBody, IndexRequest, LoadRequest, ModelMetadataBody, RawHandle, RegisterCudaRegionRequest,
     RegisterRegionRequest, ServerMetadataBody, TensorMetadataBody, config_to_json, statistics_from_json,

@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use downbeat_core::Duration;
-use downbeat_core::tensor::DataType;
+use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::model_config::SchedulingChoice;
-use downbeat_protocol::inference::{self, ModelConfig};
+use downbeat_protocol::inference::{self, ModelConfig, ModelTensorReshape};
 
 use crate::binding::TensorBinding;
 use crate::boundary::Boundary;
 use crate::config::batching::Batching;
+use crate::config::check::Report;
 use crate::config::config_source::ConfigSource;
-use crate::config::finding::Finding;
+use crate::config::finding::{ConfigError, Finding, sorted};
 use crate::config::policy::{DispatchPolicy, DropPolicy, PolicyName};
 use crate::config::warmup::Warmup;
 use crate::ensemble::Ensemble;
@@ -74,6 +75,12 @@ pub struct ModelDefinition {
     pub(crate) completion: CompletionOptions,
 }
 
+/// A tensor of a configuration: name, datatype, sizes and the model's own sizes.
+type Declared<'a> = (&'a String, i32, &'a Vec<i64>, Option<&'a ModelTensorReshape>);
+
+/// The fault of a tensor of a model whose file does not show its tensors.
+const MISSING: &str = "is missing, and only the model's own auto_complete_config may add this field";
+
 /// The kind of a model file, which decides the engines that can load it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ModelFormat {
@@ -83,15 +90,21 @@ pub enum ModelFormat {
     Emulated,
     /// No file: the model's steps run other models.
     Ensemble,
+    /// Code in Python.
+    Python,
 }
 
 impl ModelFormat {
+    /// All formats. Where files decide, an earlier one goes first.
+    pub(crate) const ALL: [ModelFormat; 3] = [ModelFormat::Onnx, ModelFormat::Emulated, ModelFormat::Python];
+
     /// The configuration's `backend`.
     pub const fn backend(self) -> &'static str {
         match self {
             ModelFormat::Onnx => "onnxruntime",
             ModelFormat::Emulated => "downbeat_emulated",
             ModelFormat::Ensemble => "",
+            ModelFormat::Python => "python",
         }
     }
 
@@ -101,6 +114,7 @@ impl ModelFormat {
             ModelFormat::Onnx => "onnxruntime_onnx",
             ModelFormat::Emulated => "downbeat_emulated",
             ModelFormat::Ensemble => "ensemble",
+            ModelFormat::Python => "python",
         }
     }
 
@@ -110,6 +124,7 @@ impl ModelFormat {
             ModelFormat::Onnx => &["model.onnx"],
             ModelFormat::Emulated => &["model.emulated.toml", "model.emulated.json"],
             ModelFormat::Ensemble => &[],
+            ModelFormat::Python => &["model.py"],
         }
     }
 }
@@ -186,9 +201,74 @@ impl ModelDefinition {
         self.labels.entry(output.to_owned()).or_insert_with(|| labels.into());
     }
 
-    /// Whether the configuration as written has a `max_batch_size`.
+    /// Whether the configuration as written has a `max_batch_size`. The code of a Python model does
+    /// not show one.
     pub fn writes_batch_size(&self) -> bool {
-        self.source.says_max_batch_size() || !self.completion.enabled
+        self.source.says_max_batch_size() || !self.completion.enabled || self.format == ModelFormat::Python
+    }
+
+    /// Whether the model may complete its configuration.
+    pub fn may_be_completed(&self) -> bool {
+        self.completion.enabled
+    }
+
+    /// The configuration as written, with the model's name and kind, for a model that reads its own
+    /// configuration.
+    pub fn written(&self) -> ModelConfig {
+        let mut config = self.source.config.clone();
+        config.name.clone_from(&self.name);
+        self.format.backend().clone_into(&mut config.backend);
+        config
+    }
+
+    /// The inputs and outputs of the configuration as written, for a model whose file does not show
+    /// them.
+    ///
+    /// # Errors
+    /// If a tensor has no datatype or no sizes.
+    pub fn declared_signature(&self) -> Result<Signature, ConfigError> {
+        let mut report = Report::new(&self.source);
+        let config = &self.source.config;
+        let inputs = config.input.iter().map(|t| (&t.name, t.data_type, &t.dims, t.reshape.as_ref()));
+        let outputs = config.output.iter().map(|t| (&t.name, t.data_type, &t.dims, t.reshape.as_ref()));
+        let mut side = |word: &str, tensors: &mut dyn Iterator<Item = Declared<'_>>| {
+            let mut specs = Vec::new();
+            for (i, (name, data_type, dims, reshape)) in tensors.enumerate() {
+                let Some(datatype) = datatype(data_type) else {
+                    report.error(&format!("{word}[{i}].data_type"), MISSING);
+                    continue;
+                };
+                if dims.is_empty() {
+                    report.error(&format!("{word}[{i}].dims"), MISSING);
+                    continue;
+                }
+                let item = reshape.map_or(dims, |reshape| &reshape.shape);
+                let batch = (config.max_batch_size > 0).then_some(-1);
+                let dims = batch.into_iter().chain(item.iter().copied()).collect();
+                specs.push(TensorSpec { name: name.clone(), datatype, dims });
+            }
+            specs
+        };
+        let signature = Signature { inputs: side("input", &mut { inputs }), outputs: side("output", &mut { outputs }) };
+        match report.errors.is_empty() {
+            true => Ok(signature),
+            false => Err(ConfigError { findings: sorted(report.errors) }),
+        }
+    }
+
+    /// Takes the configuration that the model has completed, as JSON, in place of the written one.
+    ///
+    /// # Errors
+    /// If it is no configuration, or asks for parts that the server does not have.
+    pub fn adopt(&mut self, json: &str) -> Result<(), ConfigError> {
+        let source = ConfigSource::from_model(json)?;
+        let mut report = Report::new(&source);
+        report.check(&self.name);
+        if !report.errors.is_empty() {
+            return Err(ConfigError { findings: sorted(report.errors) });
+        }
+        self.source = source;
+        Ok(())
     }
 
     /// The path of a file that options name relative to the model's folder, such as a

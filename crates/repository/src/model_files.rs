@@ -216,8 +216,7 @@ impl ModelFiles<'_> {
     ) -> Option<(ModelFormat, PathBuf)> {
         let others = onnx_files(self.dir);
         let standard = || {
-            let formats = [ModelFormat::Onnx, ModelFormat::Emulated].into_iter();
-            let wanted = formats.filter(|of| format.is_none_or(|format| format == *of));
+            let wanted = wanted_formats(format, true);
             let mut names = wanted.flat_map(|of| of.file_names().iter().map(move |name| (of, (*name).to_owned())));
             names.find(|(_, name)| is_there(&self.dir.join(name)))
         };
@@ -240,8 +239,7 @@ impl ModelFiles<'_> {
             }
             (name, _) => {
                 let is_file = !name.contains('/') && self.dir.join(name).is_file();
-                let format = if name.contains(".emulated.") { ModelFormat::Emulated } else { ModelFormat::Onnx };
-                return is_file.then(|| (format, self.dir.join(name)));
+                return is_file.then(|| (format_of_name(name), self.dir.join(name)));
             }
         };
         let left_out: Vec<String> = others.into_iter().filter(|other| *other != found.1).collect();
@@ -260,21 +258,16 @@ impl ModelFiles<'_> {
     ) -> Result<(ModelFormat, PathBuf), String> {
         let folder = self.dir.join(version.to_string());
         let shown = self.shown.join(version.to_string());
-        const FORMATS: [ModelFormat; 2] = [ModelFormat::Onnx, ModelFormat::Emulated];
+        let has_onnx = !onnx_files(&folder).is_empty();
         let candidates: Vec<(ModelFormat, &str)> = if name.is_empty() {
-            FORMATS
-                .into_iter()
-                .filter(|f| format.is_none_or(|format| format == *f))
-                .flat_map(|f| f.file_names().iter().map(move |n| (f, *n)))
-                .collect()
+            wanted_formats(format, has_onnx).flat_map(|f| f.file_names().iter().map(move |n| (f, *n))).collect()
         } else {
             if Path::new(name).components().count() != 1
                 || !Path::new(name).components().all(|c| matches!(c, Component::Normal(_)))
             {
                 return Err(format!("'{name}' must be the name of a file in the version's folder"));
             }
-            let emulated = name.contains(".emulated.");
-            vec![(format.unwrap_or(if emulated { ModelFormat::Emulated } else { ModelFormat::Onnx }), name)]
+            vec![(format.unwrap_or(format_of_name(name)), name)]
         };
         for (format, name) in &candidates {
             let shown = shown.join(name);
@@ -301,6 +294,25 @@ impl ModelFiles<'_> {
         }
         let wanted = candidates.first().map_or("model.onnx", |(_, name)| *name);
         Err(missing_model(&folder, &shown, wanted, name.is_empty()))
+    }
+}
+
+/// The formats that a model's file may have. Code is a model beside ONNX files only if the
+/// configuration says so.
+fn wanted_formats(format: Option<ModelFormat>, has_onnx: bool) -> impl Iterator<Item = ModelFormat> {
+    let may_be = move |of: &ModelFormat| match format {
+        Some(format) => format == *of,
+        None => !has_onnx || *of != ModelFormat::Python,
+    };
+    ModelFormat::ALL.into_iter().filter(may_be)
+}
+
+/// The format of a file that a configuration names.
+fn format_of_name(name: &str) -> ModelFormat {
+    match name {
+        name if name.contains(".emulated.") => ModelFormat::Emulated,
+        name if Path::new(name).extension().is_some_and(|extension| extension == "py") => ModelFormat::Python,
+        _ => ModelFormat::Onnx,
     }
 }
 

@@ -66,7 +66,7 @@ const OTHERS: [OtherModel; 17] = [
     other(&["mlmodel", "mlpackage"], "a Core ML model", "export the model from the framework that it was made with"),
     other(&["ort"], "a model in ONNX Runtime's own format", "serve the .onnx file of the model"),
     other(&["gguf"], "a llama.cpp model", "this format holds a language model for other servers"),
-    other(&["py"], "a Python model", "export the model that the code runs"),
+    other(&["py"], "Python code", "write backend: \"python\" in config.pbtxt if the code is a model"),
     other(&["zip", "gz", "tgz", "tar"], "an archive", "unpack the archive, and serve the folder"),
 ];
 

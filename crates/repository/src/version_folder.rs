@@ -125,11 +125,13 @@ pub(crate) fn version_number(name: &str) -> Option<u64> {
     digits.then(|| name.parse().ok()).flatten()
 }
 
-/// Whether a folder has a model file of a standard name.
+/// Whether a version's folder has a model file of a standard name.
 pub(crate) fn has_model_file(dir: &Path) -> bool {
-    standard_names().any(|name| dir.join(name).exists())
+    standard_names().chain(ModelFormat::Python.file_names().iter().copied()).any(|name| dir.join(name).exists())
 }
 
+/// The names of model files that may lie anywhere. A `model.py` is a model only in the folder of a
+/// version, or if its configuration says so.
 fn standard_names() -> impl Iterator<Item = &'static str> {
     [ModelFormat::Onnx, ModelFormat::Emulated].into_iter().flat_map(|format| format.file_names().iter().copied())
 }

@@ -38,6 +38,13 @@ pub enum ServiceError {
     /// Something the protocol has and this server does not: HTTP 501, `UNIMPLEMENTED`.
     #[error("{0}")]
     Unimplemented(String),
+    /// The model of this name may give any number of answers, and the call takes one: HTTP 501,
+    /// `UNIMPLEMENTED`. The message is for gRPC, and partly in Triton's words.
+    #[error(
+        "ModelInfer RPC doesn't support models with decoupled transaction policy; send requests for model '{0}' by \
+         ModelStreamInfer"
+    )]
+    Decoupled(String),
     /// The engine or the server failed: HTTP 500, `INTERNAL`.
     #[error("{0}")]
     Internal(String),
@@ -56,6 +63,7 @@ impl ServiceError {
             | ServiceError::Unavailable(message)
             | ServiceError::Unimplemented(message)
             | ServiceError::Internal(message) => message,
+            ServiceError::Decoupled(_) => return self,
         };
         *message = format!("{context}: {message}");
         self
@@ -72,7 +80,7 @@ impl ServiceError {
             ServiceError::QueueFull { .. } => 4,
             ServiceError::DeadlineExceeded(_) => 5,
             ServiceError::Unavailable(_) => 7,
-            ServiceError::Unimplemented(_) => 8,
+            ServiceError::Unimplemented(_) | ServiceError::Decoupled(_) => 8,
             ServiceError::Internal(_) => 9,
         }
     }
@@ -102,7 +110,9 @@ impl ServiceError {
             ServiceError::QueueFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::ResourceExhausted),
             ServiceError::DeadlineExceeded(_) => (StatusCode::GATEWAY_TIMEOUT, tonic::Code::DeadlineExceeded),
             ServiceError::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::Unavailable),
-            ServiceError::Unimplemented(_) => (StatusCode::NOT_IMPLEMENTED, tonic::Code::Unimplemented),
+            ServiceError::Unimplemented(_) | ServiceError::Decoupled(_) => {
+                (StatusCode::NOT_IMPLEMENTED, tonic::Code::Unimplemented)
+            }
             ServiceError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, tonic::Code::Internal),
         }
     }

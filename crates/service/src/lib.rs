@@ -8,11 +8,13 @@
 //! | [`metrics`] | metrics, statistics, and models in trouble |
 //! | [`report`] | reports on devices, policies, the scheduler and the cluster |
 //! | [`work`] | threads for work that a connection must not wait for |
+//! | [`answers`] | the answers to one request, as many as the model gives |
 //! | [`client`], [`budget`], [`memory`] | the sender of a request, the bytes of requests in flight, the memory of the machine |
 //! | [`clock`], [`logging`], [`start`] | the only clock that decides, the log, and the start of a process |
 //!
 //! No module here names a part of the server above.
 
+pub mod answers;
 pub mod budget;
 pub mod classification;
 pub mod client;

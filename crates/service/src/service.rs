@@ -8,6 +8,7 @@ use downbeat_core::tensor::Signature;
 use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 
+use crate::answers::Answers;
 use crate::error::ServiceError;
 use crate::report::autoscale::AutoscaleStatus;
 use crate::report::cluster_report::ClusterReport;
@@ -132,6 +133,24 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// Any [`ServiceError`].
     fn infer(&self, request: InferRequest) -> impl Future<Output = Result<InferResponse, ServiceError>> + Send;
+
+    /// Whether the model may give no answer or several answers to a request
+    /// (`model_transaction_policy.decoupled`). [`Service::infer`] refuses requests for such a model
+    /// with [`ServiceError::Decoupled`], and [`Service::infer_stream`] takes them.
+    fn is_decoupled(&self, _name: &str, _version: &str) -> bool {
+        false
+    }
+
+    /// Runs an inference with any number of answers; a model that is not decoupled gives one.
+    /// Dropping the future or the answers cancels the request.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`], if the request ends before its work begins. Later errors are among the
+    /// answers.
+    fn infer_stream(&self, request: InferRequest) -> impl Future<Output = Result<Answers, ServiceError>> + Send {
+        let answer = self.infer(request);
+        async { answer.await.map(Answers::one) }
+    }
 
     /// How many devices the server should have; `None` if it gives no such advice.
     fn autoscale(&self) -> Option<AutoscaleStatus> {

@@ -148,6 +148,8 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
                 declared.inspect(&file)?
             }
             ModelFormat::Ensemble => continue,
+            // Only the code knows more, and the check runs no code.
+            ModelFormat::Python => definition.declared_signature()?,
             ModelFormat::Emulated => Emulated::new().load(&LoadOptions::new(file, 1))?.signature().clone(),
         };
         definition.complete(&signature)?;

@@ -70,6 +70,9 @@ pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) ->
     Ok(match format {
         ModelFormat::Ensemble => anyhow::bail!("an ensemble has no file to run; name a model of its steps"),
         ModelFormat::Emulated => Arc::new(Emulated::new()),
+        ModelFormat::Python => {
+            anyhow::bail!("this command measures ONNX models; a server measures Python models at load")
+        }
         ModelFormat::Onnx => {
             let preference: Preference = wanted.name().parse().map_err(anyhow::Error::msg)?;
             let choice = downbeat_engine_ort::choose(preference, search, &CudaOptions::default())?;

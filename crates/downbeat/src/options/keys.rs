@@ -3,6 +3,7 @@
 //! `docs/reference/options.md` and `examples/downbeat.toml` are made from this table.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use downbeat_core::Duration;
@@ -31,6 +32,11 @@ fn config_name(text: &str) -> Result<String, String> {
         true => Err(format!("'{text}' is not the name of a configuration; for configs/h100.pbtxt it is h100")),
         false => Ok(text.to_owned()),
     }
+}
+
+/// A program: a path, or a name on the path.
+fn program(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() { Err("the name of the program is empty".to_owned()) } else { Ok(text.into()) }
 }
 
 /// The name of a host, in lower case, as in `Host`.
@@ -157,6 +163,13 @@ fn engine() -> Vec<Key<Draft>> {
         key("isolation", name("ISOLATION").of(Isolation::names()), |d| &mut d.options.isolation)
             .flag("isolation", "Isolation of models on the CPU: none, process (each model in a process of its own, whose end costs only this model), or auto (only models that may end the process; see \"Isolation\")")
             .of_models(),
+        key("python", parsed("PROGRAM", program, |program: &PathBuf| program.display().to_string()), |d| &mut d.options.python)
+            .flag("python", "The Python that runs Python models: a name on the path, or the bin/python of a venv; it needs numpy (see \"Python models\")"),
+        optional("python_memory_bytes", bytes_or_zero(), |d| &mut d.options.python_memory_bytes, "no limit", "\"4G\"")
+            .flag("python-memory-bytes", "Most memory that each process of a Python model may allocate; 0: no limit (see \"Python models\")"),
+        key("allow_uploaded_python", switch(), |d| &mut d.options.allow_uploaded_python)
+            .flag("allow-uploaded-python", "Run a model.py that comes in a load request; off: such requests are refused, because the sender could run any code here (see \"Python models\")")
+            .arity(Arity::Optional),
         optional("run_memory_bytes", bytes_or_zero(), |d| &mut d.options.run_memory_bytes, "a quarter of the memory", "\"4G\"")
             .flag("run-memory-bytes", "Most memory that runs of models on the CPU may take together, estimated before each run; 0: no limit (see \"Memory of runs\")"),
         optional("model_memory_bytes", bytes_or_zero(), |d| &mut d.options.model_memory_bytes, "the memory, less --max-in-flight-bytes", "\"8G\"")

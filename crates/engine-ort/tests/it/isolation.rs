@@ -153,11 +153,11 @@ fn a_model_that_cannot_be_loaded_says_the_engines_own_reason() {
         let reason = |engine: &dyn Engine| try_load(engine, &path).err().unwrap().to_string();
         assert_eq!(reason(&apart), reason(&*engine));
     }
-    let none = ExecutorProgram { program: "/nonexistent/downbeat".into(), arguments: Vec::new() };
+    let none = ExecutorProgram { program: "/nonexistent/downbeat".into(), arguments: Vec::new(), worker: None };
     let none = Isolated::new(engine.clone(), 1, none).unwrap();
     let said = try_load(&none, &example("digits")).err().unwrap().to_string();
     assert!(said.contains("the model's executor process /nonexistent/downbeat does not start: No such file"), "{said}");
-    let other = ExecutorProgram { program: "/bin/true".into(), arguments: Vec::new() };
+    let other = ExecutorProgram { program: "/bin/true".into(), arguments: Vec::new(), worker: None };
     let said = try_load(&Isolated::new(engine, 1, other).unwrap(), &example("digits")).err().unwrap().to_string();
     assert!(said.contains("the model's executor process has ended during the load (exit status: 0)"), "{said}");
 }

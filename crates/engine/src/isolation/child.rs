@@ -158,6 +158,8 @@ impl Process {
             operators: model.operators().map(|operators| (**operators).clone()),
             profile: model.profile(options.share),
             rewritten: model.rewritten().map(str::to_owned),
+            configuration: None,
+            metering: Vec::new(),
         };
         (self.engine, self.model) = (Some(engine), Some(model));
         Ok(Answer::Loaded(Box::new(loaded)))
@@ -215,7 +217,7 @@ struct ServedLane {
 
 impl ServedLane {
     fn run_next(&mut self, at_work: &AtWork) -> io::Result<()> {
-        let RunCall { run, first, end, batch } = self.wire.receive()?;
+        let RunCall { run, first, end, batch, .. } = self.wire.receive()?;
         let mut state = State { tensors: batch.read(&mut self.inputs)? };
         *at_work.run() = Some(run);
         let ran = catch_unwind(AssertUnwindSafe(|| self.lane.run(first..end, &mut state)));

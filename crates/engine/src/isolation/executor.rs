@@ -1,22 +1,24 @@
 //! An executor process as the server sees it: started, watched, and started again.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use downbeat_core::tensor::TensorSpec;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal};
 
 use super::lane::LaneLink;
 use super::message::{Answer, Call, LoadCall, Loaded, Wire, send};
+use super::output::{LastLine, Output};
+use super::side::Side;
 use crate::stop::Interrupt;
 use crate::traits::{Executor, LoadError};
 
@@ -30,8 +32,6 @@ const LIVED: Duration = Duration::from_secs(60);
 /// The longest wait of a lane for the reason why its process has ended: a process with much memory
 /// takes time to end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Most bytes of an executor process's stderr that make one line of the log.
-const MOST_OF_A_LINE: u64 = 8 << 10;
 
 /// The program of an executor process: it calls [`super::serve`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,12 +40,26 @@ pub struct ExecutorProgram {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+    /// The worker that the program runs, if the program is an interpreter.
+    pub worker: Option<Worker>,
+}
+
+/// The worker of an interpreter: code that the process gets over its socket before the first call.
+/// The process leads a group of processes, which ends with it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Worker {
+    /// The source text.
+    pub source: Arc<str>,
+    /// Variables of the environment that differ from those of this process.
+    pub environment: Vec<(OsString, OsString)>,
+    /// The name of the model, for the log. Standard output goes to the log, too.
+    pub model: String,
 }
 
 impl Default for ExecutorProgram {
     /// This program itself as `downbeat executor`, even if its file has been replaced since.
     fn default() -> Self {
-        ExecutorProgram { program: "/proc/self/exe".into(), arguments: vec!["executor".into()] }
+        ExecutorProgram { program: "/proc/self/exe".into(), arguments: vec!["executor".into()], worker: None }
     }
 }
 
@@ -62,6 +76,8 @@ pub(super) struct Supervisor {
     changed: Condvar,
     /// The open lanes.
     lanes: Mutex<Vec<Weak<LaneLink>>>,
+    /// The messages beside the runs; `None`: there are none.
+    side: Option<Side>,
 }
 
 #[derive(Default)]
@@ -85,28 +101,20 @@ pub(super) struct Process {
     control: Mutex<Wire>,
     /// The same socket, for messages without an answer.
     stops: Mutex<UnixStream>,
+    last_line: LastLine,
+    /// Whether the process leads a group.
+    leads: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Copies the standard error of an executor process to the log until the process has ended. A line
-/// beyond [`MOST_OF_A_LINE`] is copied in parts.
-fn log_lines(stderr: ChildStderr, model: &Path, pid: u32) {
-    let mut reader = BufReader::new(stderr);
-    let mut line = Vec::new();
-    while matches!(reader.by_ref().take(MOST_OF_A_LINE).read_until(b'\n', &mut line), Ok(1..)) {
-        tracing::warn!(model = %model.display(), pid, "an executor process says: {}", String::from_utf8_lossy(&line).trim_end());
-        line.clear();
-    }
-}
-
 impl Process {
     fn spawn(program: &ExecutorProgram, call: &LoadCall) -> io::Result<(Child, Process)> {
         let (ours, theirs) = UnixStream::pair()?;
         let mut command = Command::new(&program.program);
-        command.arg0("downbeat").args(&program.arguments);
+        command.args(&program.arguments);
         if call.limits.is_some() {
             let (variable, value) = crate::process::stack_of_trials();
             command.env(variable, value);
@@ -114,8 +122,19 @@ impl Process {
         // With a log, the process must not wait for the log's reader. Without a log, lines that
         // name no model would mix with the output of a command. The error of the load or the run
         // says why a process ended.
-        let stderr = if tracing::dispatcher::has_been_set() { Stdio::piped() } else { Stdio::null() };
-        let mut child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(stderr).spawn()?;
+        let has_log = tracing::dispatcher::has_been_set();
+        let piped = |is_wanted| if is_wanted { Stdio::piped() } else { Stdio::null() };
+        let worker = program.worker.as_ref();
+        if let Some(worker) = worker {
+            command.envs(worker.environment.iter().cloned()).process_group(0);
+        } else {
+            // An interpreter finds its packages by its own name.
+            command.arg0("downbeat");
+        }
+        command.stdin(OwnedFd::from(theirs)).stdout(piped(has_log && worker.is_some()));
+        let mut child = command.stderr(piped(has_log || worker.is_some())).spawn()?;
+        // The command keeps the process's end of the socket.
+        drop(command);
         let pid = child.id();
         let made = || {
             let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
@@ -123,14 +142,27 @@ impl Process {
                 Err(Errno::NOSYS) => None,
                 handle => Some(handle?),
             };
-            if let Some(stderr) = child.stderr.take() {
-                let model = call.path.clone();
-                std::thread::Builder::new()
-                    .name("executor-log".to_owned())
-                    .spawn(move || log_lines(stderr, &model, pid))?;
+            let last_line = LastLine::default();
+            let model = worker.map_or_else(|| call.path.display().to_string(), |worker| worker.model.clone());
+            let output = |is_error| Output { model: model.clone(), pid, is_error, last: last_line.clone() };
+            let start = |copy: Box<dyn FnOnce() + Send>| {
+                std::thread::Builder::new().name("executor-log".to_owned()).spawn(copy).map(drop)
+            };
+            if let (Some(stderr), output) = (child.stderr.take(), output(true)) {
+                start(Box::new(move || output.copy(stderr)))?;
             }
-            let stops = Mutex::new(ours.try_clone()?);
-            Ok(Process { pid, handle, control: Mutex::new(Wire::new(ours)), stops })
+            if let (Some(stdout), output) = (child.stdout.take(), output(false)) {
+                start(Box::new(move || output.copy(stdout)))?;
+            }
+            let mut stops = ours.try_clone()?;
+            if let Some(worker) = worker {
+                let source = worker.source.as_bytes();
+                let len = u32::try_from(source.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+                // A process that ends at once is reported by its end.
+                let _ = stops.write_all(&len.to_le_bytes()).and_then(|()| stops.write_all(source));
+            }
+            let (control, stops) = (Mutex::new(Wire::new(ours)), Mutex::new(stops));
+            Ok(Process { pid, handle, control, stops, last_line, leads: worker.is_some() })
         };
         match made() {
             Ok(process) => Ok((child, process)),
@@ -165,6 +197,14 @@ impl Process {
             (None, None) => Ok(()),
         };
     }
+
+    /// Ends the processes that an ended process has started, and that hold its sockets open.
+    fn end_group(&self) {
+        if let Some(group) = i32::try_from(self.pid).ok().and_then(Pid::from_raw).filter(|_| self.leads) {
+            // An error means that the group is empty.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
 }
 
 /// The parts of a model that may not change while it serves: inputs, outputs, the number of
@@ -183,7 +223,7 @@ impl Interrupt for EndLoad {
 }
 
 impl Supervisor {
-    pub(super) fn new(program: ExecutorProgram, call: LoadCall, engine: &'static str) -> Arc<Self> {
+    pub(super) fn new(program: ExecutorProgram, call: LoadCall, engine: &'static str, side: Option<Side>) -> Arc<Self> {
         Arc::new(Supervisor {
             program,
             call,
@@ -193,6 +233,7 @@ impl Supervisor {
             life: Mutex::default(),
             changed: Condvar::new(),
             lanes: Mutex::default(),
+            side,
         })
     }
 
@@ -226,7 +267,10 @@ impl Supervisor {
                 pause = FIRST_PAUSE;
             }
             lock(&self.life).signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
-            let ended = status.map_or_else(|error| error.to_string(), how_it_ended);
+            let process = lock(&self.life).process.clone();
+            process.iter().for_each(|process| process.end_group());
+            let last = process.map(|process| process.last_line.words()).unwrap_or_default();
+            let ended = format!("{}{last}", status.map_or_else(|error| error.to_string(), how_it_ended));
             if self.call.limits.is_some() {
                 self.set_down(&format!("the model's trial process has ended ({ended})"));
                 return;
@@ -270,17 +314,30 @@ impl Supervisor {
         if self.set_process(&process) {
             process.kill();
         }
-        let answer = process.call(&Call::Load(Box::new(self.call.clone())), &[]);
+        let theirs = match self.side.as_ref().map(Side::open).transpose() {
+            Ok(theirs) => theirs,
+            Err(error) => {
+                process.kill();
+                let _ = child.wait();
+                return Err(failed(error));
+            }
+        };
+        let files: Vec<_> = theirs.iter().map(UnixStream::as_fd).collect();
+        let answer = process.call(&Call::Load(Box::new(self.call.clone())), &files);
+        // Only the process keeps its end, so that the end of the process is heard.
+        drop(theirs);
         if let Ok(Answer::Loaded(loaded)) = answer {
             return Ok((child, *loaded));
         }
         process.kill();
         let status = child.wait();
+        process.end_group();
         if let Ok(Answer::Failed { of_file, reason }) = answer {
             return Err(self.error(of_file, reason));
         }
         let signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
-        let ended = status.map_or_else(|error| error.to_string(), how_it_ended);
+        let last = process.last_line.words();
+        let ended = format!("{}{last}", status.map_or_else(|error| error.to_string(), how_it_ended));
         let kind = if self.call.limits.is_some() { "trial" } else { "executor" };
         let reason = format!("the model's {kind} process has ended during the load ({ended})");
         Err(LoadError::Died { path: self.call.path.clone(), engine: self.engine, reason, signal })
@@ -414,7 +471,7 @@ impl Executor for Supervisor {
     clippy::disallowed_methods,
     reason = "how long a process has lived decides only how soon the next one is started"
 )]
-fn now() -> Instant {
+pub(super) fn now() -> Instant {
     Instant::now()
 }
 

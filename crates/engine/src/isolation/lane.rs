@@ -24,20 +24,20 @@ const FIRST_RUNS: u64 = 256;
 
 /// The server's side of a lane, independent of the present process.
 pub(super) struct LaneLink {
-    number: u64,
+    pub number: u64,
     /// The cores that the lane is bound to.
     cores: Option<String>,
-    open: Mutex<Option<Open>>,
+    pub open: Mutex<Option<Open>>,
     /// The lane's first runs, which a new process repeats to warm it.
     first: Mutex<Vec<WarmRun>>,
 }
 
 /// A lane in a process.
-struct Open {
-    process: Arc<Process>,
-    wire: Wire,
-    inputs: Region,
-    outputs: Region,
+pub(super) struct Open {
+    pub process: Arc<Process>,
+    pub wire: Wire,
+    pub inputs: Region,
+    pub outputs: Region,
 }
 
 impl LaneLink {
@@ -72,7 +72,7 @@ impl Open {
     /// Runs segments on a batch. The inner result is the engine's.
     fn run(&mut self, run: u64, range: Range<usize>, tensors: &[Tensor]) -> io::Result<Result<Vec<Tensor>, String>> {
         let batch = Batch::write(tensors, &mut self.inputs)?;
-        self.wire.send(&RunCall { run, first: range.start, end: range.end, batch })?;
+        self.wire.send(&RunCall { run, first: range.start, end: range.end, batch, asked: Vec::new() })?;
         Ok(match self.wire.receive()? {
             RunAnswer::Ran(batch) => {
                 let mut outputs = batch.read(&mut self.outputs)?;
@@ -81,16 +81,17 @@ impl Open {
                 Ok(outputs)
             }
             RunAnswer::Failed(reason) => Err(reason),
+            RunAnswer::Answered { .. } | RunAnswer::Raised { .. } => return Err(io::ErrorKind::InvalidData.into()),
         })
     }
 }
 
 /// Ends a run of a lane: asks the process first, and kills the process if that does not help.
-struct EndRun {
-    lane: u64,
+pub(super) struct EndRun {
+    pub lane: u64,
     /// The number of the run.
-    run: AtomicU64,
-    process: Mutex<Option<Arc<Process>>>,
+    pub run: AtomicU64,
+    pub process: Mutex<Option<Arc<Process>>>,
 }
 
 impl EndRun {

@@ -58,6 +58,9 @@ pub(super) struct LoadCall {
     pub operators: Option<OperatorProfile>,
     /// The limits of a process that only tries the file.
     pub limits: Option<TrialLimits>,
+    /// The settings of a worker that is no executor of this program.
+    #[serde(default)]
+    pub settings: serde_json::Value,
 }
 
 /// The limits of a trial process.
@@ -119,7 +122,16 @@ pub(super) struct Loaded {
     pub operators: Option<OperatorProfile>,
     pub profile: Option<LatencyProfile>,
     pub rewritten: Option<String>,
+    /// The configuration as the model completes it.
+    #[serde(default)]
+    pub configuration: Option<String>,
+    /// See [`Metering`].
+    #[serde(default)]
+    pub metering: Metering,
 }
+
+/// Changes of the metrics that a model's code keeps, as JSON: one value for each changed metric.
+pub(super) type Metering = Vec<serde_json::Value>;
 
 /// A message to a lane: run segments on a batch.
 #[derive(Serialize, Deserialize)]
@@ -129,6 +141,29 @@ pub(super) struct RunCall {
     pub first: usize,
     pub end: usize,
     pub batch: Batch,
+    /// The requests of a batch whose tensors are not joined.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub asked: Vec<Asked>,
+}
+
+/// A request of a batch whose tensors are not joined.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Asked {
+    pub rows: u32,
+    /// The places of its inputs among the tensors of the batch; `None`: left out.
+    pub inputs: Vec<Option<usize>>,
+    pub id: String,
+    /// The parameters, as JSON.
+    pub parameters: String,
+    /// The names of the wanted outputs; empty: all.
+    pub outputs: Vec<String>,
+    /// The time until its deadline.
+    pub budget_us: Option<u64>,
+    /// The place of the byte in the region that is not 0 once the client has left.
+    pub left: usize,
+    /// The number of the request's place in the [`AnswerTable`](super::AnswerTable), if the model
+    /// may give any number of answers.
+    pub answers: Option<u64>,
 }
 
 /// The answer of a lane.
@@ -136,6 +171,31 @@ pub(super) struct RunCall {
 pub(super) enum RunAnswer {
     Ran(Batch),
     Failed(String),
+    /// An answer for each request, with the outputs of all requests in one batch.
+    Answered {
+        batch: Batch,
+        requests: Vec<Reply>,
+        /// Whether the process still uses the inputs, so that no other run may overwrite them.
+        #[serde(default)]
+        keeps_inputs: bool,
+        #[serde(default)]
+        metering: Metering,
+    },
+    /// The model's code failed, for all requests.
+    Raised {
+        reason: String,
+        #[serde(default)]
+        metering: Metering,
+    },
+}
+
+/// The answer to a request.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Reply {
+    /// The places of the outputs among the tensors of the batch; `None`: there is no such output.
+    Outputs(Vec<Option<usize>>),
+    /// The model's code refused the request, with Triton's number of the kind of error.
+    Error { reason: String, code: Option<u32> },
 }
 
 /// Tensors in a region.
@@ -160,15 +220,27 @@ impl Batch {
     /// # Errors
     /// If there is no memory left.
     pub fn write(tensors: &[Tensor], region: &mut Region) -> io::Result<Batch> {
-        let mut end = 0usize;
+        Batch::write_behind(0, tensors.iter(), region)
+    }
+
+    /// Writes tensors into a region, behind its first `head` bytes.
+    ///
+    /// # Errors
+    /// As [`Batch::write`].
+    pub fn write_behind<'a>(
+        head: usize,
+        tensors: impl ExactSizeIterator<Item = &'a Tensor> + Clone,
+        region: &mut Region,
+    ) -> io::Result<Batch> {
+        let mut end = head;
         let mut placed = Vec::with_capacity(tensors.len());
-        for Tensor { datatype, shape, data } in tensors {
+        for Tensor { datatype, shape, data } in tensors.clone() {
             let (begin, len) = (end.next_multiple_of(ALIGNMENT), data.len());
             end = begin.checked_add(len).ok_or(io::ErrorKind::OutOfMemory)?;
             placed.push(Placed { datatype: *datatype, shape: shape.clone(), begin, len });
         }
         region.grow_to(end)?;
-        for (tensor, placed) in tensors.iter().zip(&placed) {
+        for (tensor, placed) in tensors.zip(&placed) {
             region.write(placed.begin, tensor.data.as_slice());
         }
         Ok(Batch { region: region.len(), tensors: placed })
@@ -249,7 +321,7 @@ pub fn read_as_process(bytes: &[u8], region: usize) -> io::Result<usize> {
             1 => wire.receive::<Answer>().map(drop),
             2 => wire.receive::<RunCall>().map(|call| drop(call.batch.read(&mut own_region))),
             _ => wire.receive::<RunAnswer>().map(|answer| {
-                if let RunAnswer::Ran(batch) = answer {
+                if let RunAnswer::Ran(batch) | RunAnswer::Answered { batch, .. } = answer {
                     drop(batch.read(&mut own_region));
                 }
             }),

@@ -16,15 +16,20 @@
 
 mod child;
 mod executor;
+mod instance;
 mod lane;
 mod message;
 mod model;
+mod output;
+mod side;
 
 use std::sync::Arc;
 
 pub use child::{Wanted, serve};
-pub use executor::ExecutorProgram;
+pub use executor::{ExecutorProgram, Worker};
+pub use instance::{Instance, InstanceStarter, LoadedInstance, OnMetering};
 pub use message::{TrialLimits, read_as_process};
+pub use side::{AnswerTable, Side};
 
 use crate::emulated;
 use crate::memory::run_memory::RunMemory;
@@ -93,12 +98,13 @@ impl Engine for Isolated {
             cache: cache.clone(),
             operators: operators.as_deref().cloned(),
             limits: self.limits,
+            settings: serde_json::Value::Null,
         };
         let memory = match name {
             emulated::NAME => None,
             _ => RunMemory::of(path, memory.as_ref()).map_err(refused)?,
         };
-        let executor = Supervisor::new(self.program.clone(), call, name);
+        let executor = Supervisor::new(self.program.clone(), call, name, None);
         let handle = Arc::new(Handle { executor, engine: name });
         let loaded = handle.executor.start(&self.spawner)?;
         Ok(Arc::new(IsolatedModel::new(handle, loaded, operators.as_ref(), memory)))

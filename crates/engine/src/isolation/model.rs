@@ -49,7 +49,7 @@ impl IsolatedModel {
         known: Option<&Arc<OperatorProfile>>,
         memory: Option<RunMemory>,
     ) -> Self {
-        let Loaded { inputs, outputs, segments, activations, operators, profile, rewritten } = loaded;
+        let Loaded { inputs, outputs, segments, activations, operators, profile, rewritten, .. } = loaded;
         let operators = match (known, operators) {
             (Some(known), Some(operators)) if **known == operators => Some(known.clone()),
             (_, operators) => operators.map(Arc::new),

@@ -3,7 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -92,6 +92,22 @@ impl AsRef<[u8]> for Part {
     }
 }
 
+/// A byte of a region that tells the other process that something has happened.
+pub(crate) struct Flag {
+    mapping: Arc<Mapping>,
+    place: usize,
+}
+
+impl Flag {
+    /// Makes the byte 1.
+    pub fn set(&self) {
+        // SAFETY: `Region::flag` checked that the byte is within the mapping. Both processes use the
+        // byte only as an atomic while the flag lives.
+        let byte = unsafe { AtomicU8::from_ptr(self.mapping.start.as_ptr().add(self.place)) };
+        byte.store(1, Ordering::Release);
+    }
+}
+
 /// Access for reading and writing.
 const BOTH: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
@@ -169,6 +185,11 @@ impl Region {
         // SAFETY: they are within the mapping. `bytes` lie elsewhere, as no reference to the
         // written part exists.
         unsafe { self.mapping.start.as_ptr().add(begin).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// The byte at this place as a flag for the other process; `None`: it is outside the region.
+    pub fn flag(&self, place: usize) -> Option<Flag> {
+        self.mapping.has(place, 1).then(|| Flag { mapping: self.mapping.clone(), place })
     }
 
     /// Part of the region's bytes, without a copy; `None` if they are not within the region. The

@@ -58,11 +58,45 @@ pub struct RunError {
     pub of_device: bool,
     /// Whether the executor process has ended, or is not yet up again.
     pub of_executor: bool,
+    /// The kind of error that the model itself names; `None`: the model names none.
+    pub code: Option<ErrorCode>,
+}
+
+/// A kind of error that a model's code names for a request: those of Triton's `TritonError`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are Triton's own")]
+pub enum ErrorCode {
+    Unknown,
+    Internal,
+    NotFound,
+    InvalidArgument,
+    Unavailable,
+    Unsupported,
+    AlreadyExists,
+    Cancelled,
+}
+
+impl ErrorCode {
+    const ALL: [ErrorCode; 8] = [
+        ErrorCode::Unknown,
+        ErrorCode::Internal,
+        ErrorCode::NotFound,
+        ErrorCode::InvalidArgument,
+        ErrorCode::Unavailable,
+        ErrorCode::Unsupported,
+        ErrorCode::AlreadyExists,
+        ErrorCode::Cancelled,
+    ];
+
+    /// The code of Triton's number (`TRITONSERVER_Error_Code`).
+    pub fn of_number(number: u32) -> ErrorCode {
+        ErrorCode::ALL.get(number as usize).copied().unwrap_or(ErrorCode::Unknown)
+    }
 }
 
 impl RunError {
     /// A failure of this batch.
     pub fn new(engine: &'static str, reason: impl Into<String>) -> RunError {
-        RunError { engine, reason: reason.into(), of_device: false, of_executor: false }
+        RunError { engine, reason: reason.into(), of_device: false, of_executor: false, code: None }
     }
 }

@@ -1,5 +1,6 @@
 //! The traits of an engine, of its models and of their lanes.
 
+mod asked;
 pub mod division;
 mod error;
 mod executor;
@@ -23,11 +24,12 @@ use crate::memory::ring_memory::{RingMemory, RingMemoryError};
 use crate::memory::run_memory::RunMemory;
 use crate::tensor::state::{State, StateError};
 use crate::tensor::{Buffer, OutOfMemory};
+pub use asked::{Answered, Answers, AnswersTo, AskedRequest, ClientLeft, RequestAbout, TakesAnswers};
 pub use division::{Division, DivisionError, Part};
-pub use error::{LoadError, RunError};
+pub use error::{ErrorCode, LoadError, RunError};
 pub use executor::Executor;
 pub use graph_report::{GraphNodes, GraphOutcome, GraphReport};
-pub use options::{LoadOptions, StreamPriority};
+pub use options::{LoadOptions, PythonOptions, StreamPriority};
 pub use share::{Place, Share};
 pub use span::{Span, Timed};
 
@@ -225,6 +227,17 @@ pub trait Model: Send + Sync {
         None
     }
 
+    /// Whether the model's lanes take requests ([`Lane::answer`]), and not the rows of a batch.
+    fn takes_requests(&self) -> bool {
+        false
+    }
+
+    /// The model's configuration as JSON of the protocol, if the model itself completes its
+    /// configuration.
+    fn configuration(&self) -> Option<&str> {
+        None
+    }
+
     /// The length to which padded inputs should be filled up, so that batches have few different
     /// lengths. `length` itself where every length is equally fast.
     fn filled_length(&self, length: usize) -> usize {
@@ -289,6 +302,15 @@ pub trait Lane: Send {
     /// # Errors
     /// If the engine fails, for example because of a wrong shape or a lack of memory.
     fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError>;
+
+    /// Answers the requests of a batch, each with its own outputs. Only lanes of models that take
+    /// requests ([`Model::takes_requests`]) do so.
+    ///
+    /// # Errors
+    /// If the batch fails as a whole. An error of one request is its answer.
+    fn answer(&mut self, _requests: Vec<AskedRequest>) -> Result<Answers, RunError> {
+        Err(RunError::new("engine", "the model takes rows of batches, and no requests: this is a defect"))
+    }
 
     /// Begins to run the segments `range` on the batch in `state`, as [`Lane::run`] does. If the
     /// device has a queue of its own, the call does not wait for the end of the launch. The caller

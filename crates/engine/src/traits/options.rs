@@ -34,6 +34,29 @@ pub struct LoadOptions {
     pub operators: Option<Arc<OperatorProfile>>,
     /// The priority of the lanes' work on a device that models share.
     pub priority: StreamPriority,
+    /// The options of a Python model; `None`: the file is no Python model.
+    pub python: Option<Arc<PythonOptions>>,
+}
+
+/// The options of a Python model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PythonOptions {
+    /// The model's name.
+    pub model: String,
+    /// The model's version.
+    pub version: u64,
+    /// The model's folder, which has the folders of its versions.
+    pub folder: PathBuf,
+    /// The model's configuration, as JSON of the protocol.
+    pub config: String,
+    /// The Python that runs the model, unless the configuration names an environment.
+    pub interpreter: PathBuf,
+    /// The environment that the configuration names (`EXECUTION_ENV_PATH`).
+    pub environment: Option<String>,
+    /// The most memory that a process of the model may write to, bytes; `None`: no limit.
+    pub memory: Option<u64>,
+    /// Whether the model may complete its configuration.
+    pub completes: bool,
 }
 
 /// The priority of kernels that wait for a GPU's compute units. Running kernels go on, and copies
@@ -62,6 +85,7 @@ impl LoadOptions {
             cache: None,
             operators: None,
             priority: StreamPriority::Default,
+            python: None,
         }
     }
 

@@ -90,10 +90,12 @@ pub(super) async fn pieces(
 
 /// Writes an error as a message of a stream. The id tells the client which request it was.
 pub(super) fn error_pieces(message: String, model_name: String, id: String) -> Result<Pieces, Status> {
-    let answer = ModelStreamInferResponse {
-        error_message: message,
-        infer_response: Some(ModelInferResponse { model_name, id, ..Default::default() }),
-    };
+    stream_error_pieces(message, ModelInferResponse { model_name, id, ..Default::default() })
+}
+
+/// Writes an error as a message of a stream, with an answer that tells which request it was.
+pub(super) fn stream_error_pieces(message: String, about: ModelInferResponse) -> Result<Pieces, Status> {
+    let answer = ModelStreamInferResponse { error_message: message, infer_response: Some(about) };
     let mut bytes = BytesMut::with_capacity(PREFIX + answer.encoded_len());
     bytes.put_u8(0);
     bytes.put_slice(&prefix(answer.encoded_len())?);

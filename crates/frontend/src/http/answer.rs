@@ -56,7 +56,13 @@ impl From<ServiceError> for HttpError {
         HttpError {
             status: error.http_status(),
             retry_after: error.retry_after_seconds(),
-            message: error.to_string(),
+            message: match &error {
+                ServiceError::Decoupled(model) => format!(
+                    "HTTP end point doesn't support models with decoupled transaction policy; send requests for model \
+                     '{model}' to its generate_stream, or over gRPC by ModelStreamInfer"
+                ),
+                error => error.to_string(),
+            },
             close: false,
         }
     }

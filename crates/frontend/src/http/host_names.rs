@@ -118,7 +118,10 @@ fn is_address(name: &[u8]) -> bool {
 fn changes_state(method: &Method, path: &str) -> bool {
     let is_inference = || {
         *method == Method::POST
-            && path.strip_prefix("/v2/models/").is_some_and(|rest| rest.trim_end_matches('/').ends_with("/infer"))
+            && path.strip_prefix("/v2/models/").is_some_and(|rest| {
+                let rest = rest.trim_end_matches('/');
+                ["/infer", "/generate", "/generate_stream"].iter().any(|end| rest.ends_with(end))
+            })
     };
     !(method.is_safe() || is_inference())
 }
@@ -224,6 +227,7 @@ mod tests {
     fn only_reads_and_inferences_change_nothing() {
         let changes = |method: &str, path: &str| changes_state(&method.parse().unwrap(), path);
         assert!(!changes("GET", "/v2/logging") && !changes("HEAD", "/") && !changes("OPTIONS", "/v2"));
+        assert!(!changes("POST", "/v2/models/m/generate") && !changes("POST", "/v2/models/m/generate_stream/"));
         assert!(!changes("POST", "/v2/models/m/infer") && !changes("POST", "/v2/models/m/versions/1/infer/"));
         assert!(changes("PUT", "/v2/models/m/infer") && changes("POST", "/v2/models/m/trace/setting"));
         assert!(changes("POST", "/v2/cluster/plan") && changes("DELETE", "/anything") && changes("BREW", "/"));

@@ -11,6 +11,7 @@ mod body;
 mod cluster;
 mod docs_page;
 mod encoding;
+mod generate;
 mod health;
 mod host_names;
 mod infer;

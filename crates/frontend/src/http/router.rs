@@ -15,8 +15,8 @@ use super::host_names::HostNames;
 use super::slashes::with_slashes;
 use super::state::HttpState;
 use super::{
-    autoscale, cluster, docs_page, health, infer, metadata, openapi, repository, scheduler, settings, shared_memory,
-    timeline,
+    autoscale, cluster, docs_page, generate, health, infer, metadata, openapi, repository, scheduler, settings,
+    shared_memory, timeline,
 };
 
 /// [`router`] with the checks of `Host` and `Origin` that [`serve`](super::serve) makes for the port of
@@ -99,6 +99,8 @@ fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
         .route(&format!("{base}/policy"), get(metadata::policy::<S>))
         .route(&format!("{base}/stats"), get(metadata::statistics::<S>))
         .route(&format!("{base}/infer"), post(infer::handler::<S>))
+        .route(&format!("{base}/generate"), post(generate::one::<S>))
+        .route(&format!("{base}/generate_stream"), post(generate::stream::<S>))
 }
 
 fn system_memory_routes<S: Service>() -> Router<HttpState<S>> {

@@ -357,6 +357,9 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
         return Stage::Over(Outcome::default());
     }
     let tensors = &run.model.tensors;
+    if tensors.codec.takes_requests {
+        return Stage::Over(answer_requests(run, body));
+    }
     let differs = |member: &Member| member.length != run.length;
     let must_part = (tensors.is_padding_off() && body.members.iter().any(differs))
         || (tensors.is_sharing_off() && (body.members.len() > 1 || run.fill() > 0));
@@ -404,6 +407,43 @@ fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled):
             (clock.now(), outcome)
         }
     }
+}
+
+/// Has the model answer the members as requests.
+fn answer_requests(run: &Run<'_>, body: &Body) -> Outcome {
+    let (codec, clock) = (&run.model.tensors.codec, run.clock);
+    let begin = clock.now();
+    let inputs: Option<Vec<_>> = body.members.iter().map(|member| member.input.as_ref()).collect();
+    let Some(inputs) = inputs else {
+        let lost = RunFailure::Engine("a request has no inputs: this is a defect".to_owned());
+        return Outcome::failed(body.requests(), &lost);
+    };
+    let requests = inputs.into_iter().map(|input| codec.asked(input, begin)).collect();
+    let assembled = clock.now();
+    let answers = run.on_lane(|engine| engine_run::answer(&run.watch, engine, requests));
+    let computed = clock.now();
+    let answers = match answers {
+        Ok(answers) => answers,
+        Err(failure) => {
+            let Placement { name, version, .. } = &*run.model;
+            tracing::error!(model = %name, %version, batch = run.rows, reason = %failure, "batch failed");
+            return Outcome::failed(body.requests(), &failure);
+        }
+    };
+    let mut outcome = Outcome::default();
+    for (member, answer) in body.members.iter().zip(answers) {
+        let answer = answer.map_err(RunFailure::of_request).and_then(|outputs| Ok(codec.answered(outputs)?));
+        match answer {
+            Ok(outputs) => outcome.answers.push((member.request, outputs)),
+            Err(failure) => outcome.failed.push((member.request, failure)),
+        }
+    }
+    outcome.phases = Phases {
+        compute_input: assembled.since(begin),
+        compute_infer: computed.since(assembled),
+        compute_output: clock.now().since(computed),
+    };
+    outcome
 }
 
 /// The tensors that a launch runs on.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use downbeat_core::Duration;
 use downbeat_core::probes::Probes;
 use downbeat_driver::QueueHandle;
-use downbeat_engine::Model;
+use downbeat_engine::{ErrorCode, Model, RunError};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::ModelMetrics;
@@ -77,10 +77,17 @@ impl VersionRecord {
         self.model.executor()?.down()
     }
 
+    /// The error for an answer that the model's code gives.
+    pub fn failed_answer(&self, error: RunError) -> ServiceError {
+        self.failure(0, &RunFailure::of_request(error))
+    }
+
     /// The error for the client of a request that failed on a device.
     pub fn failure(&self, device: usize, failure: &RunFailure) -> ServiceError {
         let name = &self.name;
         match (self.model.lost(device).or_else(|| self.restarting()), failure) {
+            // The request itself was answered, by the model's own code.
+            (_, RunFailure::Named(code, reason)) => named(*code, reason.clone()),
             (Some(lost), _) => ServiceError::Unavailable(format!("model '{name}': {lost}")),
             (None, RunFailure::Engine(reason)) => {
                 ServiceError::Internal(format!("model '{name}' failed on this request: {reason}"))
@@ -137,5 +144,17 @@ impl VersionRecord {
         self.activity.stir();
         self.metrics.record_not_answered(reason);
         self.statistics.lock().record_failure(after);
+    }
+}
+
+/// The error that a model's own code names. Clients get its words alone, as from Triton.
+fn named(code: ErrorCode, reason: String) -> ServiceError {
+    match code {
+        ErrorCode::Unknown | ErrorCode::Internal => ServiceError::Internal(reason),
+        ErrorCode::NotFound => ServiceError::NotFound(reason),
+        ErrorCode::InvalidArgument => ServiceError::InvalidArgument(reason),
+        ErrorCode::Unavailable | ErrorCode::Cancelled => ServiceError::Unavailable(reason),
+        ErrorCode::Unsupported => ServiceError::Unimplemented(reason),
+        ErrorCode::AlreadyExists => ServiceError::AlreadyExists(reason),
     }
 }

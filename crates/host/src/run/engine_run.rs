@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use downbeat_core::Duration;
-use downbeat_engine::{Lane, Pending, RunError, State};
+use downbeat_engine::{Answers, AskedRequest, ErrorCode, Lane, Pending, RunError, State};
 
 use crate::request::batch_codec::{BatchCodec, Outputs};
 use crate::run::model_health::{ModelHealth, RunCount};
@@ -21,6 +21,18 @@ pub enum RunFailure {
     /// The model is out of service, as a run of it does not end or its process has ended, for this
     /// reason.
     Refused(String),
+    /// The model's own code refused the request, with this kind of error.
+    Named(ErrorCode, String),
+}
+
+impl RunFailure {
+    /// The failure of one request of a batch.
+    pub fn of_request(error: RunError) -> Self {
+        match error.code {
+            Some(code) => RunFailure::Named(code, error.reason),
+            None => RunFailure::Engine(error.to_string()),
+        }
+    }
 }
 
 impl From<String> for RunFailure {
@@ -31,7 +43,10 @@ impl From<String> for RunFailure {
 
 impl std::fmt::Display for RunFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (RunFailure::Engine(reason) | RunFailure::Ended(reason) | RunFailure::Refused(reason)) = self;
+        let (RunFailure::Engine(reason)
+        | RunFailure::Ended(reason)
+        | RunFailure::Refused(reason)
+        | RunFailure::Named(_, reason)) = self;
         f.write_str(reason)
     }
 }
@@ -101,6 +116,19 @@ pub fn begin<'a>(
     }
 }
 
+/// Has a lane answer requests, as one run.
+///
+/// # Errors
+/// The errors of [`begin`].
+pub fn answer(watch: &Watch<'_>, engine: &mut dyn Lane, requests: Vec<AskedRequest>) -> Result<Answers, RunFailure> {
+    if let Some(reason) = watch.health.refuses() {
+        return Err(RunFailure::Refused(reason));
+    }
+    let _count = watch.health.begin_run();
+    watch.begin();
+    end(watch, caught(|| engine.answer(requests)))
+}
+
 /// Runs the engine, and turns its error or panic into a failure.
 fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunFailure> {
     // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run
@@ -108,6 +136,7 @@ fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunFailure>
     match std::panic::catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(ran)) => Ok(ran),
         Ok(Err(error)) if error.of_executor => Err(RunFailure::Refused(error.reason)),
+        Ok(Err(RunError { code: Some(code), reason, .. })) => Err(RunFailure::Named(code, reason)),
         Ok(Err(error)) => Err(RunFailure::Engine(error.to_string())),
         Err(_) => Err(RunFailure::Engine("the engine panicked on this batch".to_owned())),
     }

@@ -6,10 +6,12 @@ use anyhow::{anyhow, bail, ensure};
 use downbeat_core::Duration;
 use downbeat_engine::{Engine, TrialLimits};
 use downbeat_engine_ort::{GpuInfo, Preference, Search};
+use downbeat_python::{OnCall, OnMetering};
+use downbeat_repository::ModelFormat;
 use downbeat_service::memory;
 use downbeat_service::options::{EngineChoice, Isolation, ServerOptions};
 
-use crate::load::other_engines::{Made, OtherEngines, Processes};
+use crate::load::other_engines::{Made, OtherEngines, Processes, Python};
 use crate::partitions::Partitions;
 
 pub struct Engines {
@@ -17,17 +19,19 @@ pub struct Engines {
     onnx: Made,
     emulated: Made,
     others: OtherEngines,
+    python: Python,
     /// The GPUs that ONNX models run on, one a device; none: they run on the CPU.
     pub gpus: Vec<GpuInfo>,
 }
 
 impl Engines {
     /// Finds the engines that the options ask for. Logs which one runs ONNX models, and how to get
-    /// a faster one.
+    /// a faster one. `on_metering` hears of the metrics of Python models, and `on_call` of their
+    /// requests to other models.
     ///
     /// # Errors
     /// If the engine asked for is missing.
-    pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
+    pub fn choose(options: &ServerOptions, on_metering: OnMetering, on_call: OnCall) -> anyhow::Result<Self> {
         let preference: Preference = options.engine.name().parse().map_err(anyhow::Error::msg)?;
         let search = Search { threads: most_threads(options), ..Search::from_env() };
         let choice = downbeat_engine_ort::choose(preference, &search, &options.cuda)?;
@@ -59,6 +63,7 @@ impl Engines {
             onnx: Made::new(choice.engine, processes.clone()),
             emulated: Made::new(emulated, processes.clone()),
             others: OtherEngines::new(search, processes),
+            python: Python::new(on_metering, on_call),
             gpus: choice.gpus,
         })
     }
@@ -76,10 +81,14 @@ impl Engines {
     pub fn of(
         &self,
         name: &str,
-        is_emulated: bool,
+        format: ModelFormat,
         options: &ServerOptions,
         isolation: Isolation,
     ) -> anyhow::Result<&Arc<dyn Engine>> {
+        if format == ModelFormat::Python {
+            return self.python.get().map_err(anyhow::Error::msg);
+        }
+        let is_emulated = format == ModelFormat::Emulated;
         if isolation == Isolation::Process && !is_emulated && !self.gpus.is_empty() {
             bail!(
                 "isolation is process, which is for models on the CPU, and this one is on a GPU; leave it out, or choose an engine on the \
@@ -225,7 +234,7 @@ mod tests {
     /// Engines of a server whose options choose the engine of most models.
     fn engines(engine: EngineChoice) -> Engines {
         let options = ServerOptions { engine, ..ServerOptions::default() };
-        Engines::choose(&options).unwrap()
+        Engines::choose(&options, Arc::new(|_, _| {}), crate::calls::Calls::new().on_call()).unwrap()
     }
 
     fn gpus(count: u32) -> Vec<GpuInfo> {
@@ -249,14 +258,19 @@ mod tests {
     fn a_model_runs_on_the_engine_that_it_names() {
         let engines = engines(EngineChoice::Emulated);
         let of = |options: &ServerOptions, is_emulated| {
-            engines.of("m", is_emulated, options, Isolation::None).unwrap().info().name
+            let format = if is_emulated { ModelFormat::Emulated } else { ModelFormat::Onnx };
+            engines.of("m", format, options, Isolation::None).unwrap().info().name
         };
         assert_eq!(of(&named("m", None), false), "emulated");
         assert_eq!(of(&named("other", Some(ModelEngine::Rten)), false), "emulated");
         assert_eq!(of(&named("m", Some(ModelEngine::Rten)), false), "rten");
         assert_eq!(of(&named("m", Some(ModelEngine::Rten)), true), "emulated", "which no ONNX engine reads");
         let gpu = Engines { gpus: gpus(1), ..engines };
-        let said = gpu.of("m", false, &named("m", Some(ModelEngine::Rten)), Isolation::None).err().unwrap().to_string();
+        let said = gpu
+            .of("m", ModelFormat::Onnx, &named("m", Some(ModelEngine::Rten)), Isolation::None)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(said.starts_with("[models.m] engine is rten, which runs on the CPU"), "{said}");
     }
 

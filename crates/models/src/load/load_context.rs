@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use crate::load::engines::Engines;
 use crate::load::load_turns::LoadTurns;
-use crate::load::model_source::is_emulated;
+use crate::load::model_source::{has_graph, is_python};
 use crate::measure::measuring_time::MeasuringTime;
 use crate::measure::profile_store::ProfileStore;
 use crate::measure::remeasuring::Unsettled;
@@ -140,19 +140,23 @@ impl LoadContext {
 
     /// Whether a model is on GPUs.
     pub fn is_on_gpus(&self, definition: &ModelDefinition) -> bool {
-        !is_emulated(definition) && !self.engines.gpus.is_empty()
+        has_graph(definition) && !self.engines.gpus.is_empty()
     }
 
     /// Whether a version runs in a process of its own. The log has the reason if `auto` chose a
     /// process.
     pub fn isolation(&self, definition: &ModelDefinition, file: &VersionFile<'_>) -> Isolation {
         let name = &definition.name;
+        // Python models have processes anyhow.
+        if is_python(definition) {
+            return Isolation::None;
+        }
         let chosen = self.options.isolation(name);
         if chosen != Isolation::Auto {
             return chosen;
         }
         // Another program that embeds the server has no executor to start.
-        if is_emulated(definition) || self.is_on_gpus(definition) || self.options.executor.is_none() {
+        if !has_graph(definition) || self.is_on_gpus(definition) || self.options.executor.is_none() {
             return Isolation::None;
         }
         let reason = if file.may_come_again {
@@ -175,13 +179,15 @@ impl LoadContext {
         definition.instances == 0
             && self.executors_grow()
             && !definition.batching.preserve_ordering
-            && !is_emulated(definition)
+            && has_graph(definition)
     }
 
     /// The most batches of a version that run at once.
     pub fn at_once(&self, definition: &ModelDefinition) -> u32 {
         match definition.instances {
             _ if definition.batching.preserve_ordering => 1,
+            // Each instance is a process.
+            instances if is_python(definition) => instances.max(1),
             // An instance group is for each of its GPUs, and each runs one batch at a time.
             _ if self.is_on_gpus(definition) => u32::MAX,
             // The configuration has no count, and the measurement found one lane best.

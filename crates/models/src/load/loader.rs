@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use crate::load::engines::executors;
 use crate::load::load_context::{LoadContext, VersionFile};
 use crate::load::loading::{LoadOutcome, Loading};
+use crate::load::model_source::is_python;
 use crate::load::policy_choice::{Chosen, Why};
 use crate::load::repairing::{of_original, repaired, say_fixed_rows};
 use crate::loaded_version::LoadedVersion;
@@ -71,7 +72,16 @@ impl Loader {
         let exclusive = PolicyName::EXCLUSIVE.read(&WrittenSettings::new())?;
         let is_named = options.names_device_policy(&name, definition.device);
         let asked_for = if is_named { AskedFor::Model } else { AskedFor::All };
-        let asked = options.device_policy(&name, definition.device);
+        let asked = match options.device_policy(&name, definition.device) {
+            // The model's code gets whole batches of requests.
+            other if is_python(definition) => {
+                if is_named && other != PolicyName::EXCLUSIVE && other != PolicyName::AUTO {
+                    tracing::warn!(model = %name, policy = %other, "a Python model has the policy exclusive");
+                }
+                return self.load_python(definition, file, &exclusive, asked_for);
+            }
+            asked => asked,
+        };
         let lost = if asked == PolicyName::AUTO { self.lost(&name, file.version) } else { None };
         let (policy, report, why) = if asked == PolicyName::AUTO {
             let report = PolicyReport::asked(exclusive.name.name(), asked_for);
@@ -116,6 +126,19 @@ impl Loader {
                 Ok(loaded)
             }
         }
+    }
+
+    /// Loads a version of a Python model.
+    fn load_python(
+        &self,
+        definition: &mut ModelDefinition,
+        file: &VersionFile<'_>,
+        exclusive: &ChosenPolicy,
+        asked_for: AskedFor,
+    ) -> anyhow::Result<Arc<LoadedVersion>> {
+        let why = Why::Asked(PolicyReport::asked(exclusive.name.name(), asked_for));
+        let outcome = self.load_by(exclusive, why, definition, file)?;
+        self.ready(outcome, definition)
     }
 
     /// Loads a version with the chosen policy.

@@ -9,6 +9,7 @@ pub(crate) mod loading;
 pub mod model_source;
 pub(crate) mod other_engines;
 pub(crate) mod policy_choice;
+pub(crate) mod python_options;
 pub(crate) mod repairing;
 pub(crate) mod row_check;
 pub mod warm_up;

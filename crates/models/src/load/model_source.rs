@@ -58,7 +58,7 @@ impl<'a> ModelSource<'a> {
             declared.optional.extend(is_optional.then(|| name.to_owned()));
         }
         declared.shapes.extend(definition.declared_outputs().map(|(name, shape)| (name.to_owned(), shape)));
-        if !is_emulated(definition)
+        if has_graph(definition)
             && let Some(opened) = declared.open(&options.path)?
         {
             let own = downbeat_engine::scratch::folder()?;
@@ -165,6 +165,16 @@ pub fn stream_priority(definition: &ModelDefinition) -> StreamPriority {
         Some(ModelPriority::PriorityMin) => StreamPriority::Min,
         Some(ModelPriority::PriorityDefault) | None => StreamPriority::Default,
     }
+}
+
+/// Whether the model's file is a graph, which engines read, check and try.
+pub fn has_graph(definition: &ModelDefinition) -> bool {
+    definition.format == ModelFormat::Onnx
+}
+
+/// Whether the model is code in Python.
+pub fn is_python(definition: &ModelDefinition) -> bool {
+    definition.format == ModelFormat::Python
 }
 
 /// Whether the model is emulated: it has no engine's file and takes its profile's latency.

@@ -7,6 +7,7 @@ use downbeat_engine::{
     Engine, EngineInfo, ExecutorProgram, Isolated, LoadError, LoadOptions, Model, TrialLimits, at_normal_priority,
 };
 use downbeat_engine_ort::{CudaOptions, Preference, Search, choose};
+use downbeat_python::{OnCall, OnMetering, PythonEngine};
 
 /// How models of a server have processes of their own.
 #[derive(Clone)]
@@ -84,6 +85,35 @@ impl Engine for OnCpu {
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError> {
         let reason = "the server runs no model on the CPU".to_owned();
         Err(LoadError::Model { path: options.path.clone(), engine: self.0.name, reason })
+    }
+}
+
+/// The engine of Python models, which is made for the first of them.
+pub struct Python {
+    on_metering: OnMetering,
+    on_call: OnCall,
+    engine: OnceLock<Result<Arc<dyn Engine>, String>>,
+}
+
+impl Python {
+    /// The engine, not made yet. `on_metering` hears of the metrics that models keep, and
+    /// `on_call` of their requests to other models.
+    pub fn new(on_metering: OnMetering, on_call: OnCall) -> Python {
+        Python { on_metering, on_call, engine: OnceLock::new() }
+    }
+
+    /// The engine.
+    ///
+    /// # Errors
+    /// A text, if the operating system has no thread left.
+    pub fn get(&self) -> Result<&Arc<dyn Engine>, String> {
+        let make = || {
+            let cache = downbeat_engine::user_cache(|name| std::env::var_os(name)).map(|cache| cache.join("downbeat"));
+            let engine = PythonEngine::new(cache, self.on_metering.clone(), self.on_call.clone());
+            let engine = engine.map_err(|error| format!("no thread to start processes: {error}"))?;
+            Ok(Arc::new(engine) as Arc<dyn Engine>)
+        };
+        self.engine.get_or_init(make).as_ref().map_err(Clone::clone)
     }
 }
 

@@ -21,7 +21,9 @@ use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_host::run::watchdog::Watchdog;
 use downbeat_host::scheduler::Driver;
 use downbeat_host::shares::DeviceShares;
-use downbeat_repository::{Fingerprint, ModelDefinition, ModelRepositories, ModelRepository, RepositoryError};
+use downbeat_repository::{
+    Fingerprint, ModelDefinition, ModelFormat, ModelRepositories, ModelRepository, RepositoryError,
+};
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::trouble::Sample;
@@ -38,6 +40,7 @@ use parking_lot::Mutex;
 
 use crate::load::load_context::{LoadProgress, VersionFile};
 use crate::load::loader::Loader;
+use crate::load::python_options::ENVIRONMENT;
 use crate::loaded_version::LoadedVersion;
 use crate::measure::giving_way::Traffic;
 use crate::measure::measuring_time::MeasuringTime;
@@ -432,6 +435,7 @@ impl Registry {
             }
         }
         .map_err(|error| load_failed(name, &error))?;
+        self.check_uploaded_code(name, &definition, &overrides)?;
         for warning in &definition.warnings {
             tracing::warn!(model = %name, "{warning}");
         }
@@ -458,6 +462,35 @@ impl Registry {
             return failed(format!("version {newest}: {reason}"), failures);
         }
         Ok(LoadedModel { served: Served::Model(Model::new(definition, versions)), overlay, failures })
+    }
+
+    /// Checks that no load request brings code, unless the options allow that. A configuration that
+    /// makes code of the repository a model, or that chooses the program that runs the code, is
+    /// code too.
+    fn check_uploaded_code(
+        &self,
+        name: &str,
+        definition: &ModelDefinition,
+        overrides: &LoadOverrides,
+    ) -> Result<(), ServiceError> {
+        let is_own = overrides.files.is_empty() && overrides.config.is_none();
+        if definition.format != ModelFormat::Python || is_own || self.options.allow_uploaded_python {
+            return Ok(());
+        }
+        let of_repository = if overrides.files.is_empty() { self.repository.definition(name, None).ok() } else { None };
+        let runs_alike = of_repository.is_some_and(|own| {
+            let environment = |definition: &ModelDefinition| definition.parameter(ENVIRONMENT).map(str::to_owned);
+            own.format == ModelFormat::Python
+                && own.config.default_model_filename == definition.config.default_model_filename
+                && environment(&own) == environment(definition)
+        });
+        if runs_alike {
+            return Ok(());
+        }
+        Err(ServiceError::InvalidArgument(format!(
+            "load failed for model '{name}': the request would run its own Python code on this machine; start the \
+             server with --allow-uploaded-python if all clients that can load models may do so"
+        )))
     }
 
     /// Loads every version of a definition. Returns the loaded versions, and why the others did not

@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 
 use super::Registry;
 use super::model_entry::{ModelEntry, VersionState, WAITING};
+use crate::calls::Calls;
 use crate::load::engines::Engines;
 use crate::load::load_context::LoadContext;
 use crate::load::loader::Loader;
@@ -48,7 +49,11 @@ impl Registry {
         check_names(&options, &scan.names)?;
         let wanted = wanted_at_start(&options, &scan.names);
         let waiting = waiting_entries(&wanted);
-        let engines = Engines::choose(&options)?;
+        let metrics = Arc::new(Metrics::new()?);
+        let code_metrics = metrics.code.clone();
+        let on_metering = Arc::new(move |model: &str, changes| code_metrics.change(model, changes));
+        let calls = Calls::new();
+        let engines = Engines::choose(&options, on_metering, calls.on_call())?;
         let partitions = Partitions::divide(&options, &**engines.of_most())?;
         let gpus: Arc<[GpuInfo]> = engines.gpus.clone().into();
         let (options, devices) = with_devices(&options, &engines, &partitions, &scan.names)?;
@@ -56,7 +61,6 @@ impl Registry {
         let known = definitions(&repository, &scan.names);
         let parts = partitions.parts.len().max(1);
         let device_map = DeviceMap::new(options.placement.clone(), devices, &gpus, &known, parts)?;
-        let metrics = Arc::new(Metrics::new()?);
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
         let log = open_decision_log(&options, device_map.kinds.len(), &metrics)?;
@@ -76,6 +80,7 @@ impl Registry {
         let gpu_watch = watch_gpus(&gpus, &metrics, &options)?;
         let serving = Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone());
         let serving = Arc::new(serving);
+        calls.serve(&serving);
         let loads = Arc::new(load_permits(&options));
         Ok(Registry {
             options,

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb, pace};
+use downbeat_service::answers::Answers;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ModelControl;
 use downbeat_service::report::autoscale::AutoscaleStatus;
@@ -17,7 +18,7 @@ use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, S
 
 use super::Registry;
 use super::model_entry::VersionState;
-use crate::serving::{Model, Pipeline, statistics, unknown_model};
+use crate::serving::{Model, Pipeline, is_decoupled, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -298,6 +299,7 @@ impl Service for Registry {
             return Err(ServiceError::Unimplemented(reason.to_owned()));
         }
         match self.serving.enter(&request.model_name) {
+            Some(served) if is_decoupled(&served) => Err(ServiceError::Decoupled(request.model_name)),
             Some(served) => self.serving.infer(&served, request, None).await,
             None => match self.serving.enter_pipeline(&request.model_name) {
                 // The future is boxed: requests of models would move its memory for nothing.
@@ -305,6 +307,19 @@ impl Service for Registry {
                 None => Err(self.why_not_served(&request.model_name)),
             },
         }
+    }
+
+    async fn infer_stream(&self, request: InferRequest) -> Result<Answers, ServiceError> {
+        match self.serving.enter(&request.model_name) {
+            Some(served) if is_decoupled(&served) && self.cluster.get().is_none() => {
+                self.serving.infer_many(served, request).await
+            }
+            _ => self.infer(request).await.map(Answers::one),
+        }
+    }
+
+    fn is_decoupled(&self, name: &str, _version: &str) -> bool {
+        self.serving.get(name).is_some_and(|served| is_decoupled(&served))
     }
 
     fn timeline(&self, last: std::time::Duration) -> Option<Timeline> {

@@ -232,11 +232,12 @@ pub fn response(
         parameters: Default::default(),
         data: part.data,
     };
-    let made = outputs.into_iter().zip(bindings).map(output);
+    let made = outputs.into_iter().zip(bindings);
     let outputs = match wanted {
-        None => made.collect(),
+        None => made.filter(|(part, _)| !part.is_absent()).map(output).collect(),
         Some(wanted) => {
-            let mut made: Vec<Option<InferTensor>> = made.map(Some).collect();
+            let given = |(part, binding): (OutputPart, _)| (!part.is_absent()).then(|| output((part, binding)));
+            let mut made: Vec<Option<InferTensor>> = made.map(given).collect();
             wanted.iter().filter_map(|position| made.get_mut(*position)?.take()).collect()
         }
     };

@@ -2,6 +2,7 @@
 
 mod handover;
 mod intake;
+mod many;
 mod model;
 mod pipeline;
 mod preparing;
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_engine::RequestAbout;
 use downbeat_host::device::{QueuedCall, run_own};
 use downbeat_host::request::batch_codec::{Admitted, ShapeKey};
 use downbeat_host::request::call::Call;
@@ -32,7 +34,7 @@ use parking_lot::RwLock;
 use crate::loaded_version::LoadedVersion;
 
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
-pub use model::{InFlight, Model, version_of};
+pub use model::{InFlight, Model, is_decoupled, version_of};
 pub use pipeline::{FoundModel, InPipeline, Pipeline, StepPart, Within};
 
 /// Shapes of one model that have a queue of their own at a time.
@@ -203,8 +205,19 @@ impl Serving {
     pub async fn infer(
         &self,
         served: &Model,
+        request: InferRequest,
+        within: Option<&Within>,
+    ) -> Result<InferResponse, ServiceError> {
+        self.infer_to(served, request, within, |_, _| ()).await
+    }
+
+    /// As [`Serving::infer`]. `on_admitted` sees the request before it is handed over.
+    async fn infer_to(
+        &self,
+        served: &Model,
         mut request: InferRequest,
         within: Option<&Within>,
+        on_admitted: impl FnOnce(&Admitted, &Arc<LoadedVersion>),
     ) -> Result<InferResponse, ServiceError> {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
@@ -220,6 +233,8 @@ impl Serving {
         let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
         let (admitted, request) = wishes.admit(request).await?;
         let is_empty = admitted.is_empty;
+        let leaving = Leaving::of(&admitted, limits.deadline);
+        on_admitted(&admitted, loaded);
         let _input_bytes = self.take_in(served, loaded, &admitted)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted| Call {
@@ -263,6 +278,7 @@ impl Serving {
             return Err(limits.overrun(&request.model_name));
         };
         ticket.close();
+        leaving.stays();
         let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };
         Ok(response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs))
     }
@@ -335,6 +351,32 @@ impl Serving {
                 self.driver.remove_queue(queue.place);
                 Ok(there)
             }
+        }
+    }
+}
+
+/// Tells a model that takes requests that a client has left: when it is dropped.
+struct Leaving(Option<Arc<RequestAbout>>);
+
+impl Leaving {
+    /// The notice of a request with this deadline.
+    fn of(request: &Admitted, deadline: Time) -> Leaving {
+        if let Some(about) = &request.about {
+            let _ = about.deadline.set(deadline);
+        }
+        Leaving(request.about.clone())
+    }
+
+    /// The client got its answer.
+    fn stays(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if let Some(about) = &self.0 {
+            about.left.leave();
         }
     }
 }

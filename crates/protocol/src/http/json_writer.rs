@@ -1,6 +1,7 @@
 //! Writes the JSON of requests and responses without a tree of values in between.
 
 use bytes::Bytes;
+use downbeat_core::tensor::DataType;
 use serde::Serialize;
 
 use super::encoded_body::EncodedBody;
@@ -112,15 +113,42 @@ impl JsonWriter {
         self.out.push(b'}');
     }
 
-    fn parameter(&mut self, key: &str, value: &Parameter) {
-        self.separate();
-        serde_json::to_writer(&mut self.out, key).expect("memory takes every write");
-        self.out.push(b':');
+    /// `"key":value`, for any key.
+    pub fn parameter(&mut self, key: &str, value: &Parameter) {
+        self.any_key(key);
         match value {
             Parameter::Double(value) => number_word::write(&mut self.out, *value),
             value => serde_json::to_writer(&mut self.out, value),
         }
         .expect("memory takes every write");
+    }
+
+    /// `"key":`, for any key.
+    fn any_key(&mut self, key: &str) {
+        self.separate();
+        serde_json::to_writer(&mut self.out, key).expect("memory takes every write");
+        self.out.push(b':');
+    }
+
+    /// `"key":[...]` with a tensor's elements, or `"key":element` of a single element.
+    ///
+    /// # Errors
+    /// If the data does not have the form of its datatype, or is not UTF-8.
+    pub fn value(&mut self, key: &str, datatype: DataType, data: &[u8], is_one: bool) -> Result<(), String> {
+        self.any_key(key);
+        let start = self.out.len();
+        tensor_json::write(&mut self.out, datatype, data)?;
+        // Data without the element that the shape promises stays a list.
+        if is_one && self.out.len() > start + 2 {
+            self.out.remove(start);
+            self.out.pop();
+        }
+        Ok(())
+    }
+
+    /// The JSON.
+    pub fn text(self) -> Vec<u8> {
+        self.out
     }
 
     /// Writes the parameters of a tensor, with `binary_data_size` among them.

@@ -104,7 +104,7 @@ impl<'a> Report<'a> {
     }
 
     fn format(&mut self, config: &ModelConfig) -> Option<ModelFormat> {
-        const FORMATS: [ModelFormat; 2] = [ModelFormat::Onnx, ModelFormat::Emulated];
+        const FORMATS: [ModelFormat; 3] = ModelFormat::ALL;
         let backend = FORMATS.into_iter().find(|f| f.backend() == config.backend);
         let platform = FORMATS.into_iter().find(|f| f.platform() == config.platform);
         let has_steps = matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_)));
@@ -334,6 +334,10 @@ impl<'a> Report<'a> {
             self.error(&format!("{path}.gpus"), format!("{name} has no GPUs; leave them out, or write KIND_GPU"));
             return None;
         }
+        // The model's own code chooses its devices.
+        if format == ModelFormat::Python {
+            return None;
+        }
         if format == ModelFormat::Emulated {
             if kind == Kind::Gpu || !listed.is_empty() {
                 let message =
@@ -417,9 +421,10 @@ impl<'a> Report<'a> {
     /// Checks fields that Triton knows and Downbeat does not. An error if answers would be wrong
     /// without the field, otherwise a warning.
     fn unsupported(&mut self, config: &ModelConfig) {
-        let decoupled = config.model_transaction_policy.is_some_and(|p| p.decoupled);
+        let decoupled = config.model_transaction_policy.is_some_and(|p| p.decoupled)
+            && config.backend != ModelFormat::Python.backend();
         let agents = config.model_repository_agents.as_ref().is_some_and(|a| !a.agents.is_empty());
-        let one_answer = "is not supported: Downbeat gives each request exactly one answer";
+        let one_answer = "is not supported for this backend: models of backend \"python\" alone may be decoupled";
         let no_inputs = "is not supported: the model would miss these inputs";
         let split = "is not supported: outputs would be split wrongly";
         let unchecked = "is not supported: the model would be served without the agents' checks or changes";

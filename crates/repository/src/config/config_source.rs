@@ -93,6 +93,11 @@ impl ConfigSource {
         if text.trim_start().starts_with('{') { Self::parse_json(text, label) } else { Self::parse_text(text, label) }
     }
 
+    /// Parses the configuration that a model's own code has completed.
+    pub(crate) fn from_model(json: &str) -> Result<Self, ConfigError> {
+        Self::parse_json(json, "the configuration that auto_complete_config returns".to_owned())
+    }
+
     fn parse_json(text: &str, label: String) -> Result<Self, ConfigError> {
         let fail = |e: serde_json::Error| {
             let position = (e.line() > 0).then(|| Position { line: e.line(), column: e.column() });

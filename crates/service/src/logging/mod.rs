@@ -93,7 +93,7 @@ impl Drop for FlushAtEnd {
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
 /// The crates of the program, as the log names them.
-const CRATES: [&str; 22] = [
+const CRATES: [&str; 23] = [
     "downbeat",
     "downbeat_bench",
     "downbeat_cluster",
@@ -108,6 +108,7 @@ const CRATES: [&str; 22] = [
     "downbeat_plan",
     "downbeat_preprocess",
     "downbeat_protocol",
+    "downbeat_python",
     "downbeat_repair",
     "downbeat_report",
     "downbeat_repository",

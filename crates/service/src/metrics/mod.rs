@@ -1,6 +1,7 @@
 //! Prometheus metrics: Triton's names where Triton has one, so that dashboards carry over;
 //! `downbeat_*` otherwise.
 
+pub mod code_metrics;
 pub mod gpu_metrics;
 pub mod metric_table;
 pub mod statistics;
@@ -8,6 +9,7 @@ pub mod trouble;
 
 mod lanes;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -17,6 +19,7 @@ use prometheus::core::Collector;
 use prometheus::{Encoder, Histogram, IntCounter, Registry, TextEncoder};
 
 use crate::budget::ByteBudget;
+use crate::metrics::code_metrics::CodeMetrics;
 use crate::metrics::gpu_metrics::GpuMetrics;
 use crate::metrics::statistics::Phases;
 use crate::metrics::trouble::Counts;
@@ -108,6 +111,8 @@ pub struct Metrics {
     pub lanes: LaneMetricsFamily,
     /// Metrics of GPUs that NVML reports.
     pub gpus: GpuMetrics,
+    /// Metrics that the code of models keeps.
+    pub code: Arc<CodeMetrics>,
 }
 
 /// The work of all models and devices since the start.
@@ -146,7 +151,7 @@ impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let (table, lanes) = (Table::register(&registry)?, LaneMetricsFamily::register(&registry)?);
-        Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, registry })
+        Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, code: Arc::default(), registry })
     }
 
     /// The registry for the metrics of other parts.
@@ -324,7 +329,9 @@ impl Metrics {
         }
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
+        let mut text = String::from_utf8_lossy(&text).into_owned();
+        self.code.render(&mut text);
+        Ok(text)
     }
 }
 

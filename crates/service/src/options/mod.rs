@@ -173,6 +173,12 @@ with_defaults! {
         /// How long the trial of a new model file in a process of its own may take; zero: there is
         /// none.
         pub trial_timeout: Duration = Duration::from_millis(300_000),
+        /// The Python that runs Python models without an environment of their own.
+        pub python: PathBuf = PathBuf::from("python3"),
+        /// Bytes that each process of a Python model may write to; `None`: no limit.
+        pub python_memory_bytes: Option<usize> = None,
+        /// Whether code that comes in a load request may run.
+        pub allow_uploaded_python: bool = false,
         /// Bytes of memory that models on the CPU may hold together. `None`: the memory that this
         /// process may have, less `max_in_flight_bytes`, but at least half of it. 0: no limit.
         pub model_memory_bytes: Option<usize> = None,

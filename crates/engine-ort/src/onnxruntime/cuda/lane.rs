@@ -387,7 +387,7 @@ impl Lane for CudaLane {
             Err(reason) => {
                 self.settle();
                 let (reason, of_device) = self.ground.gpu.explain(reason);
-                Err(RunError { engine: self.shared.maker.engine(), reason, of_device, of_executor: false })
+                Err(RunError { engine: self.shared.maker.engine(), reason, of_device, of_executor: false, code: None })
             }
         }
     }

@@ -57,7 +57,7 @@ impl Pending for Enqueued {
     fn wait(mut self: Box<Self>) -> Result<State, RunError> {
         if let Err(error) = self.marks.wait() {
             let (reason, of_device) = self.gpu.explain(error.to_string());
-            return Err(RunError { engine: self.engine, reason, of_device, of_executor: false });
+            return Err(RunError { engine: self.engine, reason, of_device, of_executor: false, code: None });
         }
         if let Ok(took) = self.marks.took() {
             self.expected.learn(&self.range, self.bytes, took);

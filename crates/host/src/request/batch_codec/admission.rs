@@ -64,7 +64,7 @@ impl BatchCodec {
     /// `InvalidArgument`, with the tensor, the expected value and the actual one.
     pub fn admit(&self, request: &mut InferRequest) -> Result<Admitted, ServiceError> {
         let model = &request.model_name;
-        let least = self.defaults.iter().filter(|default| default.is_none()).count();
+        let least = self.required().count();
         if !(least..=self.inputs.len()).contains(&request.inputs.len()) {
             return Err(self.wrong_inputs(model, &request.inputs));
         }
@@ -73,6 +73,7 @@ impl BatchCodec {
         let mut inputs: SmallVec<[Bytes; 2]> = SmallVec::new();
         let mut shapes = SmallVec::new();
         let mut rows = None;
+        let mut left_out = Vec::new();
         for (position, binding) in self.inputs.iter().enumerate() {
             // Clients nearly always send the inputs in the model's order.
             let found = match request.inputs.get(position) {
@@ -86,6 +87,14 @@ impl BatchCodec {
                         (None, Some(Some(default))) => {
                             shapes.extend_from_slice(&default.shape);
                             inputs.push(default.item.clone());
+                            continue;
+                        }
+                        (None, _) if self.may_be_missing(binding) => {
+                            // Requests without the input are apart from requests with it.
+                            let sizes = self.item_dims(&binding.client.dims).iter().map(|size| (*size).max(0));
+                            shapes.extend(sizes);
+                            inputs.push(Bytes::new());
+                            left_out.push(position);
                             continue;
                         }
                         (None, _) => return Err(self.wrong_inputs(model, &request.inputs)),
@@ -117,7 +126,19 @@ impl BatchCodec {
         if rows == 0 {
             return self.standing_in(model, &shapes);
         }
-        Ok(Admitted { inputs, shapes, rows, is_empty: false })
+        Ok(Admitted { inputs, shapes, rows, is_empty: false, about: self.about(request, left_out) })
+    }
+
+    /// The inputs that every request must have.
+    fn required(&self) -> impl Iterator<Item = &TensorBinding> {
+        let has_default = |place: usize| self.defaults.get(place).is_some_and(Option::is_some);
+        let needed = move |(place, binding): &(usize, &TensorBinding)| !has_default(*place) && !self.may_be_missing(binding);
+        self.inputs.iter().enumerate().filter(needed).map(|(_, binding)| binding)
+    }
+
+    /// Whether the model itself, or a model that the inputs go on to, sees that a request lacks an input.
+    fn may_be_missing(&self, binding: &TensorBinding) -> bool {
+        (self.takes_requests || self.passes_on) && binding.optional
     }
 
     /// Gives the inputs that a request leaves out their default value for each of its rows.
@@ -201,11 +222,6 @@ impl BatchCodec {
         u32::try_from(rows).map_err(|_| self.too_many(model, rows.unsigned_abs()))
     }
 
-    /// Whether requests may leave out an input that has no value of its own.
-    fn may_lack(&self, place: usize) -> bool {
-        self.passes_on && self.inputs.get(place).is_some_and(|input| input.optional)
-    }
-
     fn too_many(&self, model: &str, rows: u64) -> ServiceError {
         ServiceError::InvalidArgument(format!(
             "inference request batch-size must be <= {} for '{model}': the request has {rows}; send several requests, \
@@ -230,8 +246,7 @@ impl BatchCodec {
                 list(&mut wanted())
             ));
         }
-        let needed = |place: usize| self.defaults.get(place).is_none_or(Option::is_none) && !self.may_lack(place);
-        let required = || wanted().enumerate().filter(|(place, _)| needed(*place)).map(|(_, name)| name);
+        let required = || self.required().map(|binding| binding.client.name.as_str());
         let missing = list(&mut required().filter(|wanted| !got().any(|name| name == *wanted)));
         let expected = match (required().count(), self.inputs.len()) {
             (least, most) if least < most => format!("number of inputs between {least} and {most}"),

@@ -1,6 +1,7 @@
 //! How requests of one model version are checked, joined into a batch, and separated again.
 
 mod admission;
+mod asked;
 mod empty_batch;
 mod trial;
 
@@ -10,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use downbeat_core::tensor::Signature;
-use downbeat_engine::{Buffer, DefaultValue, Fill, Model, OutOfMemory, ShapeRange, State, Tensor};
+use downbeat_engine::{Buffer, DefaultValue, Fill, Model, OutOfMemory, RequestAbout, ShapeRange, State, Tensor};
 use downbeat_repository::TensorBinding;
 use smallvec::SmallVec;
 
@@ -56,6 +57,9 @@ pub struct BatchCodec {
     /// model serves, since made-up requests have such answers. It is silent again after the first
     /// warning.
     is_misfit_told: AtomicBool,
+    /// Whether the model takes requests and not the rows of a batch. Its requests then have their
+    /// ids and parameters with them.
+    pub takes_requests: bool,
 }
 
 /// An input that a request left out: of each of its items, the same.
@@ -112,6 +116,8 @@ pub struct Admitted {
     pub rows: u32,
     /// The request has no items: the one here stands in for them ([`BatchCodec::without_rows`]).
     pub is_empty: bool,
+    /// The other parts of the request, for a model that takes requests.
+    pub about: Option<Arc<RequestAbout>>,
 }
 
 impl Admitted {
@@ -155,6 +161,18 @@ pub struct OutputPart {
     pub data: Bytes,
 }
 
+impl OutputPart {
+    /// The place of an output that the model did not give.
+    pub fn absent() -> Self {
+        OutputPart { shape: vec![-1], data: Bytes::new() }
+    }
+
+    /// Whether the model did not give the output. The sizes of real outputs are not negative.
+    pub fn is_absent(&self) -> bool {
+        self.shape.first().is_some_and(|size| *size < 0)
+    }
+}
+
 /// The outputs of one request, in signature order.
 pub type Outputs = SmallVec<[OutputPart; 2]>;
 
@@ -176,6 +194,7 @@ impl BatchCodec {
             stand_in: OnceLock::new(),
             passes_on: false,
             is_misfit_told: AtomicBool::new(true),
+            takes_requests: false,
         }
     }
 

@@ -97,7 +97,7 @@ impl BatchCodec {
             fill.write(&binding.client.name, binding.datatype(), elements, &mut data);
             inputs.push(data.into_bytes());
         }
-        Ok(Admitted { inputs, shapes: shapes.into(), rows: 1, is_empty: false })
+        Ok(Admitted { inputs, shapes: shapes.into(), rows: 1, ..Admitted::default() })
     }
 
     /// The error that an item of this length is too large to be tried.

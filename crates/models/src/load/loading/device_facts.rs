@@ -5,7 +5,7 @@ use downbeat_repository::config::policy::DropPolicy;
 
 use super::Loading;
 use crate::load::engines::most_threads;
-use crate::load::model_source::is_emulated;
+use crate::load::model_source::has_graph;
 
 impl Loading<'_> {
     /// Whether requests that cannot make their deadline are given up.
@@ -26,6 +26,6 @@ impl Loading<'_> {
     pub(super) fn cores(&self) -> Option<u32> {
         let most = self.part.map_or_else(|| most_threads(&self.context.options), |part| part.threads);
         let cores = u32::try_from(most).unwrap_or(u32::MAX);
-        (!self.on_gpus && !is_emulated(&self.definition)).then_some(cores)
+        (!self.on_gpus && has_graph(&self.definition)).then_some(cores)
     }
 }

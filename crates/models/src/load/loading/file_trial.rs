@@ -10,7 +10,7 @@ use downbeat_service::options::BatchingChoice;
 use serde::{Deserialize, Serialize};
 
 use super::Loading;
-use crate::load::model_source::is_emulated;
+use crate::load::model_source::has_graph;
 use crate::load::warm_up;
 
 /// The news that a file can be run. The key is its content, the engine and the engine's version.
@@ -41,7 +41,7 @@ impl Loading<'_> {
     /// If the process has ended; on the CPU also if the engine refuses the file.
     pub(super) fn try_file(&mut self) -> anyhow::Result<()> {
         let own = self.source.engine;
-        if is_emulated(&self.definition) {
+        if !has_graph(&self.definition) {
             return Ok(());
         }
         let Some(trial) = self.context.engines.trial(own).map_err(anyhow::Error::msg)? else { return Ok(()) };

@@ -9,7 +9,7 @@ use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict, VerdictSou
 use downbeat_service::options::BatchingChoice;
 
 use super::Loading;
-use crate::load::model_source::is_emulated;
+use crate::load::model_source::has_graph;
 use crate::load::policy_choice::Why;
 use crate::load::row_check::{NO_TIME, RowCheck};
 use crate::load::warm_up::{self, Trial};
@@ -28,7 +28,7 @@ impl Loading<'_> {
     /// If the configuration does not fit the model; if the device is lost or out of memory.
     pub(super) fn judge(&mut self, model: &dyn Model, why: &Why) -> anyhow::Result<()> {
         self.definition.rows = None;
-        if is_emulated(&self.definition) {
+        if !has_graph(&self.definition) {
             return Ok(());
         }
         let mut batched = self.definition.clone();

@@ -22,7 +22,7 @@ use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::request::queue::Queue;
 use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_repair::RepairedFile;
-use downbeat_repository::ModelDefinition;
+use downbeat_repository::{ModelDefinition, TensorBinding};
 use downbeat_service::options::Isolation;
 use downbeat_service::report::policy_report::PolicyReport;
 use parking_lot::MutexGuard;
@@ -31,8 +31,9 @@ use crate::load::device_budget::DeviceBudget;
 use crate::load::engines::most_threads;
 use crate::load::load_context::{LoadContext, LoadProgress, VersionFile};
 use crate::load::load_turns::LONGEST_TURN;
-use crate::load::model_source::{ModelSource, is_emulated};
+use crate::load::model_source::{ModelSource, has_graph, is_emulated, is_python};
 use crate::load::policy_choice::{AutoSubject, Chosen, Known, Profiled, Why};
+use crate::load::python_options::python_options;
 use crate::load::warm_up::{self, WarmUp};
 use crate::loaded_version::LoadedVersion;
 use crate::measure::measuring::Measuring;
@@ -130,7 +131,7 @@ impl<'a> Loading<'a> {
         file.progress.step("reading", 0.0);
         let (options, name) = (&context.options, &definition.name);
         let isolation = context.isolation(&definition, file);
-        let engine = context.engines.of(name, is_emulated(&definition), options, isolation)?;
+        let engine = context.engines.of(name, definition.format, options, isolation)?;
         let on_gpus = context.is_on_gpus(&definition);
         // A load that does not end holds up no other for good.
         let gpu_turn = on_gpus.then(|| context.gpu_turn.try_lock_for(LONGEST_TURN)).flatten();
@@ -139,12 +140,16 @@ impl<'a> Loading<'a> {
         let (on, part) = (context.partitions.all_of(name), context.partitions.of(name).map(|(_, part)| part));
         check_partitions(policy, name, on.len())?;
         let placed = context.device_map.of(&definition, &on, !routed, context.driver.devices())?;
-        let (cut, threads) = cut_and_threads(context, policy, why, name, part, on_gpus);
+        let (cut, threads) = cut_and_threads(context, policy, why, &definition, part, on_gpus);
         let checked = options.check_dispatch(name, policy.name, definition.dispatch.clone());
         checked.map_err(|reason| PolicyError::new(policy.name, reason))?;
         let limit = options.models.get(name).and_then(|model| model.gpu_memory);
         let budget = DeviceBudget::before(&**engine, if on_gpus { &placed.devices } else { &[] }, limit);
-        let load = LoadOptions { memory: context.memory.clone(), ..LoadOptions::new(file.path, 1).with_cut(cut) };
+        let load = LoadOptions {
+            memory: context.memory.clone(),
+            python: python_options(options, &definition, file),
+            ..LoadOptions::new(file.path, 1).with_cut(cut)
+        };
         let source = ModelSource::open(engine, turn, &context.store, part, &definition, load)?;
         let held = (!on_gpus).then(|| context.model_memory.begin(name));
         Ok(Loading {
@@ -254,7 +259,7 @@ impl<'a> Loading<'a> {
                 engine.info().name
             );
         }
-        if !is_emulated(&self.definition)
+        if has_graph(&self.definition)
             && let Some(held) = &self.held
         {
             let bytes = downbeat_engine::file_bytes(&self.source.options.path)?;
@@ -283,7 +288,9 @@ impl<'a> Loading<'a> {
             limit_batches(&mut self.definition, most, "the model runs no larger batches");
         }
         let defaults = &self.source.defaults;
-        for input in self.definition.inputs.iter().filter(|i| i.optional && !defaults.contains_key(&i.client.name)) {
+        let takes_requests = model.takes_requests();
+        let is_asked_for = |i: &&TensorBinding| i.optional && !defaults.contains_key(&i.client.name) && !takes_requests;
+        for input in self.definition.inputs.iter().filter(is_asked_for) {
             tracing::warn!(
                 model = %self.definition.name, input = %input.client.name,
                 "this input is optional in the configuration, but the model file has no value for the input; every \
@@ -293,7 +300,8 @@ impl<'a> Loading<'a> {
         let of = |definition: &ModelDefinition| {
             let (inputs, outputs) = (definition.inputs.clone(), definition.outputs.clone());
             let codec = BatchCodec::new(inputs, outputs, definition.batching.max_batch_size);
-            codec.named(&definition.name).with_defaults(defaults).map_err(anyhow::Error::msg)
+            let codec = codec.named(&definition.name).taking_requests(takes_requests);
+            codec.with_defaults(defaults).map_err(anyhow::Error::msg)
         };
         let codec = of(&self.definition)?;
         if !self.routed {
@@ -330,6 +338,9 @@ impl<'a> Loading<'a> {
     fn first(&mut self, why: &Why) -> anyhow::Result<Runnable> {
         self.try_file()?;
         let model = self.open()?;
+        if let Some(configuration) = model.configuration() {
+            self.definition.adopt(configuration)?;
+        }
         self.judge(&*model, why)?;
         let (codec, padding) = self.codec(&*model)?;
         self.preprocess = self.context.preprocess(&self.definition, &codec)?;
@@ -537,10 +548,11 @@ fn cut_and_threads(
     context: &LoadContext,
     policy: &ChosenPolicy,
     why: &Why,
-    name: &str,
+    definition: &ModelDefinition,
     part: Option<&Part>,
     on_gpus: bool,
 ) -> (Cut, Threads) {
+    let (name, is_python) = (&*definition.name, is_python(definition));
     let most = part.map_or_else(|| most_threads(&context.options), |part| part.threads);
     let group = policy.name.forms_groups().then_some(&context.predictor);
     let group = group.filter(|group| group.known(name).is_some());
@@ -554,7 +566,7 @@ fn cut_and_threads(
         // The threads of the samples of its groups.
         None if let Some(threads) = group.and_then(|group| group.threads()) => Threads::Chosen(threads),
         // On GPUs, the work that stays on the CPU is not worth a second thread.
-        _ if on_gpus => Threads::Chosen(1),
+        _ if on_gpus || is_python => Threads::Chosen(1),
         Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
         None => Threads::UpTo((most / policy.settings.at_once().max(1) as usize).max(1)),
     };

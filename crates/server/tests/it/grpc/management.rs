@@ -65,7 +65,7 @@ async fn server_and_models_are_described() {
     let request = pb::ModelMetadataRequest { name: "complicated".into(), version: String::new() };
     let error = client.model_metadata(request).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
-    assert_eq!(error.message(), "no model 'complicated'; the repository has simple, echo, batch_echo");
+    assert_eq!(error.message(), "no model 'complicated'; the repository has simple, echo, batch_echo, repeat");
     check_good(&mut client).await;
 }
 
@@ -78,7 +78,7 @@ async fn statistics_are_told_of_one_model_or_all() {
     let one = client.model_statistics(one).await.unwrap().into_inner().model_stats;
     assert_eq!((one.len(), one[0].name.as_str(), one[0].inference_count), (1, "simple", 1));
     let all = client.model_statistics(pb::ModelStatisticsRequest::default()).await.unwrap().into_inner();
-    assert_eq!(all.model_stats.len(), 3);
+    assert_eq!(all.model_stats.len(), 4);
     let none = pb::ModelStatisticsRequest { name: "simple".into(), version: "7".into() };
     assert_eq!(client.model_statistics(none).await.unwrap_err().code(), Code::NotFound);
 }
@@ -100,7 +100,7 @@ async fn models_are_unloaded_and_loaded() {
     client.repository_model_unload(unload).await.unwrap();
     assert_eq!(client.model_infer(super::server::simple("x").0).await.unwrap_err().code(), Code::Unavailable);
     let index = pb::RepositoryIndexRequest { ready: true, ..Default::default() };
-    assert_eq!(client.repository_index(index).await.unwrap().get_ref().models.len(), 2);
+    assert_eq!(client.repository_index(index).await.unwrap().get_ref().models.len(), 3);
     let index = client.repository_index(pb::RepositoryIndexRequest::default()).await.unwrap().into_inner();
     let simple = index.models.iter().find(|model| model.name == "simple").unwrap();
     assert_eq!(

@@ -127,6 +127,11 @@ impl Connection {
                 return None;
             }
         };
+        if headers.get("transfer-encoding").is_some_and(|coding| coding == "chunked") {
+            self.read.drain(..head_length);
+            let body = self.chunks().await;
+            return Some(Reply { status, headers, body });
+        }
         let size: usize = headers.get("content-length").map_or(0, |text| text.parse().unwrap());
         while self.read.len() < head_length + size {
             assert!(self.read_more().await, "the answer's body is cut off");
@@ -134,6 +139,35 @@ impl Connection {
         let rest = self.read.split_off(head_length + size);
         let body = std::mem::replace(&mut self.read, rest).split_off(head_length);
         Some(Reply { status, headers, body })
+    }
+
+    /// The body of an answer in chunks.
+    async fn chunks(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        loop {
+            let (start, size) = loop {
+                if let Ok(httparse::Status::Complete(chunk)) = httparse::parse_chunk_size(&self.read) {
+                    break chunk;
+                }
+                assert!(self.read_more().await, "the answer's chunks are cut off");
+            };
+            let end = start + size as usize;
+            while self.read.len() < end + 2 {
+                assert!(self.read_more().await, "the answer's chunk is cut off");
+            }
+            body.extend_from_slice(&self.read[start..end]);
+            self.read.drain(..end + 2);
+            if size == 0 {
+                return body;
+            }
+        }
+    }
+
+    /// Reads until this text has come.
+    pub async fn wait_for(&mut self, text: &str) {
+        while !String::from_utf8_lossy(&self.read).contains(text) {
+            assert!(self.read_more().await, "the connection ended");
+        }
     }
 
     /// The bytes until the connection ends, which are the head of an answer without a body.

@@ -298,7 +298,8 @@ async fn no_path_lets_a_page_of_another_site_change_anything() {
             let head = "host: localhost\r\norigin: http://evil.example\r\ncontent-length: 0";
             connection.send(format!("{method} {path} HTTP/1.1\r\n{head}\r\n\r\n")).await;
             let reply = connection.reply().await;
-            if path.ends_with("/infer") && method == "POST" {
+            let runs_a_model = ["/infer", "/generate", "/generate_stream"].iter().any(|end| path.ends_with(end));
+            if runs_a_model && method == "POST" {
                 assert_ne!(reply.status, 403, "{path}: inferences change nothing");
             } else {
                 assert!(reply.error(403).contains("evil.example"), "{method} {path}");

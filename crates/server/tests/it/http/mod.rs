@@ -4,8 +4,9 @@ mod bad_input;
 mod bounded;
 mod budget;
 mod client;
+mod generate;
 mod inference;
 mod lifecycle;
 mod management;
 
-use client::{Reply, Server, json_request};
+use client::{Connection, Reply, Server, json_request};

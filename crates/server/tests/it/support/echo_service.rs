@@ -7,22 +7,27 @@ use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::{InferStatistics, ModelConfig, ModelStatistics, StatisticDuration};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
+use downbeat_service::answers::Answers;
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::policy_report::{AskedFor, PolicyReport};
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::repeat::{REPEAT, Repeat};
+
 /// A service without engines. Its models all have version 1:
 /// - `simple` is Triton's example: OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, both INT32
 ///   `[-1, 16]`, batches up to 8;
 /// - `echo` gives every input back under its name, without batches;
-/// - `batch_echo` does the same, with batches.
+/// - `batch_echo` does the same, with batches;
+/// - `repeat` is decoupled ([`Repeat`]).
 ///
 /// Request parameters steer it: `delay_ms` (an integer) waits first, `fail` (a name in [`failure`])
 /// fails, and `hold` waits until [`EchoService::release`]. The answer's parameters are the
 /// request's.
 pub struct EchoService {
+    pub repeat: Repeat,
     ready: AtomicBool,
     loaded: Mutex<BTreeSet<String>>,
     loads: Mutex<Vec<(String, LoadOverrides)>>,
@@ -34,7 +39,7 @@ pub struct EchoService {
     released: watch::Sender<bool>,
 }
 
-const MODELS: [&str; 3] = ["simple", "echo", "batch_echo"];
+const MODELS: [&str; 4] = ["simple", "echo", "batch_echo", REPEAT];
 
 /// Labels of `echo`'s and `batch_echo`'s outputs with the name `LABELLED`. The third class has
 /// none.
@@ -43,6 +48,7 @@ pub const LABELS: [&str; 4] = ["ant", "bee", "", "cat"];
 impl Default for EchoService {
     fn default() -> Self {
         EchoService {
+            repeat: Repeat::default(),
             ready: AtomicBool::new(true),
             loaded: Mutex::new(MODELS.map(str::to_owned).into()),
             loads: Mutex::default(),
@@ -197,6 +203,7 @@ impl Service for EchoService {
                 inputs: vec![spec("INPUT0", &[-1, 16]), spec("INPUT1", &[-1, 16])],
                 outputs: vec![spec("OUTPUT0", &[-1, 16]), spec("OUTPUT1", &[-1, 16])],
             },
+            REPEAT => Repeat::signature(),
             _ => Signature { inputs: vec![spec("X", &[-1])], outputs: vec![spec("X", &[-1])] },
         };
         Ok(ModelMetadata { name: name.into(), versions: vec!["1".into()], platform: "echo".into(), signature })
@@ -204,6 +211,9 @@ impl Service for EchoService {
 
     fn model_config(&self, name: &str, version: &str) -> Result<ModelConfig, ServiceError> {
         self.check(name, version)?;
+        if name == REPEAT {
+            return Ok(Repeat::config());
+        }
         let max_batch_size = if name == "echo" { 0 } else { 8 };
         Ok(ModelConfig { name: name.into(), platform: "echo".into(), max_batch_size, ..Default::default() })
     }
@@ -282,6 +292,9 @@ impl Service for EchoService {
         }
         running.1 = true;
         self.check(&request.model_name, &request.model_version)?;
+        if request.model_name == REPEAT {
+            return Err(ServiceError::Decoupled(request.model_name));
+        }
         if let Some(Parameter::String(name)) = request.parameters.get("fail") {
             return Err(failure(name));
         }
@@ -314,6 +327,18 @@ impl Service for EchoService {
             parameters: request.parameters,
             outputs,
         })
+    }
+
+    fn is_decoupled(&self, name: &str, _version: &str) -> bool {
+        name == REPEAT
+    }
+
+    async fn infer_stream(&self, request: InferRequest) -> Result<Answers, ServiceError> {
+        self.check(&request.model_name, &request.model_version)?;
+        match request.model_name.as_str() {
+            REPEAT => self.repeat.infer_stream(request),
+            _ => self.infer(request).await.map(Answers::one),
+        }
     }
 
     fn labels(&self, _name: &str, _version: &str, output: &str) -> Vec<String> {

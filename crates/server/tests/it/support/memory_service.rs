@@ -6,6 +6,7 @@
 //! | `echo` | gives back every input under its name; inputs are called as their datatypes, all optional |
 //! | `scores` | `scores[b, c] = sum of x[b, i] for i % 10 == c`; FP32 [-1, 784] to [-1, 10], with labels |
 //! | `slow` | as `scores`, once [`MemoryService::release`] is called |
+//! | `repeat` | is decoupled: one answer for each element of its input ([`Repeat`]) |
 //! | `full`, `late` | answer every inference with `QueueFull`, `DeadlineExceeded` |
 
 use std::collections::BTreeMap;
@@ -17,13 +18,17 @@ use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::{self, ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
+use downbeat_service::answers::Answers;
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::policy_report::{AskedFor, PolicyReport};
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use super::repeat::{REPEAT, Repeat};
+
 pub struct MemoryService {
+    pub repeat: Repeat,
     models: BTreeMap<&'static str, Model>,
     pub ready: AtomicBool,
     /// Inferences of `slow` that wait.
@@ -68,11 +73,13 @@ impl Default for MemoryService {
             ("slow", scores.clone()),
             ("full", scores.clone()),
             ("late", scores),
+            (REPEAT, Repeat::signature()),
         ];
         let models = signatures.into_iter().map(|(name, signature)| {
             (name, Model { signature, loaded: AtomicBool::new(true), count: AtomicUsize::new(0) })
         });
         MemoryService {
+            repeat: Repeat::default(),
             models: models.collect(),
             ready: AtomicBool::new(true),
             waiting: AtomicUsize::new(0),
@@ -176,6 +183,9 @@ impl Service for MemoryService {
 
     fn model_config(&self, name: &str, version: &str) -> Result<ModelConfig, ServiceError> {
         let model = self.model(name, version)?;
+        if name == REPEAT {
+            return Ok(Repeat::config());
+        }
         let data_type = |datatype: DataType| match datatype {
             DataType::Bytes => inference::DataType::TypeString,
             other => inference::DataType::from_str_name(&format!("TYPE_{other}")).unwrap_or_default(),
@@ -260,6 +270,9 @@ impl Service for MemoryService {
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
         let name = request.model_name.clone();
         let model = self.model(&name, &request.model_version)?;
+        if name == REPEAT {
+            return Err(ServiceError::Decoupled(name));
+        }
         for input in &request.inputs {
             check(&name, &model.signature, input)?;
         }
@@ -322,6 +335,18 @@ impl Service for MemoryService {
             parameters: Default::default(),
             outputs,
         })
+    }
+
+    fn is_decoupled(&self, name: &str, _version: &str) -> bool {
+        name == REPEAT
+    }
+
+    async fn infer_stream(&self, request: InferRequest) -> Result<Answers, ServiceError> {
+        self.model(&request.model_name, &request.model_version)?;
+        match request.model_name.as_str() {
+            REPEAT => self.repeat.infer_stream(request),
+            _ => self.infer(request).await.map(Answers::one),
+        }
     }
 
     fn labels(&self, name: &str, _version: &str, _output: &str) -> Vec<String> {

@@ -2,6 +2,7 @@
 
 pub mod echo_service;
 pub mod memory_service;
+pub mod repeat;
 pub mod shared_object;
 
 pub use memory_service::MemoryService;

@@ -1,0 +1,114 @@
+//! Requests to models that may give any number of answers.
+
+use std::sync::Arc;
+
+use downbeat_engine::{Answered, RunError, TakesAnswers};
+use downbeat_host::request::batch_codec::Admitted;
+use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_service::answers::{AnswerSender, Answers, PATIENCE, StreamAnswer, channel};
+use downbeat_service::error::ServiceError;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::{InFlight, Serving, response};
+use crate::loaded_version::LoadedVersion;
+
+/// Ends a request when its answers are dropped.
+struct EndOnDrop(JoinHandle<()>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Serving {
+    /// Runs an inference of a decoupled model. The model's deadline and the request's timeout hold
+    /// until `execute` returns. Dropping the answers cancels the request.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`], if the request ends before its first answer without the model's doing.
+    pub async fn infer_many(
+        self: &Arc<Self>,
+        served: InFlight,
+        request: InferRequest,
+    ) -> Result<Answers, ServiceError> {
+        let (sender, answers) = channel(PATIENCE);
+        let (early, failed) = oneshot::channel();
+        let work = tokio::spawn(self.clone().answer_many(served, request, Arc::new(sender), early));
+        let mut answers = answers.holding(EndOnDrop(work));
+        tokio::select! {
+            biased;
+            Ok(error) = failed => return Err(error),
+            () = answers.begun() => {}
+        }
+        Ok(answers)
+    }
+
+    async fn answer_many(
+        self: Arc<Self>,
+        served: InFlight,
+        request: InferRequest,
+        sender: Arc<AnswerSender>,
+        early: oneshot::Sender<ServiceError>,
+    ) {
+        let wanted = request.outputs.iter().map(|output| output.name.clone()).collect();
+        let (model, id) = (request.model_name.clone(), request.id.clone());
+        let taker = |admitted: &Admitted, loaded: &Arc<LoadedVersion>| {
+            let (sender, runtime) = (sender.clone(), Handle::current());
+            let taker = Taker { sender, runtime, loaded: loaded.clone(), model, id, wanted };
+            if let Some(about) = &admitted.about {
+                let _ = about.answers.0.set(Arc::new(taker));
+            }
+        };
+        match self.infer_to(&served, request, taker).await {
+            // The code may go on: its answers are sent by the taker.
+            Ok(_) => sender.closed().await,
+            Err(error) if sender.is_unused() => drop(early.send(error)),
+            Err(error) => drop(sender.send(StreamAnswer::last(Err(error))).await),
+        }
+    }
+}
+
+/// Takes the answers to a request of a client.
+struct Taker {
+    sender: Arc<AnswerSender>,
+    runtime: Handle,
+    loaded: Arc<LoadedVersion>,
+    model: String,
+    id: String,
+    /// The names of the wanted outputs; empty: all.
+    wanted: Vec<String>,
+}
+
+impl Taker {
+    fn response(&self, answered: Answered) -> Result<InferResponse, ServiceError> {
+        let codec = &self.loaded.codec;
+        let outputs = codec.answered(answered).map_err(ServiceError::Internal)?;
+        let request = InferRequest { model_name: self.model.clone(), id: self.id.clone(), ..InferRequest::default() };
+        let mut response = response(request, codec, &self.loaded.version, None, outputs);
+        if !self.wanted.is_empty() {
+            response.outputs.retain(|output| self.wanted.contains(&output.name));
+        }
+        Ok(response)
+    }
+}
+
+impl TakesAnswers for Taker {
+    fn take(&self, answer: Option<Result<Answered, RunError>>, is_final: bool, done: Box<dyn FnOnce(bool) + Send>) {
+        let answer = answer.map(|answer| match answer {
+            Ok(answered) => self.response(answered),
+            Err(error) => Err(self.loaded.failed_answer(error)),
+        });
+        let sender = self.sender.clone();
+        self.runtime.spawn(async move {
+            let sent = sender.send(StreamAnswer { answer, is_final }).await;
+            done(sent.is_ok() && !is_final);
+        });
+    }
+
+    fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
+}

@@ -1,0 +1,1 @@
+//! Tests of Python models against a real Python.

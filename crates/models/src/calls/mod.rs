@@ -58,12 +58,12 @@ impl OpenCall for NoCall {
 struct Waiting {
     calls: Arc<Calls>,
     instance: u64,
-    target: String,
+    targets: Vec<String>,
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.calls.waits.lock().end(self.instance, &self.target);
+        self.calls.waits.lock().end(self.instance, &self.targets);
     }
 }
 
@@ -131,8 +131,9 @@ impl Calls {
         let instances =
             |model: &str| serving.get(model).map_or(usize::MAX, |model| model.definition.instances.max(1) as usize);
         let ModelCall { caller, model, instance, .. } = call;
-        if self.waits.lock().begin(*instance, caller, model, instances) {
-            return Ok(Waiting { calls: self.clone(), instance: *instance, target: model.clone() });
+        let targets = serving.models_behind(model);
+        if self.waits.lock().begin(*instance, caller, &targets, instances) {
+            return Ok(Waiting { calls: self.clone(), instance: *instance, targets });
         }
         Err(ServiceError::InvalidArgument(format!(
             "model '{caller}' would wait for itself: every instance of model '{model}' waits for an answer that depends \
@@ -146,6 +147,9 @@ impl Calls {
         let request = request(call)?;
         let name = &request.model_name;
         let Some(served) = serving.enter(name) else {
+            if let Some(pipeline) = serving.enter_pipeline(name) {
+                return Box::pin(serving.infer_pipeline(&pipeline, request, None)).await.map(Answers::one);
+            }
             let known: Vec<String> = serving.all().iter().map(|model| model.definition.name.clone()).collect();
             return Err(ServiceError::NotFound(unknown_model(name, &known)));
         };
@@ -155,7 +159,7 @@ impl Calls {
                 "model '{name}' is decoupled and may give any number of answers; call exec(decoupled=True), and iterate \
                  over the answers"
             ))),
-            (false, _) => serving.infer(&served, request).await.map(Answers::one),
+            (false, _) => serving.infer(&served, request, None).await.map(Answers::one),
         }
     }
 }

@@ -16,7 +16,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 
 use super::model_entry::{ModelEntry, VersionState};
 use super::{LoadProgress, Measuring, Registry, load_failed};
-use crate::serving::{FoundModel, Pipeline, StepPart};
+use crate::serving::{FoundModel, Pipeline, StepPart, is_decoupled};
 
 /// Deepest nesting of ensembles.
 const DEEPEST: usize = 16;
@@ -243,6 +243,9 @@ impl Registry {
     fn find(&self, step: &EnsembleStep) -> Result<FoundModel, String> {
         let version = step.version.map(|version| version.to_string()).unwrap_or_default();
         if let Some(model) = self.serving.get(&step.model) {
+            if is_decoupled(&model) {
+                return Err("the model is decoupled, and a step gives one answer to each request".to_owned());
+            }
             let loaded = model.version(&version).map_err(|error| error.to_string())?.clone();
             return Ok(FoundModel::Model(model, loaded));
         }

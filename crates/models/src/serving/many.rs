@@ -62,7 +62,7 @@ impl Serving {
                 let _ = about.answers.0.set(Arc::new(taker));
             }
         };
-        match self.infer_to(&served, request, taker).await {
+        match self.infer_to(&served, request, None, taker).await {
             // The code may go on: its answers are sent by the taker.
             Ok(_) => sender.closed().await,
             Err(error) if sender.is_unused() => drop(early.send(error)),

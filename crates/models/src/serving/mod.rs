@@ -96,6 +96,22 @@ impl Serving {
         Some(InPipeline(pipeline))
     }
 
+    /// The models that run a request to `name`: the model itself, or those of an ensemble's steps and
+    /// of theirs.
+    pub fn models_behind(&self, name: &str) -> Vec<String> {
+        let mut open = vec![name.to_owned()];
+        let mut models = Vec::new();
+        while let Some(name) = open.pop() {
+            match self.pipeline(&name) {
+                // There are no circles among ensembles, so this ends.
+                Some(pipeline) => open.extend(pipeline.ensemble().models().into_iter().map(str::to_owned)),
+                None if models.contains(&name) => {}
+                None => models.push(name),
+            }
+        }
+        models
+    }
+
     /// All ensembles in service.
     pub fn pipelines(&self) -> Vec<Arc<Pipeline>> {
         self.pipelines.read().values().cloned().collect()

@@ -132,7 +132,8 @@ impl BatchCodec {
     /// The inputs that every request must have.
     fn required(&self) -> impl Iterator<Item = &TensorBinding> {
         let has_default = |place: usize| self.defaults.get(place).is_some_and(Option::is_some);
-        let needed = move |(place, binding): &(usize, &TensorBinding)| !has_default(*place) && !self.may_be_missing(binding);
+        let needed =
+            move |(place, binding): &(usize, &TensorBinding)| !has_default(*place) && !self.may_be_missing(binding);
         self.inputs.iter().enumerate().filter(needed).map(|(_, binding)| binding)
     }
 

@@ -332,7 +332,6 @@ impl Registry {
         let (now, before) = match served {
             Served::Model(served) => {
                 self.let_go_ensemble(name, "replaced by a model with files").await;
-                let served = Arc::new(served);
                 let before = self.serving.replace(name, Some(served.clone()));
                 entry.settle(&served, &failures);
                 self.settle_ensembles();
@@ -461,7 +460,7 @@ impl Registry {
             self.serving.forget_queues(versions.values());
             return failed(format!("version {newest}: {reason}"), failures);
         }
-        Ok(LoadedModel { served: Served::Model(Model::new(definition, versions)), overlay, failures })
+        Ok(LoadedModel { served: Served::Model(Arc::new(Model::new(definition, versions))), overlay, failures })
     }
 
     /// Checks that no load request brings code, unless the options allow that. A configuration that

@@ -42,7 +42,7 @@ pub enum Rule {
     Rehearsed,
 }
 
-/// How much of the measured waits PARD counts, tuned on seed 1.
+/// How much of the measured waits PARD counts: half, since a deferred step waits by choice.
 const PARD_PATIENCE: f64 = 0.5;
 
 impl Rule {

@@ -9,10 +9,10 @@ use downbeat_sim::{Arrivals, ModelProfile, Pace, random};
 use rand_distr::{Distribution, StandardUniform};
 use rand_pcg::Pcg64;
 
-/// A random workload of pipelines. Its seed and its number determine it.
+/// A random workload of pipelines. The seed and the number determine the workload.
 ///
 /// 1 to 3 pipelines are chains of 2 to 5 steps, or a fork of 2 or 3 branches and a join. A step runs
-/// a published model (35 of a 1080 Ti, 37 of an A100) or, in three of ten cases, a Python-like one
+/// a published model (35 of a 1080 Ti, 37 of an A100). In three of ten cases the step is Python-like,
 /// with little gain from batches. A quarter of the steps share their model with an earlier
 /// pipeline. The published models share one pool of devices, or each has its own pool. SLOs are 2.5
 /// to 10 times the longest path alone. Arrivals are Poisson, bursty (Gamma 0.05 to 0.5) or in steps.

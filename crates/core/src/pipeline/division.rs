@@ -20,7 +20,7 @@ pub struct Reached<'a> {
     pub unfinished: &'a [usize],
 }
 
-/// What happened to a batch of a step's model.
+/// A batch of a step's model that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchDone {
     /// The model.
@@ -42,8 +42,8 @@ pub trait Division {
     fn batch_done(&mut self, _batch: BatchDone) {}
 }
 
-/// One [`Shares`] for each pipeline: the first step that knows that the whole cannot be in time
-/// gives the request up.
+/// One [`Shares`] for each pipeline. The first step that knows that the whole cannot be in time gives
+/// the request up.
 impl Division for Vec<Shares> {
     fn local_deadline(&mut self, reached: &Reached<'_>) -> Option<Time> {
         let Reached { pipeline, step, now, deadline, unfinished, .. } = *reached;

@@ -13,14 +13,14 @@ use crate::time::{Duration, Time};
 /// A pure state machine, as the [`Scheduler`] is that runs each pool. The driver calls a `handle_*`
 /// with the time of the event. Then it takes every [`Flow::poll_launch`] and [`Flow::poll_end`].
 ///
-/// **A step** is queued as soon as all steps before it are done. It gets its local deadline from the
-/// [`Division`]. **A loss** of one step ends the whole: its other steps leave their queues, and the
-/// answers of those that run are ignored. Each request ends exactly once.
+/// **A step** is queued as soon as all steps before it are done. The [`Division`] gives the step its
+/// local deadline. **A loss** of one step ends the whole. The request's other steps then leave their
+/// queues, and the answers of steps that run are ignored. Each request ends exactly once.
 #[derive(Debug)]
 pub struct Flow {
     pools: Vec<Pool>,
     pipelines: Vec<Pipeline>,
-    /// By model: its pool and its id there.
+    /// By model: the pool, and the model's id in that pool.
     models: Vec<(usize, ModelId)>,
     /// The requests that have not ended, by number from `first` on.
     live: VecDeque<Option<Live>>,
@@ -58,7 +58,7 @@ struct Live {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// So many steps before it are not done.
+    /// The number of steps before this one that are not done.
     Waits(usize),
     Queued(Ticket, Time),
     Runs,
@@ -243,7 +243,7 @@ impl Flow {
         }
     }
 
-    /// Ends a request. Its other steps leave their queues.
+    /// Ends a request. The request's other steps leave their queues.
     fn end(&mut self, at: Time, request: u64, step: usize, outcome: Outcome) {
         let index = request.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(live) = index.and_then(|index| self.live.get_mut(index)).and_then(Option::take) else { return };
@@ -260,7 +260,7 @@ impl Flow {
         }
     }
 
-    /// Takes the decisions of all schedulers, until no decision causes another one.
+    /// Takes the decisions of all schedulers, until no decision causes a further decision.
     fn settle(&mut self, now: Time) {
         let mut pool = 0;
         let mut quiet = 0;

@@ -2,8 +2,8 @@
 //!
 //! A request of a pipeline passes through *steps*, and each step is a request of one model. The
 //! steps form a graph without circles ([`Shape`]). Only the whole has a deadline. [`Shares`] divide
-//! the time that is left: each step gets a *local deadline*, by which the step must be done so that
-//! the steps after it still have their shares. To the model's queue it is an ordinary deadline, so
+//! the time that is left. Each step gets a *local deadline*. A step that is done by then leaves the
+//! later steps their shares. To the model's queue it is an ordinary deadline, so
 //! a queue that serves several pipelines orders by these instants.
 //!
 //! ```

@@ -107,7 +107,7 @@ impl WeightRehearsal {
         self.trials
     }
 
-    /// Notes that a request came, whether accepted or not.
+    /// Notes that a request came. Refused requests count too.
     pub fn arrival(&mut self, arrival: PipelineArrival) {
         if self.past.len() >= self.options.stretch {
             self.past.pop_front();

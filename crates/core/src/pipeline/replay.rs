@@ -20,6 +20,9 @@ pub struct PipelineArrival {
     pub pipeline: usize,
 }
 
+/// A batch that runs: its end, its place among all launches, its pool, its device and its id.
+type Running = (Time, u64, usize, DeviceId, BatchId);
+
 /// Arrivals that flow through a [`Stage`] whose devices take the time of their profiles.
 ///
 /// Example: a rehearsal replays the arrivals of the last seconds, 1.2 times as fast. The simulator
@@ -28,7 +31,7 @@ pub struct PipelineArrival {
 pub struct Replay {
     flow: Flow,
     /// When batches end; of equal times the first that began.
-    ends: BinaryHeap<Reverse<(Time, u64, usize, DeviceId, BatchId)>>,
+    ends: BinaryHeap<Reverse<Running>>,
     launched: u64,
     next: usize,
     /// Rate of the arrivals, percent of the recorded rate.

@@ -7,8 +7,8 @@ pub struct StepShape {
     pub after: Vec<usize>,
 }
 
-/// The graph of a pipeline: each step with the steps that it waits for. It has at least one step
-/// and no circle.
+/// The graph of a pipeline: each step with the steps that it waits for. A shape has at least one
+/// step and no circle.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Shape {
     steps: Vec<StepShape>,

@@ -87,7 +87,7 @@ impl Shares {
     }
 
     /// When `step` must be done, if a request reaches it at `now` and the whole must be done by
-    /// `deadline`. A deadline of [`Time::MAX`] leaves all steps without one.
+    /// `deadline`. A deadline of [`Time::MAX`] leaves all steps without a deadline.
     pub fn local_deadline(&self, step: usize, now: Time, deadline: Time) -> Time {
         self.local_deadline_beside(step, &[], now, deadline)
     }
@@ -112,7 +112,7 @@ impl Shares {
         now + self.needed(remaining) <= deadline
     }
 
-    /// The least time that the `remaining` steps and those after them take.
+    /// The least time that the `remaining` steps and the steps after them take.
     pub fn needed(&self, remaining: &[usize]) -> Duration {
         remaining.iter().map(|step| self.needed[*step]).max().unwrap_or(Duration::ZERO)
     }
@@ -169,7 +169,7 @@ mod tests {
     fn fixed_weights_follow_the_rule() {
         let cost = |alone, devices, load| StepCost { alone: ms(alone), devices, load };
         let shares = Shares::fixed(&Shape::chain(2), &[cost(10, 1.0, 0.0), cost(10, 2.0, 1.0)]);
-        // 10 * 2 * 1 = 20 and 10 * 1.5 * 4 = 60, with a mean of 40: 0.7 * 20 + 12 and 0.7 * 60 + 12.
+        // The rule gives 10 * 2 * 1 = 20 and 10 * 1.5 * 4 = 60. Their mean is 40, of which 0.3 is 12.
         let share = shares.weights()[0] / (shares.weights()[0] + shares.weights()[1]);
         assert!((share - 26.0 / 80.0).abs() < 1e-9, "{share}");
     }
@@ -187,8 +187,8 @@ mod tests {
     }
 
     proptest! {
-        /// Along any path of any graph, each local deadline lies between the arrival at the step
-        /// and the end of the whole, and steps that use their time to the last make the deadline.
+        /// In any graph, each local deadline lies between the arrival at the step and the end of
+        /// the whole. Steps that use all of their time make the deadline.
         #[test]
         fn steps_that_keep_their_local_deadlines_make_the_whole(
             edges in prop::collection::vec(prop::collection::vec(any::<prop::sample::Index>(), 0..3), 1..9),

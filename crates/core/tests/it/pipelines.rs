@@ -169,8 +169,8 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever the graphs, the load and the batches: each request ends exactly once, none is late,
-    /// and the same arrivals give the same ends.
+    /// For all graphs, loads and batches, each request ends exactly once and none is late. The same
+    /// arrivals give the same ends.
     #[test]
     fn each_request_ends_once_and_none_is_late(
         stage in stages(),

@@ -24,7 +24,7 @@ pub struct Verdict {
     pub lost: u64,
 }
 
-/// A rule that every run must keep, and this run did not.
+/// A rule that this run broke, and every run must keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BrokenRule {
     /// An end names no request.

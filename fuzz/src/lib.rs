@@ -12,6 +12,8 @@ mod memory_service;
 mod model_folder;
 mod model_trial;
 mod recipes;
+#[allow(dead_code, missing_docs, reason = "its knobs are for tests")]
+mod repeat;
 
 use std::path::Path;
 

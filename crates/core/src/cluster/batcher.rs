@@ -156,9 +156,12 @@ impl Batcher {
             (size, full) = (preferred, true);
         }
         let KindPlan { profile, pace, network, enough, .. } = &self.kinds.plans[plan];
-        let (delay, enough, wait) = (network.delay(size), *enough, self.wait);
-        let forming = Forming { size, deadline, first_arrival, full, enough, wait, since, profile, delay };
+        let delay = network.delay(size);
+        let forming = Forming { size, deadline, first_arrival, full, wait: self.wait, since, profile, delay };
         let (mut opens, mut bound) = self.dispatch.opens(&forming);
+        if matches!(self.dispatch, DispatchPolicy::EarlyLeave { .. }) && !full && size >= *enough {
+            (opens, bound) = (Time::ZERO, StartBound::KeepsUp);
+        }
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         // No policy waits until a member is lost. `latest` bounds its delay, and so does a queue
         // expiry, before which the batch must be sent.

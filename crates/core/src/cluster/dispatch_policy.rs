@@ -178,8 +178,6 @@ pub(crate) struct Forming<'a> {
     pub first_arrival: Time,
     /// Whether the candidate cannot grow.
     pub full: bool,
-    /// [`DispatchPolicy::EarlyLeave`]: the size from which the candidate starts at once.
-    pub enough: u32,
     /// How far a candidate waits under [`DispatchPolicy::Adaptive`] ([`super::Behaviour::wait`]).
     /// Other policies ignore this number.
     pub wait: u8,
@@ -194,13 +192,12 @@ impl DispatchPolicy {
     /// The instant from which the candidate may start, which may be in the past, and the rule that
     /// set it.
     pub(crate) fn opens(&self, forming: &Forming<'_>) -> (Time, StartBound) {
-        let Forming { size, deadline, first_arrival, full, enough, wait, since, profile, delay: way } = *forming;
+        let Forming { size, deadline, first_arrival, full, wait, since, profile, delay: way } = *forming;
         if full {
             return (Time::ZERO, StartBound::Full);
         }
         match self {
             DispatchPolicy::Adaptive { .. } if wait == 0 => (Time::ZERO, StartBound::Eager),
-            DispatchPolicy::EarlyLeave { .. } if size >= enough => (Time::ZERO, StartBound::KeepsUp),
             DispatchPolicy::Deferred
             | DispatchPolicy::Latest
             | DispatchPolicy::Adaptive { .. }

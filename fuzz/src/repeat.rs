@@ -1,0 +1,1 @@
+../../crates/server/tests/it/support/repeat.rs

@@ -23,7 +23,7 @@ pub struct LoadedModel {
 /// A loaded model of either kind.
 pub enum Served {
     /// A model with files, warm.
-    Model(Model),
+    Model(Box<Model>),
     /// An ensemble, whose steps are not looked at yet.
     Ensemble(Box<ModelDefinition>),
 }

@@ -349,7 +349,7 @@ impl Registry {
         Ok(match served {
             Served::Model(served) => {
                 self.let_go_ensemble(name, "replaced by a model with files").await;
-                let served = Arc::new(served);
+                let served: Arc<Model> = Arc::from(served);
                 let before = self.serving.replace(name, Some(served.clone()));
                 entry.settle(&served, failures);
                 self.settle_ensembles();
@@ -472,7 +472,7 @@ impl Registry {
             self.serving.forget_queues(versions.values());
             return failed(format!("version {newest}: {reason}"), failures);
         }
-        Ok(LoadedModel { served: Served::Model(Model::new(definition, versions)), overlay, failures })
+        Ok(LoadedModel { served: Served::Model(Box::new(Model::new(definition, versions))), overlay, failures })
     }
 
     /// Loads every version of a definition. Returns the loaded versions, and why the others did not

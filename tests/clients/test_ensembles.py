@@ -281,38 +281,45 @@ def test_poll_mode_follows_ensembles_and_their_models(start, repository):
         np.testing.assert_array_equal(ask(client, "late").as_numpy("out"), X + 1111)
 
 
-def slow_fork(repository, more=""):
-    """An ensemble of a quick step, a slow one beside a step that fails on `in` = 7, and a join."""
+def slow_chain(repository, more=""):
+    """The ensemble `race` of two slow steps."""
     models.slow(repository, "slow")
     one = ("TYPE_FP32", [1])
     return ensembles.write(repository, "race", [step("slow", {"x": "in"}, {"y": "t"}), step("slow", {"x": "t"}, {"y": "out"})],
                            {"in": one}, {"out": one}, max_batch_size=1, more=more)
 
 
-def test_a_client_that_leaves_cancels_the_step(start, repository):
-    slow_fork(repository)
+def endless_fork(repository):
+    """The ensemble `e`: a quick step, and then an endless one beside a quick one."""
+    models.add(repository, "a", 1)
+    models.loop(repository, "endless")
+    return ensembles.write(repository, "e", [step("a", {"x": "in"}, {"y": "t"}), step("endless", {"x": "t"}, {"y": "out"}),
+                                             step("a", {"x": "t"}, {"y": "beside"})], {"in": FOUR}, {"out": FOUR, "beside": FOUR})
+
+
+LONG = np.full((1, 4), 2e9, np.float32)
+
+
+def test_a_client_that_leaves_cancels_the_steps(start, repository):
+    endless_fork(repository)
     server = start(repository, *QUICK)
-    one = np.ones((1, 1), np.float32)
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        # A queue of requests in the first step; the last one leaves.
-        done = []
-        for _ in range(8):
-            client.async_infer("race", [tensor("in", one, module=grpcclient)], lambda result, error: done.append(error))
-        leaves = client.async_infer("race", [tensor("in", one, module=grpcclient)], lambda result, error: None)
+    deadline = time.monotonic() + 60
+    with grpcclient.InferenceServerClient(server.grpc) as client, httpclient.InferenceServerClient(server.http) as http:
+        leaves = client.async_infer("e", [tensor("in", LONG, module=grpcclient)], lambda result, error: None)
+        # Both quick steps are done, so only the endless one runs.
+        while inferences(http, "a") < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
         leaves.cancel()
-        deadline = time.monotonic() + 60
-        while len(done) < 8 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert done == [None] * 8
-    while server.metric("nv_inference_request_failure", model="race", reason="CANCELED") < 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    # The client may have left before the request came, so the count is at most one.
-    cancelled = server.metric("downbeat_pipeline_step_failures_total", ensemble="race", reason="cancelled")
-    assert cancelled == server.metric("nv_inference_request_failure", model="race", reason="CANCELED") == 1
+    for model in ("e", "endless"):
+        while server.metric("nv_inference_request_failure", model=model, reason="CANCELED") < 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert server.metric("nv_inference_request_failure", model=model, reason="CANCELED") == 1
+    cancelled = server.metrics()["downbeat_pipeline_step_failures_total"]
+    assert {labels["step"]: value for labels, value in cancelled if labels["reason"] == "cancelled"} == {"0": 0, "1": 1, "2": 0}
 
 
 def test_the_whole_has_one_deadline_and_a_drop_names_the_step(start, repository):
-    slow_fork(repository, 'parameters { key: "slo_ms" value { string_value: "1" } }')
+    slow_chain(repository, 'parameters { key: "slo_ms" value { string_value: "1" } }')
     server = start(repository)
     one = np.ones((1, 1), np.float32)
     with httpclient.InferenceServerClient(server.http) as client:
@@ -327,15 +334,15 @@ def test_the_whole_has_one_deadline_and_a_drop_names_the_step(start, repository)
 
 
 def test_a_models_own_slo_is_for_its_own_clients(start, repository):
-    slow_fork(repository)
+    slow_chain(repository)
     config = (repository / "slow" / "config.pbtxt").read_text()
     (repository / "slow" / "config.pbtxt").write_text(config + 'parameters { key: "slo_ms" value { string_value: "1" } }')
     server = start(repository)
     one = np.ones((1, 1), np.float32)
     with httpclient.InferenceServerClient(server.http) as client:
-        with pytest.raises(InferenceServerException, match="slo_ms"):
-            client.infer("slow", [tensor("x", one)])
-        assert client.infer("race", [tensor("in", one)]).as_numpy("out") == 1
+        # A step runs although its model would hardly ever be in time for its own clients.
+        for _ in range(5):
+            assert client.infer("race", [tensor("in", one)]).as_numpy("out") == 1
         # A request's own timeout is a deadline of the whole.
         with pytest.raises(InferenceServerException, match=r"step 0 \('slow'\) of ensemble 'race'"):
             client.infer("race", [tensor("in", one)], timeout=1000)
@@ -360,14 +367,11 @@ def test_max_inflight_requests_bounds_each_step(start, repository):
 
 
 def test_a_failing_step_ends_the_request_and_names_the_step(start, repository):
-    models.add(repository, "a", 1)
-    models.loop(repository, "endless")
-    ensembles.write(repository, "e", [step("a", {"x": "in"}, {"y": "t"}), step("endless", {"x": "t"}, {"y": "out"}),
-                                      step("a", {"x": "t"}, {"y": "beside"})], {"in": FOUR}, {"out": FOUR, "beside": FOUR})
+    endless_fork(repository)
     server = start(repository, *QUICK)
     with httpclient.InferenceServerClient(server.http) as client:
-        with pytest.raises(InferenceServerException, match=r"step 1 \('endless'\) of ensemble 'e'"):
-            ask(client, "e", np.full((1, 4), 2e9, np.float32), timeout=500_000)
+        with pytest.raises(InferenceServerException, match=r"step 1 \('endless'\) of ensemble 'e'.*timeout of 500 ms"):
+            ask(client, "e", LONG, timeout=500_000)
         assert client.is_model_ready("a")
 
 

@@ -456,8 +456,8 @@ impl ModelRepository {
         Ok(definition)
     }
 
-    /// The models that the steps of an ensemble run, as its configuration has them; none if the model
-    /// is no ensemble, or the configuration cannot be read. `config` is as for
+    /// The models that the steps of an ensemble run. The list is empty if the model is no ensemble, or
+    /// its configuration cannot be read. `config` is as for
     /// [`ModelRepository::definition`].
     pub fn models_of_steps(&self, name: &str, config: Option<&str>) -> BTreeSet<String> {
         let source = match config {

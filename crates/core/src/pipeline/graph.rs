@@ -23,10 +23,10 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::shape::{Shape, ShapeError};
 
-/// The tensors that a step needs, and those that the step makes, by their numbers.
+/// The tensors that a step needs, and the tensors that the step makes, by number.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StepTensors {
-    /// The step starts once all of these tensors are there.
+    /// The step starts once all of these tensors are made or given.
     pub needs: Vec<usize>,
     /// These tensors are there once the step has finished.
     pub makes: Vec<usize>,
@@ -145,7 +145,7 @@ impl Graph {
 
 /// A circle among the steps, each after those that `after` names. The first step is the smallest.
 fn circle(after: &[Vec<usize>]) -> Vec<usize> {
-    // Steps that never start: those of circles, and those behind them.
+    // The steps of circles, and the steps behind circles, never start.
     let mut stuck: BTreeSet<usize> = (0..after.len()).collect();
     loop {
         let free: Vec<usize> =
@@ -178,7 +178,7 @@ pub enum StepState {
     Skipped,
     /// The step waits for tensors.
     Waiting,
-    /// The tensors of the step are there, but nobody has started the step yet.
+    /// The tensors of the step are there, but the caller has not started the step yet.
     Ready,
     /// The step has started.
     Running,
@@ -255,7 +255,7 @@ impl<'g> Walk<'g> {
         }
     }
 
-    /// No step starts any more, and those that run are cancelled.
+    /// No step starts any more, and running steps are cancelled.
     pub fn handle_cancel(&mut self) {
         self.ready.clear();
         for state in &mut self.states {

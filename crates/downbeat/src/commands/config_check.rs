@@ -76,16 +76,9 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
             }
         };
         let is_ensemble = definition.ensemble.is_some();
-        let checked = match registry.circle_of_steps(name) {
-            Some(circle) => Err(anyhow::anyhow!("{name}: the ensemble is a step of itself: {circle}")),
-            None if is_ensemble => against_models(&definition, &known, &scan.names),
-            None => against_files(&mut definition),
-        };
+        let checked = against_others(&registry, &mut definition, &known, &scan.names);
         definition.warnings.iter().try_for_each(|w| warn(w))?;
-        if let Some(devices) = registry.chosen_devices(name) {
-            let devices: Vec<String> = devices.iter().map(usize::to_string).collect();
-            tell(format_args!("{name}: on device {}", devices.join(", ")))?;
-        }
+        tell_devices(name, &registry)?;
         // An ensemble has nothing to load but the models of its steps, which were loaded before.
         let load = || if is_ensemble { Ok(Vec::new()) } else { runtime.block_on(load(&registry, name)) };
         match checked.and_then(|()| load()) {
@@ -110,6 +103,26 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
         plural(warnings, "warning")
     ))?;
     Ok(errors == 0 && (warnings == 0 || !args.strict))
+}
+
+/// Prints the devices that the options keep a model to.
+fn tell_devices(name: &str, registry: &Registry) -> std::io::Result<()> {
+    let Some(devices) = registry.chosen_devices(name) else { return Ok(()) };
+    let devices: Vec<String> = devices.iter().map(usize::to_string).collect();
+    tell(format_args!("{name}: on device {}", devices.join(", ")))
+}
+
+/// Checks a definition against its model files, or an ensemble against the models of its steps.
+fn against_others(
+    registry: &Registry,
+    definition: &mut ModelDefinition,
+    known: &BTreeMap<String, ModelDefinition>,
+    names: &[String],
+) -> anyhow::Result<()> {
+    if let Some(circle) = registry.circle_of_steps(&definition.name) {
+        anyhow::bail!("{}: the ensemble is a step of itself: {circle}", definition.name);
+    }
+    if definition.ensemble.is_some() { against_models(definition, known, names) } else { against_files(definition) }
 }
 
 /// Prints a line, escaped: the names of models come from folders, and errors from files.

@@ -62,7 +62,7 @@ impl Occupancy {
         self.reach(&mut running, partition, |used| used.end(now, model));
     }
 
-    /// The time in which at least one launch ran on the device, up to the last start or end of one.
+    /// The time in which at least one launch ran on the device, up to the last start or end of a launch.
     pub fn busy_seconds(&self) -> f64 {
         self.metrics.busy.get()
     }

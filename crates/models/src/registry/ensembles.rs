@@ -25,8 +25,8 @@ const DEEPEST: usize = 16;
 pub type Ensembles = BTreeMap<String, Arc<ModelDefinition>>;
 
 impl Registry {
-    /// The models in an order in which those of an ensemble's steps come before the ensemble: a list
-    /// for each depth of nesting, without empty lists. The order within a list stays.
+    /// Sorts models by the depth of nesting, so that an ensemble comes after the models of its steps.
+    /// Returns a list for each depth that occurs. The order within a list stays.
     pub fn in_load_order(&self, names: Vec<String>) -> Vec<Vec<String>> {
         let mut known = BTreeMap::new();
         let mut by_depth: BTreeMap<usize, Vec<String>> = BTreeMap::new();
@@ -217,7 +217,7 @@ impl Registry {
     /// The models in service for the steps of an ensemble.
     ///
     /// # Errors
-    /// Each step that does not fit or whose model is not there.
+    /// Each step that does not fit or whose model is not in service.
     fn parts_of(&self, definition: &ModelDefinition, ensembles: &Ensembles) -> Result<Vec<StepPart>, String> {
         let Some(ensemble) = &definition.ensemble else { return Ok(Vec::new()) };
         let models_of = |model: &str| {
@@ -261,7 +261,7 @@ impl Registry {
         Ok(FoundModel::Pipeline(pipeline))
     }
 
-    /// Takes an ensemble out of service, if `name` is one. Returns whether it was.
+    /// Takes an ensemble out of service. Returns false if there is no ensemble of this name.
     pub(super) async fn let_go_ensemble(&self, name: &str, reason: &str) -> bool {
         let noted = self.ensembles.lock().remove(name);
         let Some(definition) = noted else { return false };

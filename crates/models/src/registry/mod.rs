@@ -329,11 +329,31 @@ impl Registry {
         for (version, reason) in &failures {
             tracing::error!(model = %name, version, %reason, "version not loaded");
         }
-        let (now, before) = match served {
+        let (now, before) = self.take_in(name, &entry, served, &failures).await?;
+        *entry.kept.lock() = kept;
+        let overlay_before = std::mem::replace(&mut *entry.overlay.lock(), overlay);
+        self.retire(name, before, now.as_deref()).await;
+        drop(overlay_before);
+        Ok(())
+    }
+
+    /// Puts a loaded model into service. Returns the model with files that serves now, and the one
+    /// that served before.
+    ///
+    /// # Errors
+    /// If an ensemble cannot serve.
+    async fn take_in(
+        &self,
+        name: &str,
+        entry: &ModelEntry,
+        served: Served,
+        failures: &BTreeMap<u64, String>,
+    ) -> Result<(Option<Arc<Model>>, Option<Arc<Model>>), ServiceError> {
+        Ok(match served {
             Served::Model(served) => {
                 self.let_go_ensemble(name, "replaced by a model with files").await;
                 let before = self.serving.replace(name, Some(served.clone()));
-                entry.settle(&served, &failures);
+                entry.settle(&served, failures);
                 self.settle_ensembles();
                 (Some(served), before)
             }
@@ -341,12 +361,7 @@ impl Registry {
                 self.take_in_ensemble(*definition)?;
                 (None, self.serving.replace(name, None))
             }
-        };
-        *entry.kept.lock() = kept;
-        let overlay_before = std::mem::replace(&mut *entry.overlay.lock(), overlay);
-        self.retire(name, before, now.as_deref()).await;
-        drop(overlay_before);
-        Ok(())
+        })
     }
 
     /// Checks whether a load request can be followed. Returns whether the repositories have the

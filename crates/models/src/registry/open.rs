@@ -78,8 +78,7 @@ impl Registry {
         let loader = Arc::new(Loader::new(context));
         let budget = ByteBudget::new(limit);
         let gpu_watch = watch_gpus(&gpus, &metrics, &options)?;
-        let serving = Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone());
-        let serving = Arc::new(serving);
+        let serving = Arc::new(Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone()));
         calls.serve(&serving);
         let loads = Arc::new(load_permits(&options));
         Ok(Registry {

@@ -44,6 +44,9 @@ const RUNS_END_WITHIN: Duration = Duration::from_millis(8_000);
 /// A shape that was unused for this long gives its queue up to a new shape.
 const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
 
+/// The answer to an inference request.
+type Inferred = Result<InferResponse, ServiceError>;
+
 /// Answers inference requests with the models in service.
 pub struct Serving {
     options: Arc<ServerOptions>,
@@ -218,12 +221,7 @@ impl Serving {
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    pub async fn infer(
-        &self,
-        served: &Model,
-        request: InferRequest,
-        within: Option<&Within>,
-    ) -> Result<InferResponse, ServiceError> {
+    pub async fn infer(&self, served: &Model, request: InferRequest, within: Option<&Within>) -> Inferred {
         self.infer_to(served, request, within, |_, _| ()).await
     }
 
@@ -234,13 +232,12 @@ impl Serving {
         mut request: InferRequest,
         within: Option<&Within>,
         on_admitted: impl FnOnce(&Admitted, &Arc<LoadedVersion>),
-    ) -> Result<InferResponse, ServiceError> {
+    ) -> Inferred {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
         let slo = self.options.slo(&served.definition.name, served.definition.slo);
         let wishes = Wishes { codec: &loaded.codec, batching: &served.definition.batching, slo };
-        let Looked { wanted, mut limits } = wishes.look(&request, arrival)?;
-        within.inspect(|within| within.limit(&mut limits));
+        let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
         let prepared = match loaded.preprocess_of(&request) {
             // The future is boxed: other requests would move its memory for nothing.
             Some(steps) => Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?),

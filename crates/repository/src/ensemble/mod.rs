@@ -21,7 +21,7 @@ const MOST_STEPS: usize = 256;
 pub struct Ensemble {
     /// The steps, in the configuration's order.
     pub steps: Vec<EnsembleStep>,
-    /// The names of the tensors. Steps and the graph know a tensor by its place here.
+    /// The names of the tensors. Steps and the graph know a tensor by its place in this list.
     pub tensors: Vec<String>,
     /// For each input of the ensemble, in the configuration's order, its tensor.
     pub inputs: Vec<usize>,
@@ -40,15 +40,15 @@ pub struct EnsembleStep {
     pub model: String,
     /// The version of the model; `None`: the newest.
     pub version: Option<u64>,
-    /// Inputs of the model, each with the tensor that goes there.
+    /// Inputs of the model, each with the tensor for the input.
     pub inputs: Vec<(String, usize)>,
     /// Outputs of the model, each with the tensor that it becomes.
     pub outputs: Vec<(String, usize)>,
 }
 
 impl Ensemble {
-    /// Reads the steps of a configuration, and reports their errors as far as no other model is
-    /// needed for them. `None`: there are errors, or the model is no ensemble.
+    /// Reads the steps of a configuration, and reports the errors that show without the other models.
+    /// `None`: there are errors, or the model is no ensemble.
     pub(crate) fn read(config: &ModelConfig, report: &mut Report<'_>) -> Option<Self> {
         let Some(SchedulingChoice::EnsembleScheduling(scheduling)) = &config.scheduling_choice else { return None };
         let before = report.errors.len();

@@ -35,7 +35,7 @@ struct Seen<'a> {
 }
 
 impl ModelDefinition {
-    /// Completes an ensemble's definition. Its tensors are those of the configuration: it has no file.
+    /// Completes an ensemble's definition. The configuration alone lists its tensors.
     pub(crate) fn complete_ensemble(&mut self) {
         let batched = self.config.max_batch_size > 0;
         let with_batch =

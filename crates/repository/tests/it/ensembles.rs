@@ -77,7 +77,7 @@ fn each_fault_of_the_graph_is_named_with_its_step_and_tensor() {
     for (steps, expected) in [
         (
             [&circle[..], std::slice::from_ref(&ends)].concat(),
-            "e/config.pbtxt:6:42: ensemble_scheduling.step[0].input_map[\"x\"]: the steps form a circle: step 0 ('a') -> \
+            "e/config.pbtxt:6:37: ensemble_scheduling.step[0].input_map[\"x\"]: the steps form a circle: step 0 ('a') -> \
              step 1 ('b') -> step 0 ('a'); step 0 ('a') needs the tensor 'u'",
         ),
         (

@@ -34,7 +34,7 @@ pub struct Pipeline {
     pub definition: Arc<ModelDefinition>,
     /// The tensors of its requests.
     pub codec: Arc<BatchCodec>,
-    /// Versions, ascending. They differ in their numbers only: an ensemble has no file.
+    /// Versions, ascending. An ensemble has no file, so only the numbers differ.
     pub versions: BTreeMap<u64, Arc<PipelineRecord>>,
     steps: Arc<[StepRecord]>,
     parts: Vec<StepPart>,
@@ -269,8 +269,8 @@ impl PipelineRecord {
         self.statistics.lock().to_proto(&self.name, &self.version)
     }
 
-    /// Counts a request of `rows` items that was answered. All its steps together waited `queued` and
-    /// ran for `ran`; it took `took` and was `late` or not.
+    /// Counts an answered request of `rows` items. All steps together waited for `queued` and ran for
+    /// `ran`. The whole took `took`, and was `late` or not.
     fn record(&self, rows: u32, (queued, ran): (Duration, Duration), took: Duration, late: bool) {
         let phases = Phases { compute_infer: ran, ..Phases::default() };
         self.metrics.record_batch(rows, phases, std::iter::once((queued, took, late)));

@@ -29,11 +29,13 @@ pub struct Within {
     pub began: Arc<AtomicU64>,
 }
 
-impl Within {
-    /// Puts the step's deadline in the place of the deadline that the model has for its own clients.
-    pub fn limit(&self, limits: &mut Limits) {
-        limits.deadline = self.deadline;
-        limits.deadline_is_slo = self.deadline_is_slo;
+impl Looked {
+    /// Puts the deadline of a step in the place of the deadline that the model has for its own clients.
+    pub(in crate::serving) fn within(mut self, within: Option<&Within>) -> Self {
+        if let Some(Within { deadline, deadline_is_slo, .. }) = within {
+            (self.limits.deadline, self.limits.deadline_is_slo) = (*deadline, *deadline_is_slo);
+        }
+        self
     }
 }
 
@@ -105,8 +107,7 @@ impl Serving {
         let definition = &pipeline.definition;
         let slo = if within.is_some() { None } else { self.options.slo(&definition.name, definition.slo) };
         let wishes = Wishes { codec: &pipeline.codec, batching: &definition.batching, slo };
-        let Looked { wanted, mut limits } = wishes.look(&request, arrival)?;
-        within.inspect(|within| within.limit(&mut limits));
+        let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
         let rows = pipeline.codec.check(&request)?;
         let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
         let outcome = self.run_steps(pipeline, request, &limits, wanted.as_deref(), arrival).await;

@@ -135,7 +135,7 @@ pub fn adapt_inputs(inputs: &mut [InferTensor], bindings: &[TensorBinding]) {
 }
 
 /// Adapts a shape to the sizes `dims`, as Triton does between models with and without a batch
-/// dimension: an item becomes a batch of one, and a batch of one becomes its item. Other shapes stay.
+/// dimension. An item becomes a batch of one, and a batch of one becomes its item. Other shapes stay.
 fn adapt(shape: &mut Vec<i64>, dims: &[i64], batched: bool) {
     let alike = |shape: &[i64], dims: &[i64]| {
         shape.len() == dims.len() && shape.iter().zip(dims).all(|(size, want)| size == want || *want == -1)

@@ -126,6 +126,8 @@ impl Instance {
         };
         if answer.keeps_inputs {
             let process = lane.process.clone();
+            // The process takes the next lane once this one is closed.
+            *open = None;
             drop(open);
             // The code goes on with its inputs, in memory that no run uses any more.
             if self.link.open(&process).is_err() {

@@ -298,6 +298,9 @@ class Lane:
         except side.Enough:
             responses = None
         except Exception as error:
+            for taker in takers:
+                # The error is the end: the senders that go with the frames of execute tell no other.
+                taker.is_over = True
             traceback.print_exc()
             reason = words(error, self.model.folder)
             return {"Raised": {"reason": reason, "metering": utils._take_metering()}}

@@ -437,6 +437,9 @@ class Lane:
     def cast_to(self, tensor, wanted):
         protocol = PROTOCOL_NAMES[wanted]
         dtype = utils._BY_PROTOCOL[protocol]
+        if tensor._array.size == 0:
+            # No element has a datatype.
+            return np.empty(tensor._array.shape, dtype=dtype or np.uint16)
         if "BYTES" in (protocol, tensor._datatype) or dtype is None or tensor._datatype == "BF16":
             raise Failed(
                 f"output '{tensor._name}' is {tensor._datatype}, and the configuration declares {protocol}"

@@ -107,8 +107,8 @@ impl Instance {
         let call = stop::run(Some(self.end.clone())).map_err(|reason| RunError::new(engine, reason))?;
         let asked = lane.ask(self.runs, requests);
         requests.iter().filter_map(|request| request.about.as_ref()).for_each(|about| about.left.unwatch());
-        drop(call);
         let Ok(answer) = asked else {
+            drop(call);
             let process = lane.process.clone();
             *open = None;
             // The next process opens the lane.
@@ -117,12 +117,15 @@ impl Instance {
         };
         if answer.keeps_inputs {
             let process = lane.process.clone();
+            // The process waits for the end of the lane's socket before it opens another.
+            *open = None;
             drop(open);
             // The code goes on with its inputs, in memory that no run uses any more.
             if self.link.open(&process).is_err() {
                 process.kill();
             }
         }
+        drop(call);
         if !answer.metering.is_empty() {
             (self.on_metering)(answer.metering);
         }
@@ -164,6 +167,7 @@ impl Open {
                 outputs: about.map(|about| about.outputs.clone()).unwrap_or_default(),
                 budget_us: request.budget.map(|budget| budget.as_nanos() / 1_000),
                 left,
+                is_made_up: about.is_none(),
             });
         }
         self.wire.send(&RunCall { run, first: 0, end: 1, batch, asked })?;
@@ -173,9 +177,8 @@ impl Open {
                 let answers = Ok(self::answers(outputs, replies, requests.len())?);
                 Ok(BatchAnswer { answers, keeps_inputs, metering })
             }
-            RunAnswer::Raised { reason, metering } => {
-                // An exception may hold the inputs in its frames.
-                Ok(BatchAnswer { answers: Err(reason), keeps_inputs: true, metering })
+            RunAnswer::Raised { reason, keeps_inputs, metering } => {
+                Ok(BatchAnswer { answers: Err(reason), keeps_inputs, metering })
             }
             RunAnswer::Failed(reason) => {
                 Ok(BatchAnswer { answers: Err(reason), keeps_inputs: false, metering: Vec::new() })

@@ -161,6 +161,8 @@ pub(super) struct Asked {
     pub budget_us: Option<u64>,
     /// The place of the byte in the region that is not 0 once the client has left.
     pub left: usize,
+    /// Whether the server made up the request.
+    pub is_made_up: bool,
 }
 
 /// The answer of a lane.
@@ -181,6 +183,8 @@ pub(super) enum RunAnswer {
     /// The model's code failed, for all requests.
     Raised {
         reason: String,
+        #[serde(default)]
+        keeps_inputs: bool,
         #[serde(default)]
         metering: Metering,
     },

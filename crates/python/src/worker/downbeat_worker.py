@@ -264,18 +264,23 @@ class Lane:
         alive = weakref.ref(base)
         requests = self.requests(call, base)
         del base
-        count = len(requests)
+        count, reason = len(requests), None
         try:
             responses = self.model.instance.execute(requests)
         except Exception as error:
-            traceback.print_exc()
+            # Many models refuse the requests that the server makes up at load.
+            if not all(asked["is_made_up"] for asked in call["asked"]):
+                traceback.print_exc()
             reason = words(error, self.model.folder)
-            return {"Raised": {"reason": reason, "metering": utils._take_metering()}}
+            traceback.clear_frames(error.__traceback__)
         except SystemExit:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
         del requests
+        if reason is not None:
+            kept = alive() is not None
+            return {"Raised": {"reason": reason, "keeps_inputs": kept, "metering": utils._take_metering()}}
         if not isinstance(responses, (list, tuple)) or len(responses) != count:
             given = f"{len(responses)}" if isinstance(responses, (list, tuple)) else type(responses).__name__
             reason = f"execute must return a list with a response for each of the {count} requests, and returned {given}"

@@ -34,8 +34,8 @@ pub use tensor::fill::Fill;
 pub use tensor::state::{State, StateError};
 pub use tensor::{Buffer, OutOfMemory, Tensor, strings};
 pub use traits::{
-    Answered, Answers, AskedRequest, ClientLeft, DeviceMemory, DeviceShare, Division, DivisionError, Engine, EngineInfo,
-    ErrorCode, Executor, GraphNodes, GraphOutcome, GraphReport, Lane, LoadError, LoadOptions, Model, Part, Pending,
-    Place, PythonOptions, RequestAbout, RunError, ShapeRange, Share, Span, StreamPriority, Timed, division,
+    Answered, Answers, AskedRequest, ClientLeft, DeviceMemory, DeviceShare, Division, DivisionError, Engine,
+    EngineInfo, ErrorCode, Executor, GraphNodes, GraphOutcome, GraphReport, Lane, LoadError, LoadOptions, Model, Part,
+    Pending, Place, PythonOptions, RequestAbout, RunError, ShapeRange, Share, Span, StreamPriority, Timed, division,
     graph_report,
 };

@@ -60,7 +60,8 @@ impl Engine for PythonEngine {
             options: options.clone(),
             on_metering: Arc::new(move |changes| on_metering(&model, changes)),
         };
-        let (instances, loaded) = Instances::begin(start, &python).map_err(|error| explained(error, &interpreter, &python))?;
+        let (instances, loaded) =
+            Instances::begin(start, &python).map_err(|error| explained(error, &interpreter, &python))?;
         Ok(Arc::new(PythonModel::new(instances, loaded)))
     }
 }
@@ -74,7 +75,11 @@ fn explained(error: LoadError, interpreter: &Interpreter, python: &PythonOptions
                 Some(_) => "the environment of EXECUTION_ENV_PATH may be of another machine",
                 None => "install Python 3 with numpy, or name a Python with --python",
             };
-            LoadError::Model { path, engine, reason: format!("{reason}; {program} is no Python that runs here: {remedy}") }
+            LoadError::Model {
+                path,
+                engine,
+                reason: format!("{reason}; {program} is no Python that runs here: {remedy}"),
+            }
         }
         error => error,
     }

@@ -42,7 +42,10 @@ impl Interpreter {
             path
         } else {
             let cache = cache.ok_or_else(|| {
-                wrong("there is no folder for caches to unpack it to; set HOME, or name a folder of an environment".into())
+                wrong(
+                    "there is no folder for caches to unpack it to; set HOME, or name a folder of an environment"
+                        .into(),
+                )
             })?;
             unpacked(&path, &metadata, &cache.join("python-environments")).map_err(wrong)?
         };
@@ -192,9 +195,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("text"), "no archive").unwrap();
         fs::create_dir(folder.path().join("empty")).unwrap();
-        let refused = |name: &str, cache: Option<&Path>| {
-            Interpreter::of(&options(Some(name), folder.path()), cache).unwrap_err()
-        };
+        let refused =
+            |name: &str, cache: Option<&Path>| Interpreter::of(&options(Some(name), folder.path()), cache).unwrap_err();
         let cache = folder.path().join("cache");
         let text = refused("text", Some(&cache));
         assert!(text.starts_with("parameter EXECUTION_ENV_PATH is 'text': it is no archive"), "{text}");

@@ -241,8 +241,7 @@ impl ModelDefinition {
             }
             specs
         };
-        let signature =
-            Signature { inputs: side("input", &mut { inputs }), outputs: side("output", &mut { outputs }) };
+        let signature = Signature { inputs: side("input", &mut { inputs }), outputs: side("output", &mut { outputs }) };
         match report.errors.is_empty() {
             true => Ok(signature),
             false => Err(ConfigError { findings: sorted(report.errors) }),

@@ -246,9 +246,7 @@ impl ModelFiles<'_> {
         let shown = self.shown.join(version.to_string());
         let has_onnx = !onnx_files(&folder).is_empty();
         let candidates: Vec<(ModelFormat, &str)> = if name.is_empty() {
-            wanted_formats(format, has_onnx)
-                .flat_map(|f| f.file_names().iter().map(move |n| (f, *n)))
-                .collect()
+            wanted_formats(format, has_onnx).flat_map(|f| f.file_names().iter().map(move |n| (f, *n))).collect()
         } else {
             if Path::new(name).components().count() != 1
                 || !Path::new(name).components().all(|c| matches!(c, Component::Normal(_)))

@@ -69,7 +69,9 @@ pub fn engine_choice() -> impl TypedValueParser<Value = EngineChoice> {
 pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) -> anyhow::Result<Arc<dyn Engine>> {
     Ok(match format {
         ModelFormat::Emulated => Arc::new(Emulated::new()),
-        ModelFormat::Python => anyhow::bail!("this command measures ONNX models; a server measures Python models at load"),
+        ModelFormat::Python => {
+            anyhow::bail!("this command measures ONNX models; a server measures Python models at load")
+        }
         ModelFormat::Onnx => {
             let preference: Preference = wanted.name().parse().map_err(anyhow::Error::msg)?;
             let choice = downbeat_engine_ort::choose(preference, search, &CudaOptions::default())?;

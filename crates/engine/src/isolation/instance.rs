@@ -129,13 +129,19 @@ impl Instance {
         if !answer.metering.is_empty() {
             (self.on_metering)(answer.metering);
         }
-        answer.answers.map_err(|reason| RunError::new(engine, reason))?.into_iter().map(|reply| Ok(named(engine, reply))).collect()
+        answer
+            .answers
+            .map_err(|reason| RunError::new(engine, reason))?
+            .into_iter()
+            .map(|reply| Ok(named(engine, reply)))
+            .collect()
     }
 }
 
 /// A request's answer, with the engine's name in its error.
 fn named(engine: &'static str, reply: Result<Answered, (String, Option<ErrorCode>)>) -> Result<Answered, RunError> {
-    reply.map_err(|(reason, code)| RunError { code: code.or(Some(ErrorCode::Unknown)), ..RunError::new(engine, reason) })
+    reply
+        .map_err(|(reason, code)| RunError { code: code.or(Some(ErrorCode::Unknown)), ..RunError::new(engine, reason) })
 }
 
 /// The answer of a process to a batch.

@@ -265,7 +265,11 @@ mod tests {
         assert_eq!(of(&named("m", Some(ModelEngine::Rten)), false), "rten");
         assert_eq!(of(&named("m", Some(ModelEngine::Rten)), true), "emulated", "which no ONNX engine reads");
         let gpu = Engines { gpus: gpus(1), ..engines };
-        let said = gpu.of("m", ModelFormat::Onnx, &named("m", Some(ModelEngine::Rten)), Isolation::None).err().unwrap().to_string();
+        let said = gpu
+            .of("m", ModelFormat::Onnx, &named("m", Some(ModelEngine::Rten)), Isolation::None)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(said.starts_with("[models.m] engine is rten, which runs on the CPU"), "{said}");
     }
 

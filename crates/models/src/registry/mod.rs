@@ -20,7 +20,9 @@ use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_host::run::watchdog::Watchdog;
 use downbeat_host::scheduler::Driver;
 use downbeat_host::shares::DeviceShares;
-use downbeat_repository::{Fingerprint, ModelDefinition, ModelFormat, ModelRepositories, ModelRepository, RepositoryError};
+use downbeat_repository::{
+    Fingerprint, ModelDefinition, ModelFormat, ModelRepositories, ModelRepository, RepositoryError,
+};
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::trouble::Sample;

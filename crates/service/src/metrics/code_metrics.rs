@@ -225,9 +225,7 @@ mod tests {
 
     #[test]
     fn series_are_bounded() {
-        let series = |number: usize| {
-            json!({"name": "a", "description": "", "kind": "gauge", "labels": {"n": number.to_string()}, "value": 1})
-        };
+        let series = |number: usize| json!({"name": "a", "description": "", "kind": "gauge", "labels": {"n": number.to_string()}, "value": 1});
         let text = rendered((0..MOST_SERIES + 5).map(series).collect());
         assert_eq!(text.lines().filter(|line| line.starts_with("a{")).count(), MOST_SERIES);
     }

@@ -105,7 +105,7 @@ impl Instance {
         self.end.run.store(self.runs, Ordering::Relaxed);
         *self.end.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(lane.process.clone());
         let call = stop::run(Some(self.end.clone())).map_err(|reason| RunError::new(engine, reason))?;
-        let asked = lane.ask(self.runs, requests);
+        let asked = lane.ask(engine, self.runs, requests);
         requests.iter().filter_map(|request| request.about.as_ref()).for_each(|about| about.left.unwatch());
         let Ok(answer) = asked else {
             drop(call);
@@ -129,31 +129,21 @@ impl Instance {
         if !answer.metering.is_empty() {
             (self.on_metering)(answer.metering);
         }
-        answer
-            .answers
-            .map_err(|reason| RunError::new(engine, reason))?
-            .into_iter()
-            .map(|reply| Ok(named(engine, reply)))
-            .collect()
+        answer.answers.map_err(|reason| RunError::new(engine, reason))
     }
-}
-
-/// A request's answer, with the engine's name in its error.
-fn named(engine: &'static str, reply: Result<Answered, (String, Option<ErrorCode>)>) -> Result<Answered, RunError> {
-    reply
-        .map_err(|(reason, code)| RunError { code: code.or(Some(ErrorCode::Unknown)), ..RunError::new(engine, reason) })
 }
 
 /// The answer of a process to a batch.
 struct BatchAnswer {
-    answers: Result<Vec<Result<Answered, (String, Option<ErrorCode>)>>, String>,
+    /// The answers, or why the model's code failed for all requests.
+    answers: Result<Answers, String>,
     keeps_inputs: bool,
     metering: Metering,
 }
 
 impl Open {
     /// Sends the requests of a batch to the process, and receives its answer.
-    fn ask(&mut self, run: u64, requests: &[AskedRequest]) -> io::Result<BatchAnswer> {
+    fn ask(&mut self, engine: &'static str, run: u64, requests: &[AskedRequest]) -> io::Result<BatchAnswer> {
         let head = requests.len().next_multiple_of(ALIGNMENT);
         let tensors: Vec<&Tensor> = requests.iter().flat_map(|request| request.tensors.iter().flatten()).collect();
         let batch = Batch::write_behind(head, tensors.iter().copied(), &mut self.inputs)?;
@@ -180,7 +170,7 @@ impl Open {
         match self.wire.receive()? {
             RunAnswer::Answered { batch, requests: replies, keeps_inputs, metering } => {
                 let outputs = batch.read(&mut self.outputs)?;
-                let answers = Ok(self::answers(outputs, replies, requests.len())?);
+                let answers = Ok(self::answers(engine, outputs, replies, requests.len())?);
                 Ok(BatchAnswer { answers, keeps_inputs, metering })
             }
             RunAnswer::Raised { reason, keeps_inputs, metering } => {
@@ -195,11 +185,7 @@ impl Open {
 }
 
 /// The answers of `count` requests. Their outputs are copied, as the next run overwrites the region.
-fn answers(
-    outputs: Vec<Tensor>,
-    replies: Vec<Reply>,
-    count: usize,
-) -> io::Result<Vec<Result<Answered, (String, Option<ErrorCode>)>>> {
+fn answers(engine: &'static str, outputs: Vec<Tensor>, replies: Vec<Reply>, count: usize) -> io::Result<Answers> {
     if replies.len() != count {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -211,8 +197,11 @@ fn answers(
         Ok(Some(tensor))
     };
     let reply = |reply| match reply {
-        Reply::Outputs(places) => Ok(Ok(places.into_iter().map(&mut take).collect::<io::Result<_>>()?)),
-        Reply::Error { reason, code } => Ok(Err((reason, code.map(ErrorCode::of_number)))),
+        Reply::Outputs(places) => Ok(Ok(places.into_iter().map(&mut take).collect::<io::Result<Answered>>()?)),
+        Reply::Error { reason, code } => {
+            let code = code.map_or(ErrorCode::Unknown, ErrorCode::of_number);
+            Ok(Err(RunError { code: Some(code), ..RunError::new(engine, reason) }))
+        }
     };
     replies.into_iter().map(reply).collect()
 }

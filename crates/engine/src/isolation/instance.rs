@@ -1,5 +1,5 @@
-//! An instance of a model in the process of an interpreter: it takes the requests of a batch one by
-//! one, and its outputs may differ in shape.
+//! An instance of a model in the process of an interpreter. The instance answers the requests of a
+//! batch one by one, so that their outputs may differ in shape.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -35,8 +35,8 @@ fn python() -> String {
 
 fn load(folder: &Path, code: &str, interpreter: &str) -> Result<Arc<dyn Model>, LoadError> {
     let version = folder.join("1");
-    std::fs::create_dir_all(&version).unwrap();
-    std::fs::write(version.join("model.py"), code).unwrap();
+    std::fs::create_dir_all(&version).expect("writes");
+    std::fs::write(version.join("model.py"), code).expect("writes");
     let python = PythonOptions {
         model: "m".into(),
         version: 1,
@@ -47,7 +47,7 @@ fn load(folder: &Path, code: &str, interpreter: &str) -> Result<Arc<dyn Model>, 
         ..PythonOptions::default()
     };
     let options = LoadOptions { python: Some(Arc::new(python)), ..LoadOptions::new(version.join("model.py"), 1) };
-    PythonEngine::new(None, Arc::new(|_, _| {})).unwrap().load(&options)
+    PythonEngine::new(None, Arc::new(|_, _| {})).expect("starts").load(&options)
 }
 
 /// The model of `code`; `None`: this machine's Python lacks numpy, and the error says so.

@@ -539,7 +539,7 @@ def test_inputs_are_shared_memory_that_stays_as_long_as_the_model_keeps_it(serve
                 return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("Y", total)]) for _ in requests]
     """
     write(repository, "keeps", code, config([("X", "FP32", [1])], [("Y", "FP32", [1])]))
-    server = serve(repository, "--profiling", "false")
+    server = serve(repository, "--no-profiling")
 
     def total(value):
         return client.infer("keeps", [tensor("X", np.full(1, value, dtype=np.float32))]).as_numpy("Y")[0]
@@ -576,7 +576,9 @@ def test_large_tensors_and_all_datatypes(serve, repository):
             answer = client.infer("identity", made)
             for name in datatypes:
                 got = answer.as_numpy(f"Y{name}")
-                assert got.dtype == sent[name].dtype and np.array_equal(got, sent[name])
+                # The client gives an empty array no datatype.
+                assert count == 0 or got.dtype == sent[name].dtype
+                assert got.shape == sent[name].shape and np.array_equal(got, sent[name])
 
 
 BROKEN = {

@@ -136,13 +136,19 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
                 declared.shapes.extend(definition.declared_outputs().map(|(name, shape)| (name.to_owned(), shape)));
                 declared.inspect(&file)?
             }
-            // Only the code knows more, and the check runs no code.
+            // The load tells.
+            ModelFormat::Python if completes_itself(&file) => continue,
             ModelFormat::Python => definition.declared_signature()?,
             ModelFormat::Emulated => Emulated::new().load(&LoadOptions::new(file, 1))?.signature().clone(),
         };
         definition.complete(&signature)?;
     }
     Ok(())
+}
+
+/// Whether the code of a Python model adds to its configuration.
+fn completes_itself(file: &std::path::Path) -> bool {
+    std::fs::read_to_string(file).is_ok_and(|code| code.contains("auto_complete_config"))
 }
 
 /// Loads a model, and unloads it again: not all models may fit at once. Returns the verdict on each

@@ -291,7 +291,7 @@ class Lane:
         alive = weakref.ref(base)
         requests = self.requests(call, base)
         del base
-        count, callers, takers = len(requests), self.model.callers, self.takers
+        count, reason, callers, takers = len(requests), None, self.model.callers, self.takers
         callers_of_run = callers.enter(requests)
         try:
             responses = self.model.execute(requests)
@@ -301,9 +301,11 @@ class Lane:
             for taker in takers:
                 # The error is the end: the senders that go with the frames of execute tell no other.
                 taker.is_over = True
-            traceback.print_exc()
+            # Many models refuse the requests that the server makes up at load.
+            if not all(asked["is_made_up"] for asked in call["asked"]):
+                traceback.print_exc()
             reason = words(error, self.model.folder)
-            return {"Raised": {"reason": reason, "metering": utils._take_metering()}}
+            traceback.clear_frames(error.__traceback__)
         except SystemExit:
             traceback.print_exc()
             sys.stderr.flush()
@@ -311,6 +313,10 @@ class Lane:
         finally:
             callers.leave(callers_of_run)
         del requests
+        if reason is not None:
+            self.takers = takers = taker = None
+            kept = alive() is not None
+            return {"Raised": {"reason": reason, "keeps_inputs": kept, "metering": utils._take_metering()}}
         responses = self.taken(takers, responses)
         self.takers = takers = None
         if not isinstance(responses, (list, tuple)) or len(responses) != count:

@@ -14,7 +14,8 @@ use crate::gate::part::Plan;
 pub fn run(plan: &Plan) -> Result<()> {
     let path = plan.folder().join("model.emulated.toml");
     std::fs::write(&path, MODEL)?;
-    let program = ExecutorProgram { program: std::env::current_exe()?, arguments: vec!["executor-process".into()] };
+    let program =
+        ExecutorProgram { program: std::env::current_exe()?, arguments: vec!["executor-process".into()], worker: None };
     let engine = Isolated::new(Arc::new(Emulated::new()), 1, program)?;
     let model = engine.load(&LoadOptions::new(&path, 1))?;
     let mut lane = model.lane_at(Place::default())?;

@@ -28,7 +28,7 @@ def request(request, to=None, **others):
     if name in (b"square", "square"):
         return pb_utils.InferenceRequest(model_name=name, requested_output_names=["OUT"], inputs=[pb_utils.Tensor("IN", x)], **others)
     ones = np.ones((1, 16), np.int32)
-    inputs = [pb_utils.Tensor("INPUT0", x.reshape(1, 16)), pb_utils.Tensor("INPUT1", ones)]
+    inputs = [pb_utils.Tensor("INPUT0", x.reshape(1, -1)), pb_utils.Tensor("INPUT1", ones)]
     return pb_utils.InferenceRequest(model_name=name, requested_output_names=["OUTPUT0"], inputs=inputs, **others)
 
 def answer(response, name="OUTPUT0"):

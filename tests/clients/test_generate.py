@@ -1,7 +1,9 @@
 """Triton's generate extension with real clients: curl, requests that read server-sent events, and tritonclient's stream."""
 import json
 import queue
+import socket
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -118,5 +120,19 @@ def test_a_client_that_leaves_ends_the_work(server):
     body = json.dumps({"x": [0.5]}).encode()
     assert requests.post(f"{server.url}/v2/models/slow/generate", data=body, timeout=60).status_code == 200
     head = f"POST /v2/models/slow/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    server.leave_during_work(head.encode() + body)
+
+    def cancelled():
+        return server.metric("downbeat_requests_not_answered_total", model="slow", reason="cancelled")
+
+    # Others are in the queue first, so that the request waits.
+    before, deadline = cancelled(), time.monotonic() + 120
+    while cancelled() == before:
+        assert time.monotonic() < deadline, "the work went on for a client that had left"
+        clients = [socket.create_connection(("127.0.0.1", server.http_port), timeout=60) for _ in range(8)]
+        for client in clients:
+            client.sendall(head.encode() + body)
+        time.sleep(0.05)
+        for client in clients:
+            client.close()
+        time.sleep(0.2)
     assert requests.post(f"{server.url}/v2/models/simple/generate", json=simple(), timeout=60).json() == expected()

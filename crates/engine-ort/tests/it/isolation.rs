@@ -25,6 +25,7 @@ fn isolated(engine: Arc<dyn Engine>) -> Isolated {
     let program = ExecutorProgram {
         program: std::env::current_exe().expect("is a file"),
         arguments: arguments.iter().map(Into::into).collect(),
+        worker: None,
     };
     Isolated::new(engine, 1, program).expect("starts")
 }

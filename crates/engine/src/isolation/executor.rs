@@ -144,7 +144,8 @@ impl Process {
             };
             let last_line = LastLine::default();
             let model = worker.map_or_else(|| call.path.display().to_string(), |worker| worker.model.clone());
-            let output = |is_error| Output { model: model.clone(), pid, is_error, last: last_line.clone() };
+            let prefix = if worker.is_some() { "" } else { "an executor process says: " };
+            let output = |is_error| Output { model: model.clone(), pid, is_error, prefix, last: last_line.clone() };
             let start = |copy: Box<dyn FnOnce() + Send>| {
                 std::thread::Builder::new().name("executor-log".to_owned()).spawn(copy).map(drop)
             };

@@ -1,5 +1,5 @@
-//! An instance of a model in the process of an interpreter: it takes the requests of a batch one by
-//! one, and its outputs may differ in shape.
+//! An instance of a model in the process of an interpreter. The instance answers the requests of a
+//! batch one by one, so that their outputs may differ in shape.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -110,14 +110,14 @@ impl Instance {
         *self.end.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(lane.process.clone());
         let call = stop::run(Some(self.end.clone())).map_err(|reason| RunError::new(engine, reason))?;
         let numbers = numbers(&self.answers, requests);
-        let asked = lane.ask(self.runs, requests, &numbers);
+        let asked = lane.ask(engine, self.runs, requests, &numbers);
         requests.iter().filter_map(|request| request.about.as_ref()).for_each(|about| about.left.unwatch());
-        drop(call);
         // A run that fails has no more answers to its requests.
         if !matches!(&asked, Ok(BatchAnswer { answers: Ok(_), .. })) {
             numbers.iter().flatten().for_each(|number| drop(self.answers.remove(*number)));
         }
         let Ok(answer) = asked else {
+            drop(call);
             let process = lane.process.clone();
             *open = None;
             // The next process opens the lane.
@@ -126,28 +126,20 @@ impl Instance {
         };
         if answer.keeps_inputs {
             let process = lane.process.clone();
+            // The process waits for the end of the lane's socket before it opens another.
+            *open = None;
             drop(open);
             // The code goes on with its inputs, in memory that no run uses any more.
             if self.link.open(&process).is_err() {
                 process.kill();
             }
         }
+        drop(call);
         if !answer.metering.is_empty() {
             (self.on_metering)(answer.metering);
         }
-        answer
-            .answers
-            .map_err(|reason| RunError::new(engine, reason))?
-            .into_iter()
-            .map(|reply| Ok(named(engine, reply)))
-            .collect()
+        answer.answers.map_err(|reason| RunError::new(engine, reason))
     }
-}
-
-/// A request's answer, with the engine's name in its error.
-fn named(engine: &'static str, reply: Result<Answered, (String, Option<ErrorCode>)>) -> Result<Answered, RunError> {
-    reply
-        .map_err(|(reason, code)| RunError { code: code.or(Some(ErrorCode::Unknown)), ..RunError::new(engine, reason) })
 }
 
 /// The numbers of the requests to which any number of answers may come.
@@ -158,14 +150,21 @@ fn numbers(table: &AnswerTable, requests: &[AskedRequest]) -> Vec<Option<u64>> {
 
 /// The answer of a process to a batch.
 struct BatchAnswer {
-    answers: Result<Vec<Result<Answered, (String, Option<ErrorCode>)>>, String>,
+    /// The answers, or why the model's code failed for all requests.
+    answers: Result<Answers, String>,
     keeps_inputs: bool,
     metering: Metering,
 }
 
 impl Open {
     /// Sends the requests of a batch to the process, and receives its answer.
-    fn ask(&mut self, run: u64, requests: &[AskedRequest], numbers: &[Option<u64>]) -> io::Result<BatchAnswer> {
+    fn ask(
+        &mut self,
+        engine: &'static str,
+        run: u64,
+        requests: &[AskedRequest],
+        numbers: &[Option<u64>],
+    ) -> io::Result<BatchAnswer> {
         let head = requests.len().next_multiple_of(ALIGNMENT);
         let tensors: Vec<&Tensor> = requests.iter().flat_map(|request| request.tensors.iter().flatten()).collect();
         let batch = Batch::write_behind(head, tensors.iter().copied(), &mut self.inputs)?;
@@ -186,18 +185,18 @@ impl Open {
                 budget_us: request.budget.map(|budget| budget.as_nanos() / 1_000),
                 left,
                 answers: numbers.get(left).copied().flatten(),
+                is_made_up: about.is_none(),
             });
         }
         self.wire.send(&RunCall { run, first: 0, end: 1, batch, asked })?;
         match self.wire.receive()? {
             RunAnswer::Answered { batch, requests: replies, keeps_inputs, metering } => {
                 let outputs = batch.read(&mut self.outputs)?;
-                let answers = Ok(self::answers(outputs, replies, requests.len())?);
+                let answers = Ok(self::answers(engine, outputs, replies, requests.len())?);
                 Ok(BatchAnswer { answers, keeps_inputs, metering })
             }
-            RunAnswer::Raised { reason, metering } => {
-                // An exception may hold the inputs in its frames.
-                Ok(BatchAnswer { answers: Err(reason), keeps_inputs: true, metering })
+            RunAnswer::Raised { reason, keeps_inputs, metering } => {
+                Ok(BatchAnswer { answers: Err(reason), keeps_inputs, metering })
             }
             RunAnswer::Failed(reason) => {
                 Ok(BatchAnswer { answers: Err(reason), keeps_inputs: false, metering: Vec::new() })
@@ -208,11 +207,7 @@ impl Open {
 }
 
 /// The answers of `count` requests. Their outputs are copied, as the next run overwrites the region.
-fn answers(
-    outputs: Vec<Tensor>,
-    replies: Vec<Reply>,
-    count: usize,
-) -> io::Result<Vec<Result<Answered, (String, Option<ErrorCode>)>>> {
+fn answers(engine: &'static str, outputs: Vec<Tensor>, replies: Vec<Reply>, count: usize) -> io::Result<Answers> {
     if replies.len() != count {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -224,8 +219,11 @@ fn answers(
         Ok(Some(tensor))
     };
     let reply = |reply| match reply {
-        Reply::Outputs(places) => Ok(Ok(places.into_iter().map(&mut take).collect::<io::Result<_>>()?)),
-        Reply::Error { reason, code } => Ok(Err((reason, code.map(ErrorCode::of_number)))),
+        Reply::Outputs(places) => Ok(Ok(places.into_iter().map(&mut take).collect::<io::Result<Answered>>()?)),
+        Reply::Error { reason, code } => {
+            let code = code.map_or(ErrorCode::Unknown, ErrorCode::of_number);
+            Ok(Err(RunError { code: Some(code), ..RunError::new(engine, reason) }))
+        }
     };
     replies.into_iter().map(reply).collect()
 }

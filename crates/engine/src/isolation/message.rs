@@ -164,6 +164,8 @@ pub(super) struct Asked {
     /// The number of the request's place in the [`AnswerTable`](super::AnswerTable), if the model
     /// may give any number of answers.
     pub answers: Option<u64>,
+    /// Whether the server made up the request.
+    pub is_made_up: bool,
 }
 
 /// The answer of a lane.
@@ -184,6 +186,8 @@ pub(super) enum RunAnswer {
     /// The model's code failed, for all requests.
     Raised {
         reason: String,
+        #[serde(default)]
+        keeps_inputs: bool,
         #[serde(default)]
         metering: Metering,
     },

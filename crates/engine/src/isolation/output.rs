@@ -44,6 +44,8 @@ pub(super) struct Output {
     pub pid: u32,
     /// Whether the lines are errors: those of standard error.
     pub is_error: bool,
+    /// The words in front of lines that have no level of their own.
+    pub prefix: &'static str,
     pub last: LastLine,
 }
 
@@ -103,7 +105,7 @@ impl Output {
     }
 
     fn log(&self, text: &str) {
-        let Output { model, pid, is_error, .. } = self;
+        let Output { model, pid, is_error, prefix, .. } = self;
         let (level, text) = match text.strip_prefix(MARK).and_then(|text| text.split_at_checked(1)) {
             Some(marked) => marked,
             None if *is_error => ("-", text),
@@ -114,7 +116,7 @@ impl Output {
             "W" => tracing::warn!(%model, pid, "{text}"),
             "V" => tracing::debug!(%model, pid, "{text}"),
             "I" => tracing::info!(%model, pid, "{text}"),
-            _ => tracing::warn!(%model, pid, "an executor process says: {text}"),
+            _ => tracing::warn!(%model, pid, "{prefix}{text}"),
         }
     }
 }
@@ -131,7 +133,7 @@ mod tests {
     #[test]
     fn the_last_line_of_standard_error_is_kept_and_marked_lines_are_not() {
         let last = LastLine::default();
-        let output = |is_error| Output { model: "m".into(), pid: 1, is_error, last: last.clone() };
+        let output = |is_error| Output { model: "m".into(), pid: 1, is_error, prefix: "", last: last.clone() };
         output(false).copy(&b"out\n"[..]);
         assert_eq!(last.words(), "");
         output(true).copy(&b"Traceback\nValueError: no\n\n\x01Inews\n"[..]);

@@ -123,7 +123,9 @@ mod tests {
         let (left, heard) = (ClientLeft::default(), Arc::new(AtomicU32::new(0)));
         let watcher = || {
             let heard = heard.clone();
-            move || drop(heard.fetch_add(1, Ordering::Relaxed))
+            move || {
+                heard.fetch_add(1, Ordering::Relaxed);
+            }
         };
         left.watch(watcher());
         left.unwatch();

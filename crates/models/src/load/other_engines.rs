@@ -88,7 +88,7 @@ impl Engine for OnCpu {
     }
 }
 
-/// The engine of Python models, which is made for the first of them.
+/// The engine of Python models. The first such model makes the engine.
 pub struct Python {
     on_metering: OnMetering,
     on_call: OnCall,

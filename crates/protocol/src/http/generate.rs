@@ -139,6 +139,7 @@ impl Reader<'_> {
             CodecError(format!("Expected JSON object for keyword: '{NESTED}'; got {}: {error}", kind(text)))
         })?;
         self.take_all(fields, false)
+            .map_err(|CodecError(reason)| CodecError(format!("Converting keyword: '{NESTED}': {reason}")))
     }
 
     fn parameter(&mut self, name: String, text: &str) -> Result<(), CodecError> {

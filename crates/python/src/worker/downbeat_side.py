@@ -112,7 +112,7 @@ def tensors_of(heads, data):
 class Local:
     """Takes the answers that no client waits for: those of made-up requests, and of models with one answer."""
 
-    is_used = False
+    is_used = is_over = False
 
     def __init__(self):
         self.first, self.ended, self.count = None, threading.Event(), 0
@@ -140,7 +140,7 @@ class Local:
 class Remote:
     """Takes the answers to a client's request."""
 
-    is_used = False
+    is_used = is_over = False
 
     def __init__(self, side, key, outputs_of):
         self.side, self.key, self.outputs_of, self.open = side, key, outputs_of, True
@@ -189,7 +189,7 @@ class InferenceResponseSender:
 
     def __del__(self):
         # A model that drops its sender has no more answers.
-        if not self._ended:
+        if not self._ended and not self._taker.is_over:
             self._ended = True
             try:
                 self._taker.send(None, True)

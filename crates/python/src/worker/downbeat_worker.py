@@ -291,16 +291,21 @@ class Lane:
         alive = weakref.ref(base)
         requests = self.requests(call, base)
         del base
-        count, callers, takers = len(requests), self.model.callers, self.takers
+        count, reason, callers, takers = len(requests), None, self.model.callers, self.takers
         callers_of_run = callers.enter(requests)
         try:
             responses = self.model.execute(requests)
         except side.Enough:
             responses = None
         except Exception as error:
-            traceback.print_exc()
+            for taker in takers:
+                # The error is the end: the senders that go with the frames of execute tell no other.
+                taker.is_over = True
+            # Many models refuse the requests that the server makes up at load.
+            if not all(asked["is_made_up"] for asked in call["asked"]):
+                traceback.print_exc()
             reason = words(error, self.model.folder)
-            return {"Raised": {"reason": reason, "metering": utils._take_metering()}}
+            traceback.clear_frames(error.__traceback__)
         except SystemExit:
             traceback.print_exc()
             sys.stderr.flush()
@@ -308,6 +313,10 @@ class Lane:
         finally:
             callers.leave(callers_of_run)
         del requests
+        if reason is not None:
+            self.takers = takers = taker = None
+            kept = alive() is not None
+            return {"Raised": {"reason": reason, "keeps_inputs": kept, "metering": utils._take_metering()}}
         responses = self.taken(takers, responses)
         self.takers = takers = None
         if not isinstance(responses, (list, tuple)) or len(responses) != count:
@@ -434,6 +443,9 @@ class Lane:
     def cast_to(self, tensor, wanted):
         protocol = PROTOCOL_NAMES[wanted]
         dtype = utils._BY_PROTOCOL[protocol]
+        if tensor._array.size == 0:
+            # No element has a datatype.
+            return np.empty(tensor._array.shape, dtype=dtype or np.uint16)
         if "BYTES" in (protocol, tensor._datatype) or dtype is None or tensor._datatype == "BF16":
             raise Failed(
                 f"output '{tensor._name}' is {tensor._datatype}, and the configuration declares {protocol}"

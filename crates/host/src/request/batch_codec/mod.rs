@@ -57,8 +57,8 @@ pub struct BatchCodec {
     /// model serves, since made-up requests have such answers. It is silent again after the first
     /// warning.
     is_misfit_told: AtomicBool,
-    /// Whether the model takes requests and not the rows of a batch. Its requests then have their
-    /// ids and parameters with them.
+    /// Whether the model takes requests and not the rows of a batch. Its requests then carry
+    /// ids and parameters.
     pub takes_requests: bool,
 }
 

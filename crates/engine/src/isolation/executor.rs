@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -197,6 +198,23 @@ impl Process {
             (None, Some(pid)) => kill_process(pid, Signal::KILL),
             (None, None) => Ok(()),
         };
+    }
+
+    /// Tells a worker that the server needs it no more, and gives it [`PATIENCE`] for its last work.
+    /// Kills any other process at once.
+    fn end(self: &Arc<Self>) {
+        if !self.leads || lock(&self.stops).shutdown(Shutdown::Write).is_err() {
+            return self.kill();
+        }
+        let process = self.clone();
+        let kill = move || {
+            let (_kept, never) = mpsc::channel::<()>();
+            let _ = never.recv_timeout(PATIENCE);
+            process.kill();
+        };
+        if std::thread::Builder::new().name("executor-end".to_owned()).spawn(kill).is_err() {
+            self.kill();
+        }
     }
 
     /// Ends the processes that an ended process has started, and that hold its sockets open.
@@ -396,7 +414,7 @@ impl Supervisor {
     pub(super) fn close(&self) {
         let mut life = lock(&self.life);
         life.closed = true;
-        life.process.iter().for_each(|process| process.kill());
+        life.process.iter().for_each(Process::end);
         self.changed.notify_all();
     }
 

@@ -118,6 +118,20 @@ fn a_process_that_ends_is_started_again() {
 }
 
 #[test]
+fn a_model_that_is_not_needed_any_more_finalizes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("finalized");
+    let code = format!("{CODE}\n    def finalize(self):\n        open({mark:?}, 'w').close()\n");
+    let Some(model) = loaded(folder.path(), &code) else { return };
+    let process = format!("/proc/{}", model.executor().unwrap().pid().unwrap());
+    drop(model);
+    while Path::new(&process).exists() {
+        std::thread::yield_now();
+    }
+    assert!(mark.exists());
+}
+
+#[test]
 fn a_python_that_is_not_there_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let error = load(folder.path(), CODE, "/nonexistent/python").err().unwrap().to_string();

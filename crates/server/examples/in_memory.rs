@@ -4,6 +4,9 @@
 #[path = "../tests/it/support/memory_service.rs"]
 #[allow(dead_code, reason = "its knobs are for tests")]
 mod memory_service;
+#[path = "../tests/it/support/repeat.rs"]
+#[allow(dead_code, reason = "its knobs are for tests")]
+mod repeat;
 
 use std::sync::Arc;
 

@@ -69,6 +69,7 @@ fn try_many(name: &str) {
     downbeat_fuzz::PROGRAM.get_or_init(|| ExecutorProgram {
         program: std::env::current_exe().unwrap(),
         arguments: ["--exact", "model_process", "--ignored", "--nocapture"].map(Into::into).to_vec(),
+        worker: None,
     });
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
     let seeds = seeds(target);

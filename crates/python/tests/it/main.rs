@@ -8,7 +8,7 @@ use downbeat_core::tensor::DataType;
 use downbeat_engine::{
     AskedRequest, Buffer, Engine, ErrorCode, LoadError, LoadOptions, Model, PythonOptions, State, Tensor,
 };
-use downbeat_python::PythonEngine;
+use downbeat_python::{OnAnswer, OpenCall, PythonEngine};
 
 const CONFIG: &str = r#"{"name": "m", "max_batch_size": 4,
     "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [2]}],
@@ -29,6 +29,13 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 2)])
 "#;
 
+/// The code of these tests asks no other models.
+struct NoCall;
+
+impl OpenCall for NoCall {
+    fn pull(&self) {}
+}
+
 fn python() -> String {
     std::env::var("DOWNBEAT_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned())
 }
@@ -47,7 +54,11 @@ fn load(folder: &Path, code: &str, interpreter: &str) -> Result<Arc<dyn Model>, 
         ..PythonOptions::default()
     };
     let options = LoadOptions { python: Some(Arc::new(python)), ..LoadOptions::new(version.join("model.py"), 1) };
-    PythonEngine::new(None, Arc::new(|_, _| {})).expect("starts").load(&options)
+    let on_call = Arc::new(|_, mut on_answer: OnAnswer| -> Box<dyn OpenCall> {
+        on_answer(None, true);
+        Box::new(NoCall)
+    });
+    PythonEngine::new(None, Arc::new(|_, _| {}), on_call).expect("starts").load(&options)
 }
 
 /// The model of `code`; `None`: this machine's Python lacks numpy, and the error says so.

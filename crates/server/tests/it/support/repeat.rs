@@ -58,11 +58,11 @@ impl Repeat {
     }
 
     pub async fn wait_for_sent(&self, count: usize) {
-        self.sent.subscribe().wait_for(|now| *now >= count).await.unwrap();
+        self.sent.subscribe().wait_for(|now| *now >= count).await.expect("the sender is a field");
     }
 
     pub async fn wait_for_left(&self, count: usize) {
-        self.left.subscribe().wait_for(|now| *now >= count).await.unwrap();
+        self.left.subscribe().wait_for(|now| *now >= count).await.expect("the sender is a field");
     }
 
     pub fn infer_stream(&self, request: InferRequest) -> Result<Answers, ServiceError> {

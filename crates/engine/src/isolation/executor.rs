@@ -111,32 +111,38 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The command of an executor process, without its socket.
+fn command(program: &ExecutorProgram, call: &LoadCall) -> Command {
+    let mut command = Command::new(&program.program);
+    command.args(&program.arguments);
+    if call.limits.is_some() {
+        let (variable, value) = crate::process::stack_of_trials();
+        command.env(variable, value);
+    }
+    let worker = program.worker.as_ref();
+    if let Some(worker) = worker {
+        command.envs(worker.environment.iter().cloned()).process_group(0);
+    } else {
+        // An interpreter finds its packages by its own name.
+        command.arg0("downbeat");
+    }
+    // With a log, the process must not wait for the log's reader. Without a log, lines that
+    // name no model would mix with the output of a command. The error of the load or the run
+    // says why a process ended.
+    let has_log = tracing::dispatcher::has_been_set();
+    let piped = |is_wanted| if is_wanted { Stdio::piped() } else { Stdio::null() };
+    command.stdout(piped(has_log && worker.is_some())).stderr(piped(has_log || worker.is_some()));
+    command
+}
+
 impl Process {
     fn spawn(program: &ExecutorProgram, call: &LoadCall) -> io::Result<(Child, Process)> {
         let (ours, theirs) = UnixStream::pair()?;
-        let mut command = Command::new(&program.program);
-        command.args(&program.arguments);
-        if call.limits.is_some() {
-            let (variable, value) = crate::process::stack_of_trials();
-            command.env(variable, value);
-        }
-        // With a log, the process must not wait for the log's reader. Without a log, lines that
-        // name no model would mix with the output of a command. The error of the load or the run
-        // says why a process ended.
-        let has_log = tracing::dispatcher::has_been_set();
-        let piped = |is_wanted| if is_wanted { Stdio::piped() } else { Stdio::null() };
-        let worker = program.worker.as_ref();
-        if let Some(worker) = worker {
-            command.envs(worker.environment.iter().cloned()).process_group(0);
-        } else {
-            // An interpreter finds its packages by its own name.
-            command.arg0("downbeat");
-        }
-        command.stdin(OwnedFd::from(theirs)).stdout(piped(has_log && worker.is_some()));
-        let mut child = command.stderr(piped(has_log || worker.is_some())).spawn()?;
+        let mut command = command(program, call);
+        let mut child = command.stdin(OwnedFd::from(theirs)).spawn()?;
         // The command keeps the process's end of the socket.
         drop(command);
-        let pid = child.id();
+        let (pid, worker) = (child.id(), program.worker.as_ref());
         let made = || {
             let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
             let handle = match pidfd_open(number, PidfdFlags::empty()) {

@@ -1,5 +1,5 @@
-//! A second socket between the server and the process of an interpreter, for messages beside the
-//! runs: answers that come before or after the end of a run, and calls of other models.
+//! A second socket between the server and the process of an interpreter. Its messages come beside
+//! the runs: early and late answers, and calls of other models.
 
 use std::collections::BTreeMap;
 use std::io;

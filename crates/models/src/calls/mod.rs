@@ -1,5 +1,5 @@
-//! Requests of models' code to other models of this server. They go the way of all requests, with
-//! the rest of the caller's time.
+//! Requests of models' code to other models of this server. Such a request goes the way of all
+//! requests, with the rest of the caller's time.
 
 mod waits;
 

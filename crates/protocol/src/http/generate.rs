@@ -253,9 +253,8 @@ fn elements(text: &str) -> Result<usize, String> {
     })
 }
 
-/// The shape of `count` elements in `dims`, by Triton's rule: the last varying size takes the
-/// elements that the fixed sizes leave, and other varying sizes are 1. `None` if the elements do not
-/// fit.
+/// The shape of `count` elements in `dims`, by Triton's rule. The last varying size takes the
+/// elements that the fixed sizes leave. Other varying sizes are 1. `None` if the elements do not fit.
 fn shape_of(dims: &[i64], count: usize) -> Option<Vec<i64>> {
     let mut rest = i64::try_from(count).ok()?;
     for fixed in dims.iter().filter(|size| **size >= 0) {

@@ -62,7 +62,7 @@ pub enum DispatchPolicy {
     /// ([`crate::device::PolicyName`]).
     Route,
     /// Deferred, for a step of a pipeline: a candidate that waits takes time from the steps after
-    /// it. The candidate therefore starts at once when batches of its size keep up with [`PACE`]
+    /// it. The candidate therefore starts at once when batches of its size keep up with 1.1
     /// times the arrivals of the last second. Users do not name this policy: [`DispatchPolicy::of_step`] chooses it.
     EarlyLeave {
         /// The part of the devices that the model may count on, percent. Other models of the same

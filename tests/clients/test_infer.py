@@ -200,7 +200,7 @@ def test_texts_go_to_the_steps_of_the_server(infer, tmp_path):
     assert len(table.splitlines()) == 4, table
 
 
-def test_each_fault_has_one_line_that_says_what_to_type(infer, binary, tmp_path):
+def test_each_fault_has_one_line_that_says_what_to_type(infer, binary, server, tmp_path):
     np.save(tmp_path / "wrong.npy", np.zeros((2, 5)))
     np.save(tmp_path / "half.npy", np.array([[0.5]]))
     np.save(tmp_path / "objects.npy", np.array([{}, []], dtype=object), allow_pickle=True)
@@ -232,6 +232,7 @@ def test_each_fault_has_one_line_that_says_what_to_type(infer, binary, tmp_path)
     for args, status, said in [
         (["add", "--output", "out.txt"], 2, "expected a name that ends in .npy, .npz, .json or .csv"),
         (["add", "wrong.npy", "--url", "http://127.0.0.1:9"], 1, "is `downbeat serve` running there?"),
+        (["add", "wrong.npy", "--url", f"http://{server.grpc}"], 1, "answers, but not in HTTP/1.1: a gRPC port does so"),
     ]:
         done = subprocess.run([binary, "infer", *args], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == status and said in done.stderr, done.stderr

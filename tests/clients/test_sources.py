@@ -197,6 +197,7 @@ def test_each_wrong_source_is_one_line_that_says_what_to_do(binary, tmp_path, hu
         ("ftp://host/x", "known are hf, s3, gs, az, https"),
         ("https://127.0.0.1:1/model", "a file that ends in .onnx"),
         ("http://127.0.0.1:1/model.onnx", "127.0.0.1 does not answer"),
+        (f"https://127.0.0.1:{hub.port}/model.onnx", "127.0.0.1 answers without TLS; write http://"),
         ("s3://models/empty", "no ONNX file below this prefix"),
         ("s3://models/none", "no object begins with this prefix"),
         ("s3://nowhere/x", "there is no bucket 'nowhere'"),

@@ -91,13 +91,20 @@ pub(crate) fn words(error: &reqwest::Error) -> String {
     if words.is_empty() { error.to_string() } else { words }
 }
 
+/// The words of rustls about an answer that is no TLS.
+const NO_TLS: &str = "InvalidContentType";
+
 /// The error of a request that got no answer.
 pub(crate) fn no_answer(error: &reqwest::Error) -> FetchError {
     let host = error.url().and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_else(|| "the server".to_owned());
     if error.is_redirect() || error.is_builder() {
         return FetchError::Answer(format!("{host}: {}", words(error)));
     }
-    FetchError::Unreachable(format!("{host} does not answer: {}", words(error)))
+    let words = words(error);
+    if words.contains(NO_TLS) {
+        return FetchError::Answer(format!("{host} answers without TLS; write http:// in place of https://"));
+    }
+    FetchError::Unreachable(format!("{host} does not answer: {words}"))
 }
 
 /// The error of an answer with this status, for `what`; `hint` is the remedy if access is refused.

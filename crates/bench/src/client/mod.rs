@@ -149,8 +149,9 @@ impl Client {
             request = request.header(hyper::header::CONTENT_TYPE, "application/json");
         }
         let request = request.body(Full::new(body))?;
+        let authority = &self.authority;
         let exchange = async {
-            let response = self.sender.send_request(request).await.context("the connection broke off")?;
+            let response = self.sender.send_request(request).await.map_err(|error| broke_off(authority, error))?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, MAX_ANSWER_BYTES)
                 .collect()
@@ -180,6 +181,17 @@ impl Client {
         };
         Ok((body, header_length))
     }
+}
+
+/// The error of a request whose connection ended before the answer.
+fn broke_off(authority: &str, error: hyper::Error) -> anyhow::Error {
+    if error.is_parse() {
+        return anyhow!(
+            "{authority} answers, but not in HTTP/1.1: a gRPC port does so; ask the server's HTTP port (8000, unless the \
+             server was told otherwise)"
+        );
+    }
+    anyhow::Error::new(error).context("the connection broke off")
 }
 
 #[cfg(test)]

@@ -142,7 +142,8 @@ fn classes(output: &InferTensor, row: &[Element<'_>], top: usize) -> Option<Vec<
         _ => None,
     };
     let values: Vec<f64> = row.iter().map(value).collect::<Option<_>>()?;
-    let are_probabilities = values.iter().all(|value| (0.0..=1.0).contains(value))
+    // Sums of floats may be a little above 1.
+    let are_probabilities = values.iter().all(|value| (0.0..=1.0 + SUM_TOLERANCE).contains(value))
         && (values.iter().sum::<f64>() - 1.0).abs() < SUM_TOLERANCE;
     if !are_probabilities {
         return None;
@@ -220,6 +221,7 @@ mod tests {
     #[test]
     fn probabilities_are_classes_and_other_numbers_are_not() {
         assert_eq!(shown(floats(&[1, 3], &[0.1, 0.7, 0.2])), "y: class 1 (probability 0.7000)\n");
+        assert_eq!(shown(floats(&[1, 2], &[1.000_000_1, 0.0])), "y: class 0 (probability 1.0000)\n");
         assert_eq!(shown(floats(&[1, 3], &[0.1, 0.7, 0.3])), "y FP32 [1, 3]: 0.1, 0.7, 0.3\n");
         assert_eq!(shown(floats(&[1, 1], &[1.0])), "y FP32 [1, 1]: 1\n", "one number is no choice");
         assert_eq!(shown(floats(&[1, 1, 2], &[0.5, 0.5])), "y FP32 [1, 1, 2]: 0.5, 0.5\n");

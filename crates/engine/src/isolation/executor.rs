@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use downbeat_core::tensor::TensorSpec;
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group,
 
 use super::lane::LaneLink;
 use super::message::{Answer, Call, LoadCall, Loaded, Wire, send};
-use super::output::{LastLine, Output};
+use super::output::{LastLine, Output, now};
 use super::side::Side;
 use crate::stop::Interrupt;
 use crate::traits::{Executor, LoadError};
@@ -490,14 +490,6 @@ impl Executor for Supervisor {
         }
         Some(lock(&self.life).why_down.clone())
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "how long a process has lived decides only how soon the next one is started"
-)]
-pub(super) fn now() -> Instant {
-    Instant::now()
 }
 
 fn how_it_ended(status: ExitStatus) -> String {

@@ -5,8 +5,6 @@ use std::io::{BufRead, BufReader, Read};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::executor::now;
-
 /// Most bytes that make one line of the log.
 const MOST_OF_A_LINE: u64 = 8 << 10;
 /// Most lines of a process's stream in a [`PERIOD`]; more are counted and left out.
@@ -124,6 +122,14 @@ impl Output {
 #[expect(clippy::disallowed_methods, reason = "the writer of a flood of lines waits, on a thread of its own")]
 fn pause(time: Duration) {
     std::thread::sleep(time);
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how long a process has lived decides only how soon the next one is started"
+)]
+pub(super) fn now() -> Instant {
+    Instant::now()
 }
 
 #[cfg(test)]

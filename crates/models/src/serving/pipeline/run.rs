@@ -140,7 +140,7 @@ impl Serving {
         let places = wanted.unwrap_or(&all);
         let name = whole.model_name.clone();
         let of_ensemble = |reason| ServiceError::InvalidArgument(format!("ensemble '{name}': {reason}"));
-        let tensors = Tensors::new(pipeline, &mut whole, places, self.budget.reservation());
+        let tensors = Tensors::new(pipeline.ensemble(), &pipeline.codec, &mut whole, places, self.budget.reservation());
         let mut tensors = tensors.map_err(of_ensemble)?;
         let wanted: Vec<usize> = places.iter().map(|place| ensemble.outputs[*place]).collect();
         let wants_all = wanted.len() == ensemble.outputs.len();
@@ -179,8 +179,9 @@ impl Serving {
             walk.handle_finished(step);
         }
         time.end(self.now());
-        let outputs =
-            tensors.outputs(pipeline, places).map_err(|error| error.within(format_args!("ensemble '{name}'")))?;
+        let outputs = tensors
+            .outputs(pipeline.ensemble(), &pipeline.codec, places)
+            .map_err(|error| error.within(format_args!("ensemble '{name}'")))?;
         let response =
             InferResponse { model_name: whole.model_name, id: whole.id, outputs, ..InferResponse::default() };
         Ok((response, (waited, ran)))

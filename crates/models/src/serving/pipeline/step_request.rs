@@ -1,11 +1,10 @@
 //! The request of a step to its model, and the tensors between the steps.
 
+use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_protocol::{InferRequest, InferTensor, RequestedOutput};
 use downbeat_repository::{Ensemble, TensorBinding};
 use downbeat_service::budget::Reservation;
 use downbeat_service::error::ServiceError;
-
-use super::Pipeline;
 
 /// The tensors of one request on its way through the steps. A tensor goes from step to step without
 /// a copy, and is forgotten after its last use.
@@ -24,20 +23,20 @@ impl Tensors {
     /// # Errors
     /// A text, if an input does not have the sizes that its `reshape` is for.
     pub fn new(
-        pipeline: &Pipeline,
+        ensemble: &Ensemble,
+        codec: &BatchCodec,
         request: &mut InferRequest,
         wanted: &[usize],
         held: Reservation,
     ) -> Result<Self, String> {
-        let ensemble = pipeline.ensemble();
         let mut tensors =
             Tensors { there: vec![None; ensemble.tensors.len()], uses: vec![0; ensemble.tensors.len()], held };
         let needed = ensemble.steps.iter().flat_map(|step| &step.inputs).map(|(_, tensor)| *tensor);
         let wanted = wanted.iter().filter_map(|place| ensemble.outputs.get(*place).copied());
         needed.chain(wanted).for_each(|tensor| tensors.uses[tensor] += 1);
         for mut input in std::mem::take(&mut request.inputs) {
-            let bound = pipeline.codec.inputs.iter().position(|binding| binding.client.name == input.name);
-            let Some((place, binding)) = bound.and_then(|at| Some((at, pipeline.codec.inputs.get(at)?))) else {
+            let bound = codec.inputs.iter().position(|binding| binding.client.name == input.name);
+            let Some((place, binding)) = bound.and_then(|at| Some((at, codec.inputs.get(at)?))) else {
                 continue;
             };
             if binding.is_reshaped() {
@@ -100,12 +99,15 @@ impl Tensors {
     ///
     /// # Errors
     /// `Internal` if one is missing or has other sizes than the ensemble declares.
-    pub fn outputs(&mut self, pipeline: &Pipeline, wanted: &[usize]) -> Result<Vec<InferTensor>, ServiceError> {
-        let ensemble = pipeline.ensemble();
+    pub fn outputs(
+        &mut self,
+        ensemble: &Ensemble,
+        codec: &BatchCodec,
+        wanted: &[usize],
+    ) -> Result<Vec<InferTensor>, ServiceError> {
         let mut outputs = Vec::with_capacity(wanted.len());
         for place in wanted {
-            let (Some(tensor), Some(binding)) = (ensemble.outputs.get(*place), pipeline.codec.outputs.get(*place))
-            else {
+            let (Some(tensor), Some(binding)) = (ensemble.outputs.get(*place), codec.outputs.get(*place)) else {
                 continue;
             };
             let made = self

@@ -11,10 +11,7 @@ use crate::environment::Interpreter;
 use crate::instances::{Instances, Start};
 use crate::model::PythonModel;
 use crate::side::OnCall;
-use crate::worker::program;
-
-/// The name of the engine.
-pub const NAME: &str = "python";
+use crate::worker::{NAME, program};
 
 /// Hears about the changes of the metrics of a model: the model's name, and a JSON value for each
 /// change.

@@ -8,8 +8,8 @@ use downbeat_engine::{
     Executor, Instance, InstanceStarter, LoadError, LoadOptions, LoadedInstance, PythonOptions, RunError,
 };
 
-use crate::engine::NAME;
 use crate::side::{OnCall, side};
+use crate::worker::NAME;
 
 /// The facts from which an instance is started.
 pub struct Start {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use downbeat_core::tensor::Signature;
 use downbeat_engine::{Answered, Answers, AskedRequest, Lane, LoadError, RunError, State, Tensor};
 
-use crate::engine::NAME;
 use crate::instances::Instances;
+use crate::worker::NAME;
 
 /// A lane of a Python model.
 pub struct PythonLane {

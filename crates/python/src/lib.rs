@@ -12,5 +12,6 @@ mod model;
 mod side;
 mod worker;
 
-pub use engine::{NAME, OnMetering, PythonEngine};
+pub use engine::{OnMetering, PythonEngine};
 pub use side::{Fault, ModelCall, Named, OnAnswer, OnCall, OpenCall};
+pub use worker::NAME;

@@ -7,6 +7,9 @@ use downbeat_engine::isolation::{ExecutorProgram, Worker};
 
 use crate::environment::Interpreter;
 
+/// The name of the engine.
+pub const NAME: &str = "python";
+
 /// Reads the modules of the worker from its socket, and runs them.
 const BOOT: &str = include_str!("worker/boot.py");
 

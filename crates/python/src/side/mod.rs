@@ -13,7 +13,7 @@ use downbeat_engine::{AnswerTable, ErrorCode, RunError, Side, Tensor};
 pub use frame::Fault;
 use frame::{Called, Placed, Reply, Told};
 
-use crate::engine::NAME;
+use crate::worker::NAME;
 
 /// A tensor with its name.
 pub type Named = (String, Tensor);

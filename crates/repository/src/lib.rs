@@ -39,7 +39,8 @@ pub use config::finding::{ConfigError, Finding, Position, did_you_mean, nearest}
 pub use config::warmup::{Warmup, WarmupData, WarmupInput};
 pub use definition::{ModelDefinition, ModelFormat};
 pub use downbeat_core::UnknownName;
-pub use ensemble::{Ensemble, EnsembleStep, StepModel};
+pub use ensemble::wiring::StepModel;
+pub use ensemble::{Ensemble, EnsembleStep};
 pub use layout::{derived_name, stem};
 pub use repositories::ModelRepositories;
 pub use repository::{Fingerprint, ModelRepository, RepositoryError, Scan};

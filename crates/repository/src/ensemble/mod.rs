@@ -1,6 +1,6 @@
 //! Ensembles: models that have no file, but steps. Each step runs another model.
 
-mod wiring;
+pub mod wiring;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,8 +10,6 @@ use downbeat_protocol::inference::{ModelConfig, ModelEnsembling, model_ensemblin
 
 use crate::config::check::Report;
 use crate::config::finding::did_you_mean;
-
-pub use wiring::StepModel;
 
 /// Most steps of an ensemble. Each request looks at each step.
 const MOST_STEPS: usize = 256;

@@ -221,8 +221,14 @@ impl Serving {
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    pub async fn infer(&self, served: &Model, request: InferRequest, within: Option<&Within>) -> Inferred {
-        self.infer_to(served, request, within, |_, _| ()).await
+    pub fn infer(
+        &self,
+        served: &Model,
+        request: InferRequest,
+        within: Option<&Within>,
+    ) -> impl Future<Output = Inferred> + Send {
+        // No `async fn`: its future would move the request once more.
+        self.infer_to(served, request, within, |_, _| ())
     }
 
     /// As [`Serving::infer`]. `on_admitted` sees the request before it is handed over.

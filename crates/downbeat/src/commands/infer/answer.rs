@@ -21,6 +21,9 @@ const SHOWN_ROWS: usize = 100;
 /// Largest difference to 1 of the sum of probabilities.
 const SUM_TOLERANCE: f64 = 1e-2;
 
+/// Largest number shown as a probability. Sums of floats may be a little above 1.
+const MAX_PROBABILITY: f64 = 1.0 + 1e-4;
+
 /// Prints an answer: for one row a line an output or class, for several rows a table. `top` is the
 /// number of classes to show.
 ///
@@ -142,8 +145,7 @@ fn classes(output: &InferTensor, row: &[Element<'_>], top: usize) -> Option<Vec<
         _ => None,
     };
     let values: Vec<f64> = row.iter().map(value).collect::<Option<_>>()?;
-    // Sums of floats may be a little above 1.
-    let are_probabilities = values.iter().all(|value| (0.0..=1.0 + SUM_TOLERANCE).contains(value))
+    let are_probabilities = values.iter().all(|value| (0.0..=MAX_PROBABILITY).contains(value))
         && (values.iter().sum::<f64>() - 1.0).abs() < SUM_TOLERANCE;
     if !are_probabilities {
         return None;
@@ -175,7 +177,7 @@ impl std::fmt::Display for Class {
             Some(label) => write!(f, "{label}")?,
             None => write!(f, "class {}", self.index)?,
         }
-        if (0.0..=1.0).contains(&self.value) {
+        if (0.0..=MAX_PROBABILITY).contains(&self.value) {
             write!(f, " (probability {:.4})", self.value)
         } else {
             write!(f, " (score {})", self.value)

@@ -32,7 +32,7 @@ impl PythonEngine {
     /// # Errors
     /// If the operating system has no thread left.
     pub fn new(cache: Option<PathBuf>, on_metering: OnMetering, on_call: OnCall) -> std::io::Result<PythonEngine> {
-        // The processes inherit the priority of the thread that starts them, and loads have a low one.
+        // Processes inherit the priority of the thread that starts them. Threads of loads have a low one.
         let starter = Arc::new(at_normal_priority(InstanceStarter::new)?);
         Ok(PythonEngine { starter, on_metering, on_call, cache })
     }

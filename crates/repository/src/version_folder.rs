@@ -131,7 +131,7 @@ pub(crate) fn has_model_file(dir: &Path) -> bool {
 }
 
 /// The names of model files that may lie anywhere. A `model.py` is a model only in the folder of a
-/// version, or if its configuration says so.
+/// version, or if a configuration names Python.
 fn standard_names() -> impl Iterator<Item = &'static str> {
     [ModelFormat::Onnx, ModelFormat::Emulated].into_iter().flat_map(|format| format.file_names().iter().copied())
 }

@@ -1,5 +1,5 @@
-//! The queue of the answers to one request. It lies between the thread that runs the model and the
-//! connection of the client.
+//! The queue of the answers to one request. The thread that runs the model fills the queue, and
+//! the connection of the client empties it.
 //!
 //! A client that reads slowly holds up its own request only. The queue takes [`MOST_ANSWERS`]
 //! answers and [`MOST_BYTES`] bytes; then the sender waits. If the client takes no answer for the

@@ -141,7 +141,7 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
-    /// Runs an inference with any number of answers; a model that is not decoupled gives one.
+    /// Runs an inference with any number of answers. A model that is not decoupled gives one answer.
     /// Dropping the future or the answers cancels the request.
     ///
     /// # Errors

@@ -7,8 +7,8 @@ use downbeat_core::pipeline::{BatchDone, Division, Pipeline, Reached};
 /// The weight of a batch in the moving means.
 const NEWEST: f64 = 0.1;
 
-/// PARD ("Proactive Request Dropping", ASPLOS '26). A step knows the deadline of the whole, and the
-/// time that the later steps will probably take: their executions and a part of their queueing.
+/// PARD ("Proactive Request Dropping", ASPLOS '26). A step knows the deadline of the whole. It also
+/// knows how long the later steps will probably take, with a part of their queueing.
 ///
 /// A step's local deadline is the deadline less the longest rest. The rest of a step is the mean
 /// execution time of its last batches, and `patience` times the mean wait. Left out: the order by

@@ -191,8 +191,8 @@ fn a_new_leader_goes_on_with_the_layout_that_is_there() {
 #[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
 fn a_plan_that_etcd_has_outlives_all_processes() {
     let etcd = Etcd::start();
-    // Backends come before the scheduler, which waits a while for those that are on their way. A
-    // scheduler that knows one backend for longer makes a plan for one.
+    // The backends come before the scheduler. A scheduler waits a while for backends. If only one
+    // comes in that time, the scheduler makes a plan for one.
     let start = |names: [&str; 2]| {
         let mut cluster = SubClusters::without_schedulers(1);
         let backends = names.map(|name| cluster.backend(name));

@@ -349,7 +349,7 @@ impl Supervisor {
         };
         let files: Vec<_> = theirs.iter().map(UnixStream::as_fd).collect();
         let answer = process.call(&Call::Load(Box::new(self.call.clone())), &files);
-        // Only the process keeps its end, so that the end of the process is heard.
+        // Only the process keeps its end: the server then hears when the process ends.
         drop(theirs);
         if let Ok(Answer::Loaded(loaded)) = answer {
             return Ok((child, *loaded));

@@ -1,5 +1,5 @@
-//! A second socket between the server and the process of an interpreter. Its messages come beside
-//! the runs: early and late answers, and calls of other models.
+//! A second socket between the server and the process of an interpreter. It carries
+//! messages beside the runs: early and late answers, and calls of other models.
 
 use std::collections::BTreeMap;
 use std::io;

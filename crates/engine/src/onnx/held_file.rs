@@ -1,5 +1,5 @@
 //! Keeps the bytes of a model file while a version of it is loaded. A load checks, divides and
-//! measures the file in ten places, and each place decodes other parts of it.
+//! measures the file in ten places. Each place decodes other parts of the file.
 
 use std::collections::BTreeMap;
 use std::fs::File;

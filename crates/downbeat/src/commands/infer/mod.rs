@@ -44,8 +44,8 @@ const DEFAULT_URL: &str = "http://localhost:8000";
 pub struct InferArgs {
     /// The model
     model: String,
-    /// Files with the model's input: pictures (PNG, JPEG), tables (.csv), NumPy arrays (.npy, .npz),
-    /// texts (.txt), or JSON with a request, values by input or rows; - for standard input
+    /// Files with the model's input; - for standard input. They may be pictures (PNG, JPEG), tables
+    /// (.csv), NumPy arrays (.npy, .npz), texts (.txt) or JSON (a request, values by input, rows)
     #[arg(value_name = "FILE", conflicts_with = "request")]
     files: Vec<PathBuf>,
     /// A file or a value for one input: age=42, x=1,2.5,3 or image=photo.png

@@ -14,9 +14,15 @@ use tokio::sync::watch;
 pub const REPEAT: &str = "repeat";
 
 /// The model. Each answer has the output `OUT`, one element of the input `IN`. Parameters of a request
-/// steer the model: `delay_ms` waits before each answer, `fail_at` makes the answer of this index
-/// an error, `bytes` adds an output `FILLER` of this size, `patience_ms` is the sender's patience,
-/// and `end` is `alone` (the end is a step of its own), `with_last` or `never`.
+/// steer the model:
+///
+/// | parameter | effect |
+/// |---|---|
+/// | `delay_ms` | waits before each answer |
+/// | `fail_at` | makes the answer of this index an error |
+/// | `bytes` | adds an output `FILLER` of this size |
+/// | `patience_ms` | the sender's patience |
+/// | `end` | `alone`: the end is a step of its own; `with_last`; `never` |
 pub struct Repeat {
     /// Answers that the model has sent.
     pub sent: Arc<watch::Sender<usize>>,

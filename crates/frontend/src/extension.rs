@@ -72,7 +72,8 @@ pub async fn infer<S: Service>(
     }
     let wishes = OutputWishes::of(service, memory, client, &request, (extended, waits));
     let response = Box::pin(offload::with_sender(client, service.infer(request))).await?;
-    wishes.apply(response).await
+    // Boxed: the future of a plain request has no room for it.
+    Box::pin(wishes.apply(response)).await
 }
 
 /// As [`infer`], for any number of answers. `held` stays until the answers end.
@@ -139,7 +140,9 @@ fn extended_outputs(
 struct OutputWishes {
     memory: Arc<SharedMemory>,
     client: Client,
-    outputs: Arc<[(RequestedOutput, Vec<String>)]>,
+    outputs: Arc<[RequestedOutput]>,
+    /// The labels of each of these outputs.
+    labels: Arc<[Vec<String>]>,
     batched: bool,
     /// Whether some outputs are in a GPU's memory, so that the copy waits.
     waits: bool,
@@ -156,12 +159,8 @@ impl OutputWishes {
     ) -> Self {
         let (name, version) = (&request.model_name, &request.model_version);
         let batched = service.model_config(name, version).is_ok_and(|config| config.max_batch_size > 0);
-        let labelled = |output: RequestedOutput| {
-            let labels = service.labels(name, version, &output.name);
-            (output, labels)
-        };
-        let outputs = extended.into_iter().map(labelled).collect();
-        OutputWishes { memory: Arc::clone(memory), client, outputs, batched, waits }
+        let labels = extended.iter().map(|output| service.labels(name, version, &output.name)).collect();
+        OutputWishes { memory: Arc::clone(memory), client, outputs: extended.into(), labels, batched, waits }
     }
 
     async fn apply(&self, mut response: InferResponse) -> Result<InferResponse, ServiceError> {
@@ -170,14 +169,13 @@ impl OutputWishes {
         let bytes = response.outputs.iter().map(|output| output.data.len()).sum::<usize>();
         let heavy = self.waits || bytes >= offload::PARSE_FROM;
         let (memory, client, batched) = (Arc::clone(&self.memory), self.client, self.batched);
-        let wishes = Arc::clone(&self.outputs);
+        let (outputs, labels) = (Arc::clone(&self.outputs), Arc::clone(&self.labels));
         offload::run_if(heavy, client, bytes, move || {
             let labels = |output: &str| {
-                let found = wishes.iter().find(|(wish, _)| wish.name == output);
+                let found = outputs.iter().zip(&*labels).find(|(wish, _)| wish.name == output);
                 found.map(|(_, names)| names.clone()).unwrap_or_default()
             };
-            let extended: Vec<RequestedOutput> = wishes.iter().map(|(wish, _)| wish.clone()).collect();
-            apply_outputs(&memory, client, labels, batched, &extended, &mut response.outputs)?;
+            apply_outputs(&memory, client, labels, batched, &outputs, &mut response.outputs)?;
             Ok(response)
         })
         .await?

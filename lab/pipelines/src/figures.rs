@@ -1,7 +1,7 @@
 //! The figures: all rules on many workloads.
 
-use downbeat_core::median;
 use downbeat_core::pipeline::PipelineArrival;
+use downbeat_core::quantiles;
 use downbeat_sim::pipelines::{LoadSearch, at_load};
 
 use crate::oracle::Oracle;
@@ -47,18 +47,14 @@ pub struct Summary {
     pub mean: f64,
     /// The 10th percentile.
     pub low: f64,
-    /// The least.
-    pub worst: f64,
 }
 
 impl Summary {
     /// The summary of some ratios.
-    pub fn of(mut ratios: Vec<f64>) -> Summary {
-        ratios.sort_by(f64::total_cmp);
+    pub fn of(ratios: Vec<f64>) -> Summary {
         let mean = ratios.iter().sum::<f64>() / ratios.len().max(1) as f64;
-        let at = |share: f64| ratios.get(((ratios.len() as f64 - 1.0) * share).round() as usize).copied();
-        let (low, worst) = (at(0.1).unwrap_or(f64::NAN), at(0.0).unwrap_or(f64::NAN));
-        Summary { median: median(ratios.iter().copied()).unwrap_or(f64::NAN), mean, low, worst }
+        let [low, median] = quantiles(ratios, [0.1, 0.5]).unwrap_or([f64::NAN; 2]);
+        Summary { median, mean, low }
     }
 }
 

@@ -159,7 +159,8 @@ impl Batcher {
         let delay = network.delay(size);
         let forming = Forming { size, deadline, first_arrival, full, wait: self.wait, since, profile, delay };
         let (mut opens, mut bound) = self.dispatch.opens(&forming);
-        if matches!(self.dispatch, DispatchPolicy::EarlyLeave { .. }) && !full && size >= *enough {
+        // Only `EarlyLeave` has such a size.
+        if size >= *enough && !full {
             (opens, bound) = (Time::ZERO, StartBound::KeepsUp);
         }
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };

@@ -24,7 +24,7 @@ use crate::time::{Duration, Time};
 /// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
 /// | `Adaptive` | as `Eager`, as `Deferred`, or between the two: [`super::Behaviour::wait`] | Downbeat |
 /// | `Route` | `now`, as no batch forms here: a device policy makes the batches | Downbeat |
-/// | `EarlyLeave` | as `Deferred`; `now` once the candidate is large enough to keep up with the arrivals | steps of pipelines |
+/// | `EarlyLeave` | as `Deferred`; `now` once the candidate is large enough to keep up with the arrivals | steps of pipelines, in the simulator |
 ///
 /// A candidate cannot grow if it has `max_batch`, or if the next request would not fit its
 /// deadline. Such a candidate may start at once under every policy: it could only wait for requests
@@ -63,7 +63,8 @@ pub enum DispatchPolicy {
     Route,
     /// Deferred, for a step of a pipeline: a candidate that waits takes time from the steps after
     /// it. The candidate therefore starts at once when batches of its size keep up with 1.1
-    /// times the arrivals of the last second. Users do not name this policy: [`DispatchPolicy::of_step`] chooses it.
+    /// times the arrivals of the last second. Users do not name this policy:
+    /// [`DispatchPolicy::of_step`] chooses it, for pipelines of the simulator.
     EarlyLeave {
         /// The part of the devices that the model may count on, percent. Other models of the same
         /// devices have the rest.

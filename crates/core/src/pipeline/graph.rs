@@ -36,7 +36,6 @@ pub struct StepTensors {
 /// no step waits for itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Graph {
-    steps: Vec<StepTensors>,
     /// Which step waits for which others.
     shape: Shape,
     /// For each tensor, the step that makes it; `None`: the request brings it.
@@ -99,7 +98,7 @@ impl Graph {
             }
         }
         match Shape::new(after.clone()) {
-            Ok(shape) => Ok(Graph { steps, shape, makers }),
+            Ok(shape) => Ok(Graph { shape, makers }),
             Err(ShapeError::Empty) => Err(GraphError::Empty),
             Err(ShapeError::Circle { .. } | ShapeError::Unknown { .. }) => Err(GraphError::Circle(circle(&after))),
         }
@@ -112,12 +111,7 @@ impl Graph {
 
     /// The number of steps.
     fn len(&self) -> usize {
-        self.steps.len()
-    }
-
-    /// The tensors of a step.
-    pub fn step(&self, step: usize) -> &StepTensors {
-        &self.steps[step]
+        self.shape.len()
     }
 
     /// The steps that must finish before this step may start, ascending.

@@ -6,6 +6,9 @@
 //! later steps their shares. To the model's queue it is an ordinary deadline, so
 //! a queue that serves several pipelines orders by these instants.
 //!
+//! The server walks its ensembles by [`graph`] and [`Shares`]. The simulator plays pipelines by
+//! [`Flow`], rehearses weights by [`WeightRehearsal`], and has batches that leave early.
+//!
 //! ```
 //! use downbeat_core::pipeline::{Shape, Shares, StepCost};
 //! use downbeat_core::{Duration, LatencyProfile, Time};

@@ -51,7 +51,8 @@ pub struct WeightRehearsal {
     unseen: usize,
     random: Random,
     trial: Option<Trial>,
-    decision: Option<Vec<Shares>>,
+    /// The shares have changed, and the caller has not taken them yet.
+    is_decided: bool,
     trials: u64,
 }
 
@@ -92,14 +93,9 @@ impl WeightRehearsal {
             unseen: 0,
             random,
             trial: None,
-            decision: None,
+            is_decided: false,
             trials: 0,
         })
-    }
-
-    /// The shares by the last decision.
-    pub fn shares(&self) -> &[Shares] {
-        &self.current
     }
 
     /// Trials that have ended.
@@ -120,7 +116,7 @@ impl WeightRehearsal {
     /// decision waits, or no trial may begin before more requests have come.
     pub fn step(&mut self, events: u64) -> u64 {
         let mut used = 0;
-        while used < events && self.decision.is_none() {
+        while used < events && !self.is_decided {
             if self.trial.is_none() && !self.begin() {
                 break;
             }
@@ -139,7 +135,7 @@ impl WeightRehearsal {
 
     /// The shares that the last trial found better.
     pub fn poll_decision(&mut self) -> Option<Vec<Shares>> {
-        self.decision.take()
+        std::mem::take(&mut self.is_decided).then(|| self.current.clone())
     }
 
     fn begin(&mut self) -> bool {
@@ -198,7 +194,7 @@ impl WeightRehearsal {
         let (served, before) = (asked.saturating_sub(losses), asked.saturating_sub(trial.before));
         if served as f64 > before as f64 * (1.0 + self.options.gain) {
             self.current.clone_from(&trial.best);
-            self.decision = Some(trial.best.clone());
+            self.is_decided = true;
         }
     }
 

@@ -17,6 +17,13 @@ pub mod inference {
     tonic::include_proto!("inference");
 }
 
+impl inference::ModelConfig {
+    /// Whether the model may give any number of answers to a request.
+    pub fn is_decoupled(&self) -> bool {
+        self.model_transaction_policy.is_some_and(|policy| policy.decoupled)
+    }
+}
+
 /// The compiled descriptors of `proto/`, for reflection and the protobuf text format.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 

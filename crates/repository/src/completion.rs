@@ -112,10 +112,7 @@ impl ModelDefinition {
         {
             config.default_model_filename = file.to_string_lossy().into_owned();
         }
-        if config.version_policy.as_ref().is_none_or(|p| p.policy_choice.is_none()) {
-            config.version_policy =
-                Some(ModelVersionPolicy { policy_choice: Some(PolicyChoice::Latest(Latest { num_versions: 1 })) });
-        }
+        complete_version_policy(config);
     }
 
     /// Checks the warm-up requests against the inputs.
@@ -460,5 +457,13 @@ impl Side {
                 set!(config.output);
             }
         }
+    }
+}
+
+/// Without a version policy the newest version is served.
+pub(crate) fn complete_version_policy(config: &mut ModelConfig) {
+    if config.version_policy.as_ref().is_none_or(|policy| policy.policy_choice.is_none()) {
+        let newest = PolicyChoice::Latest(Latest { num_versions: 1 });
+        config.version_policy = Some(ModelVersionPolicy { policy_choice: Some(newest) });
     }
 }

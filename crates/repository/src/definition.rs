@@ -95,8 +95,8 @@ pub enum ModelFormat {
 }
 
 impl ModelFormat {
-    /// All formats. Where files decide, an earlier one goes first.
-    pub(crate) const ALL: [ModelFormat; 3] = [ModelFormat::Onnx, ModelFormat::Emulated, ModelFormat::Python];
+    /// The formats of models with files. Where files decide, an earlier one goes first.
+    pub(crate) const WITH_FILES: [ModelFormat; 3] = [ModelFormat::Onnx, ModelFormat::Emulated, ModelFormat::Python];
 
     /// The configuration's `backend`.
     pub const fn backend(self) -> &'static str {
@@ -256,7 +256,7 @@ impl ModelDefinition {
         }
     }
 
-    /// Takes the configuration that the model has completed, as JSON, in place of the written one.
+    /// Takes the configuration that the model has completed, as JSON. The written configuration goes.
     ///
     /// # Errors
     /// If it is no configuration, or asks for parts that the server does not have.

@@ -304,7 +304,7 @@ fn wanted_formats(format: Option<ModelFormat>, has_onnx: bool) -> impl Iterator<
         Some(format) => format == *of,
         None => !has_onnx || *of != ModelFormat::Python,
     };
-    ModelFormat::ALL.into_iter().filter(may_be)
+    ModelFormat::WITH_FILES.into_iter().filter(may_be)
 }
 
 /// The format of a file that a configuration names.

@@ -285,7 +285,7 @@ impl Service for RemoteServing {
         let model = self.models.get(&request.model_name)?;
         let version = version_of(&request.model_name, &model.versions, &request.model_version)?;
         let its = &version.definition;
-        if its.config.model_transaction_policy.is_some_and(|policy| policy.decoupled) {
+        if its.config.is_decoupled() {
             return Err(ServiceError::Unimplemented(format!(
                 "model '{}' is decoupled, and a cluster serves models with one answer to each request; serve the model \
                  by a server of its own (downbeat serve)",

@@ -119,10 +119,13 @@ fn against_others(
     known: &BTreeMap<String, ModelDefinition>,
     names: &[String],
 ) -> anyhow::Result<()> {
+    if definition.ensemble.is_none() {
+        return against_files(definition);
+    }
     if let Some(circle) = registry.circle_of_steps(&definition.name) {
         anyhow::bail!("{}: the ensemble is a step of itself: {circle}", definition.name);
     }
-    if definition.ensemble.is_some() { against_models(definition, known, names) } else { against_files(definition) }
+    against_models(definition, known, names)
 }
 
 /// Prints a line, escaped: the names of models come from folders, and errors from files.

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use crate::serving::{Serving, is_decoupled, unknown_model};
+use crate::serving::{Serving, unknown_model};
 use waits::Waits;
 
 /// Answers the calls of models' code.
@@ -153,7 +153,7 @@ impl Calls {
             let known: Vec<String> = serving.all().iter().map(|model| model.definition.name.clone()).collect();
             return Err(ServiceError::NotFound(unknown_model(name, &known)));
         };
-        match (is_decoupled(&served), decoupled) {
+        match (served.definition.config.is_decoupled(), decoupled) {
             (true, true) => serving.infer_many(served, request).await,
             (true, false) => Err(ServiceError::InvalidArgument(format!(
                 "model '{name}' is decoupled and may give any number of answers; call exec(decoupled=True), and iterate \

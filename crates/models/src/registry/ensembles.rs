@@ -16,7 +16,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 
 use super::model_entry::{ModelEntry, VersionState};
 use super::{LoadProgress, Measuring, Registry, load_failed};
-use crate::serving::{FoundModel, Pipeline, StepPart, is_decoupled};
+use crate::serving::{FoundModel, Pipeline, StepPart, with_models_of_steps};
 
 /// Deepest nesting of ensembles.
 const DEEPEST: usize = 16;
@@ -71,35 +71,38 @@ impl Registry {
         measuring: Measuring,
         above: &[String],
     ) -> Result<(), ServiceError> {
+        if !matches!(self.options.model_control, ModelControl::Explicit { .. }) {
+            return Ok(());
+        }
         let kept = || {
             let entry = self.entries.lock().get(name).cloned()?;
-            let kept = entry.kept.lock().clone();
-            kept.map(|(config, _)| config)
+            entry.kept_for(&self.repository.fingerprint(name))
         };
         let config = overrides.config.clone().or_else(kept);
         let models = self.repository.models_of_steps(name, config.as_deref());
         if models.is_empty() {
             return Ok(());
         }
-        let path: Vec<String> = above.iter().cloned().chain([name.to_owned()]).collect();
-        if let Some(circle) = models.iter().find(|model| path.contains(model)) {
-            let circle = format!("{} -> {circle}", path.join(" -> "));
+        let models_of = |model: &str| match model == name {
+            true => models.clone(),
+            false => self.repository.models_of_steps(model, None),
+        };
+        if let Some(circle) = circle(name, models_of) {
             return Err(load_failed(name, &format!("the ensemble is a step of itself: {circle}")));
         }
+        let path: Vec<String> = above.iter().cloned().chain([name.to_owned()]).collect();
         if path.len() > DEEPEST {
             return Err(load_failed(
                 name,
                 &format!("ensembles are nested deeper than {DEEPEST}: {}", path.join(" -> ")),
             ));
         }
-        if !matches!(self.options.model_control, ModelControl::Explicit { .. }) {
-            return Ok(());
-        }
         let load = |model: String| {
             let (progress, path) = (progress.clone(), path.clone());
             async move { self.load_if_absent(&model, progress, measuring, &path).await }
         };
-        futures_util::future::join_all(models.into_iter().map(load)).await.into_iter().collect()
+        futures_util::future::join_all(models.into_iter().map(load)).await;
+        Ok(())
     }
 
     /// Loads a model, unless it is in service or comes into service by a load under way.
@@ -109,7 +112,7 @@ impl Registry {
         progress: Arc<dyn LoadProgress>,
         measuring: Measuring,
         above: &'a [String],
-    ) -> BoxFuture<'a, Result<(), ServiceError>> {
+    ) -> BoxFuture<'a, ()> {
         async move {
             let entry = self.entries.lock().get(name).cloned();
             if let Some(entry) = entry.filter(|_| !self.serving.serves(name)) {
@@ -117,17 +120,12 @@ impl Registry {
             }
             let is_there = self.names().is_ok_and(|names| names.iter().any(|known| known == name));
             if self.serving.serves(name) || !is_there {
-                return Ok(());
+                return;
             }
             let loaded = self.load_or_keep(name, LoadOverrides::default(), progress, measuring, above).await;
             if let Err(error) = loaded {
                 tracing::error!(model = %name, %error, "not loaded");
-                // A circle is the fault of the ensemble that was asked for.
-                if error.to_string().contains("a step of itself") {
-                    return Err(error);
-                }
             }
-            Ok(())
         }
         .boxed()
     }
@@ -152,18 +150,13 @@ impl Registry {
             let mut tried = ensembles.clone();
             tried.insert(name.clone(), definition.clone());
             let fits = self.parts_of(&definition, &tried).map(drop);
-            if fits.is_ok() || self.serving.pipeline(&name).is_none() {
+            if fits.is_ok() || !self.serving.serves(&name) {
                 *ensembles = tried;
             }
             fits
         };
-        self.settle_ensembles();
-        if fits.is_err()
-            && let Some(pipeline) = self.serving.pipeline(&name)
-            && let Some(entry) = self.entries.lock().get(&name)
-        {
-            // The ensemble in service goes on.
-            entry.set_all(pipeline.versions.keys().copied(), VersionState::Ready, "");
+        if fits.is_ok() {
+            self.settle_ensembles();
         }
         fits.map_err(|reason| load_failed(&name, &reason))
     }
@@ -183,10 +176,11 @@ impl Registry {
         let is_same = |present: &Arc<Pipeline>| Arc::ptr_eq(&present.definition, definition);
         let entry: Arc<ModelEntry> = self.entries.lock().entry(name.clone()).or_default().clone();
         let versions = || definition.versions.iter().map(|(version, _)| *version);
+        let now = self.driver.clock().now();
         match parts {
             Ok(parts) if present.as_ref().is_some_and(|present| is_same(present) && present.runs(&parts)) => false,
             Ok(parts) => {
-                let Some(pipeline) = Pipeline::new(definition, parts, present.as_deref(), &self.metrics) else {
+                let Some(pipeline) = Pipeline::new(definition, parts, present.as_deref(), (&self.metrics, now)) else {
                     return false;
                 };
                 if present.is_none() {
@@ -243,16 +237,17 @@ impl Registry {
     fn find(&self, step: &EnsembleStep) -> Result<FoundModel, String> {
         let version = step.version.map(|version| version.to_string()).unwrap_or_default();
         if let Some(model) = self.serving.get(&step.model) {
-            if is_decoupled(&model) {
+            if model.definition.config.is_decoupled() {
                 return Err("the model is decoupled, and a step gives one answer to each request".to_owned());
             }
             let loaded = model.version(&version).map_err(|error| error.to_string())?.clone();
             return Ok(FoundModel::Model(model, loaded));
         }
         let Some(pipeline) = self.serving.pipeline(&step.model) else {
-            let names = self.names().unwrap_or_default();
-            let is_known = names.contains(&step.model) || self.entries.lock().contains_key(&step.model);
-            return Err(match is_known {
+            // The repository is read only for a model that was never loaded.
+            let is_known = self.entries.lock().contains_key(&step.model);
+            let names = if is_known { Vec::new() } else { self.names().unwrap_or_default() };
+            return Err(match is_known || names.contains(&step.model) {
                 true => self.why_not_served(&step.model).to_string(),
                 false => crate::serving::unknown_model(&step.model, &names),
             });
@@ -262,41 +257,27 @@ impl Registry {
     }
 
     /// Takes an ensemble out of service. Returns false if there is no ensemble of this name.
-    pub(super) async fn let_go_ensemble(&self, name: &str, reason: &str) -> bool {
+    pub(super) async fn let_go_ensemble(&self, name: &str, entry: &ModelEntry, reason: &str) -> bool {
         let noted = self.ensembles.lock().remove(name);
         let Some(definition) = noted else { return false };
-        let entry = self.entries.lock().get(name).cloned();
         let versions = || definition.versions.iter().map(|(version, _)| *version);
-        if let Some(entry) = &entry {
-            entry.set_all(versions(), VersionState::Unloading, "");
-        }
+        entry.set_all(versions(), VersionState::Unloading, "");
         let before = self.serving.replace_pipeline(name, None);
         self.settle_ensembles();
         if let Some(before) = &before {
             self.serving.retire_pipeline(before).await;
         }
-        for version in versions() {
-            self.metrics.forget(name, &version.to_string());
-        }
-        if let Some(entry) = &entry {
-            entry.set_all(versions(), VersionState::Unavailable, reason);
-        }
+        entry.set_all(versions(), VersionState::Unavailable, reason);
         true
     }
 
     /// A model, and the models of its steps and of theirs, if it is a loaded ensemble.
     pub(super) fn with_models_of_steps(&self, name: &str) -> Vec<String> {
         let ensembles = self.ensembles.lock();
-        let mut all = vec![name.to_owned()];
-        let mut next = 0;
-        while let Some(model) = all.get(next) {
+        with_models_of_steps(name, |model| {
             let ensemble = ensembles.get(model).and_then(|definition| definition.ensemble.as_ref());
-            let models = ensemble.into_iter().flat_map(|ensemble| ensemble.models()).map(str::to_owned);
-            let new: Vec<String> = models.filter(|model| !all.contains(model)).collect();
-            all.extend(new);
-            next += 1;
-        }
-        all
+            ensemble.into_iter().flat_map(|ensemble| ensemble.models()).map(str::to_owned).collect()
+        })
     }
 }
 

@@ -317,19 +317,18 @@ impl Registry {
             Ok(loaded) => loaded,
             Err(error) => {
                 if is_there || self.serving.serves(name) {
-                    self.after_failure(&entry, name, &error);
-                    self.settle_ensembles();
-                } else {
-                    // Only this request named the model: its entry goes.
-                    self.entries.lock().remove(name);
+                    return Err(self.after_failure(&entry, name, error));
                 }
+                // Only this request named the model: its entry goes.
+                self.entries.lock().remove(name);
                 return Err(error.error);
             }
         };
         for (version, reason) in &failures {
             tracing::error!(model = %name, version, %reason, "version not loaded");
         }
-        let (now, before) = self.take_in(name, &entry, served, &failures).await?;
+        let taken = self.take_in(name, &entry, served, &failures).await;
+        let (now, before) = taken.map_err(|error| self.after_failure(&entry, name, error.into()))?;
         *entry.kept.lock() = kept;
         let overlay_before = std::mem::replace(&mut *entry.overlay.lock(), overlay);
         self.retire(name, before, now.as_deref()).await;
@@ -351,15 +350,21 @@ impl Registry {
     ) -> Result<(Option<Arc<Model>>, Option<Arc<Model>>), ServiceError> {
         Ok(match served {
             Served::Model(served) => {
-                self.let_go_ensemble(name, "replaced by a model with files").await;
+                // First, so that the name is in service at any time.
                 let before = self.serving.replace(name, Some(served.clone()));
+                self.let_go_ensemble(name, entry, "replaced by a model with files").await;
                 entry.settle(&served, failures);
                 self.settle_ensembles();
                 (Some(served), before)
             }
             Served::Ensemble(definition) => {
                 self.take_in_ensemble(*definition)?;
-                (None, self.serving.replace(name, None))
+                let before = self.serving.replace(name, None);
+                if before.is_some() {
+                    // Ensembles with this step had the model.
+                    self.settle_ensembles();
+                }
+                (None, before)
             }
         })
     }
@@ -401,8 +406,9 @@ impl Registry {
             return None;
         }
         let files = self.repository.fingerprint(name);
-        let before = entry.kept.lock().clone();
-        if let (None, Some((config, _))) = (&overrides.config, before.filter(|(_, seen)| *seen == files)) {
+        if overrides.config.is_none()
+            && let Some(config) = entry.kept_for(&files)
+        {
             tracing::info!(
                 model = %name,
                 "the configuration of an earlier load request still applies, because the model's files are unchanged"
@@ -501,10 +507,11 @@ impl Registry {
         if runs_alike {
             return Ok(());
         }
-        Err(ServiceError::InvalidArgument(format!(
-            "load failed for model '{name}': the request would run its own Python code on this machine; start the \
-             server with --allow-uploaded-python if all clients that can load models may do so"
-        )))
+        Err(load_failed(
+            name,
+            &"the request would run its own Python code on this machine; start the server with --allow-uploaded-python \
+              if all clients that can load models may do so",
+        ))
     }
 
     /// Loads every version of a definition. Returns the loaded versions, and why the others did not
@@ -543,7 +550,8 @@ impl Registry {
         (versions, failures)
     }
 
-    fn after_failure(&self, entry: &ModelEntry, name: &str, failure: &LoadFailure) {
+    /// Sets the states after a load that failed. Returns the error.
+    fn after_failure(&self, entry: &ModelEntry, name: &str, failure: LoadFailure) -> ServiceError {
         match self.serving.get(name) {
             // The versions in service go on.
             Some(served) => {
@@ -557,6 +565,8 @@ impl Registry {
             None if self.serving.pipeline(name).is_some() => self.settle_entry(name, entry),
             None => entry.set(0, VersionState::Unavailable, failure.error.to_string()),
         }
+        self.settle_ensembles();
+        failure.error
     }
 
     /// Takes a model out of service.
@@ -573,7 +583,7 @@ impl Registry {
             return Err(ServiceError::NotFound(unknown_model(name, &names)));
         };
         let _busy = entry.busy.lock().await;
-        if self.let_go_ensemble(name, "unloaded").await {
+        if self.let_go_ensemble(name, &entry, "unloaded").await {
             (*entry.overlay.lock(), *entry.kept.lock()) = (None, None);
             return Ok(());
         }

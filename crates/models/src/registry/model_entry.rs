@@ -49,6 +49,12 @@ pub struct ModelEntry {
 }
 
 impl ModelEntry {
+    /// The configuration of an earlier load request, if it holds for these files.
+    pub fn kept_for(&self, files: &Fingerprint) -> Option<String> {
+        let kept = self.kept.lock();
+        kept.as_ref().filter(|(_, seen)| seen == files).map(|(config, _)| config.clone())
+    }
+
     /// Sets the state of a version.
     pub fn set(&self, version: u64, state: VersionState, reason: String) {
         self.states.lock().insert(version, (state, reason));

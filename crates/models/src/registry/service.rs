@@ -18,7 +18,7 @@ use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, S
 
 use super::Registry;
 use super::model_entry::VersionState;
-use crate::serving::{Model, Pipeline, is_decoupled, statistics, unknown_model};
+use crate::serving::{Pipeline, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -39,10 +39,6 @@ impl Registry {
             "models cannot be {done} by request with --model-control-mode {mode}; start the server with \
              --model-control-mode explicit"
         )))
-    }
-
-    fn served(&self, name: &str) -> Result<Arc<Model>, ServiceError> {
-        self.serving.get(name).ok_or_else(|| self.why_not_served(name))
     }
 
     fn served_pipeline(&self, name: &str) -> Result<Arc<Pipeline>, ServiceError> {
@@ -116,21 +112,22 @@ impl Service for Registry {
     }
 
     fn is_model_ready(&self, name: &str, version: &str) -> bool {
-        let now = self.driver.clock().now();
-        if let Some(pipeline) = self.serving.pipeline(name) {
-            return !self.serving.is_draining()
-                && pipeline.version(version).is_ok()
-                && pipeline.not_ready(now).is_none();
+        if self.serving.is_draining() {
+            return false;
         }
-        !self.serving.is_draining()
-            && self
-                .serving
-                .get(name)
-                .is_some_and(|served| served.version(version).is_ok_and(|version| version.not_ready(now).is_none()))
+        let now = self.driver.clock().now();
+        match self.serving.get(name) {
+            Some(served) => served.version(version).is_ok_and(|version| version.not_ready(now).is_none()),
+            None => {
+                let pipeline = self.serving.pipeline(name);
+                pipeline.is_some_and(|pipeline| pipeline.version(version).is_ok() && pipeline.not_ready(now).is_none())
+            }
+        }
     }
 
     fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
-        if let Some(pipeline) = self.serving.pipeline(name) {
+        let Some(served) = self.serving.get(name) else {
+            let pipeline = self.served_pipeline(name)?;
             pipeline.version(version)?;
             return Ok(ModelMetadata {
                 name: name.to_owned(),
@@ -138,8 +135,7 @@ impl Service for Registry {
                 platform: pipeline.definition.config.platform.clone(),
                 signature: pipeline.codec.signature(),
             });
-        }
-        let served = self.served(name)?;
+        };
         Ok(ModelMetadata {
             name: name.to_owned(),
             versions: served.versions.keys().map(u64::to_string).collect(),
@@ -165,10 +161,10 @@ impl Service for Registry {
     }
 
     fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {
-        if let Some(pipeline) = self.serving.pipeline(name) {
+        let Some(served) = self.serving.get(name) else {
+            let pipeline = self.served_pipeline(name)?;
             return pipeline.version(version).map(|_| pipeline.definition.config.clone());
-        }
-        let served = self.served(name)?;
+        };
         let mut config = served.definition.config.clone();
         if let Some(preprocess) = &served.version(version)?.preprocess {
             preprocess.describe(&mut config);
@@ -177,12 +173,13 @@ impl Service for Registry {
     }
 
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
-        if self.serving.pipeline(name).is_some() {
+        let Some(served) = self.serving.get(name) else {
+            self.served_pipeline(name)?;
             return Err(ServiceError::InvalidArgument(format!(
                 "model '{name}' is an ensemble, which has no policy of its own; ask for the models of its steps"
             )));
-        }
-        let loaded = self.served(name)?.version(version)?.clone();
+        };
+        let loaded = served.version(version)?.clone();
         Ok(loaded.policy())
     }
 
@@ -192,13 +189,13 @@ impl Service for Registry {
             let pipelines = self.serving.pipelines();
             return Ok(models.chain(pipelines.iter().flat_map(|pipeline| pipeline.statistics())).collect());
         }
-        if let Some(pipeline) = self.serving.pipeline(name) {
+        let Some(served) = self.serving.get(name) else {
+            let pipeline = self.served_pipeline(name)?;
             return match version {
                 "" => Ok(pipeline.statistics().collect()),
                 version => Ok(vec![pipeline.version(version)?.statistics()]),
             };
-        }
-        let served = self.served(name)?;
+        };
         if version.is_empty() {
             return Ok(statistics(served.versions.values()));
         }
@@ -299,7 +296,7 @@ impl Service for Registry {
             return Err(ServiceError::Unimplemented(reason.to_owned()));
         }
         match self.serving.enter(&request.model_name) {
-            Some(served) if is_decoupled(&served) => Err(ServiceError::Decoupled(request.model_name)),
+            Some(served) if served.definition.config.is_decoupled() => Err(ServiceError::Decoupled(request.model_name)),
             Some(served) => self.serving.infer(&served, request, None).await,
             None => match self.serving.enter_pipeline(&request.model_name) {
                 // The future is boxed: requests of models would move its memory for nothing.
@@ -310,16 +307,16 @@ impl Service for Registry {
     }
 
     async fn infer_stream(&self, request: InferRequest) -> Result<Answers, ServiceError> {
-        match self.serving.enter(&request.model_name) {
-            Some(served) if is_decoupled(&served) && self.cluster.get().is_none() => {
-                self.serving.infer_many(served, request).await
-            }
-            _ => self.infer(request).await.map(Answers::one),
+        let served = self.serving.enter(&request.model_name);
+        // The count of another model ends here: `infer` counts the request.
+        match served.filter(|served| served.definition.config.is_decoupled() && self.cluster.get().is_none()) {
+            Some(served) => self.serving.infer_many(served, request).await,
+            None => self.infer(request).await.map(Answers::one),
         }
     }
 
     fn is_decoupled(&self, name: &str, _version: &str) -> bool {
-        self.serving.get(name).is_some_and(|served| is_decoupled(&served))
+        self.serving.get(name).is_some_and(|served| served.definition.config.is_decoupled())
     }
 
     fn timeline(&self, last: std::time::Duration) -> Option<Timeline> {

@@ -7,7 +7,7 @@ mod model;
 mod pipeline;
 mod preparing;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,7 +34,7 @@ use parking_lot::RwLock;
 use crate::loaded_version::LoadedVersion;
 
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
-pub use model::{InFlight, Model, is_decoupled, version_of};
+pub use model::{InFlight, Model, version_of};
 pub use pipeline::{FoundModel, InPipeline, Pipeline, StepPart, Within};
 
 /// Shapes of one model that have a queue of their own at a time.
@@ -102,16 +102,12 @@ impl Serving {
     /// The models that run a request to `name`: the model itself, or those of an ensemble's steps and
     /// of theirs.
     pub fn models_behind(&self, name: &str) -> Vec<String> {
-        let mut open = vec![name.to_owned()];
-        let mut models = Vec::new();
-        while let Some(name) = open.pop() {
-            match self.pipeline(&name) {
-                // There are no circles among ensembles, so this ends.
-                Some(pipeline) => open.extend(pipeline.ensemble().models().into_iter().map(str::to_owned)),
-                None if models.contains(&name) => {}
-                None => models.push(name),
-            }
-        }
+        let models_of = |name: &str| {
+            let pipeline = self.pipeline(name);
+            pipeline.map(|pipeline| pipeline.ensemble().models().into_iter().map(str::to_owned).collect())
+        };
+        let mut models = with_models_of_steps(name, |name| models_of(name).unwrap_or_default());
+        models.retain(|model| self.pipeline(model).is_none());
         models
     }
 
@@ -398,6 +394,19 @@ impl Drop for Leaving {
             about.left.leave();
         }
     }
+}
+
+/// A model, and the models that its steps and theirs run, each once. `models_of` has the models of
+/// an ensemble's steps.
+pub fn with_models_of_steps(name: &str, models_of: impl Fn(&str) -> BTreeSet<String>) -> Vec<String> {
+    let mut all = vec![name.to_owned()];
+    let mut next = 0;
+    while let Some(model) = all.get(next) {
+        let new: Vec<String> = models_of(model).into_iter().filter(|model| !all.contains(model)).collect();
+        all.extend(new);
+        next += 1;
+    }
+    all
 }
 
 /// "There is no such model", with the name that was probably meant.

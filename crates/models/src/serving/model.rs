@@ -94,11 +94,6 @@ impl Occupancy {
     }
 }
 
-/// Whether a model may give any number of answers to a request.
-pub fn is_decoupled(model: &Model) -> bool {
-    model.definition.config.model_transaction_policy.is_some_and(|policy| policy.decoupled)
-}
-
 /// The version of a model that a client named, or the newest if it named none.
 ///
 /// # Errors

@@ -104,7 +104,7 @@ impl<'a> Report<'a> {
     }
 
     fn format(&mut self, config: &ModelConfig) -> Option<ModelFormat> {
-        const FORMATS: [ModelFormat; 3] = ModelFormat::ALL;
+        const FORMATS: [ModelFormat; 3] = ModelFormat::WITH_FILES;
         let backend = FORMATS.into_iter().find(|f| f.backend() == config.backend);
         let platform = FORMATS.into_iter().find(|f| f.platform() == config.platform);
         let has_steps = matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_)));

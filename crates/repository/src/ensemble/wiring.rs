@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use downbeat_core::tensor::{DataType, TensorSpec};
-use downbeat_protocol::inference::model_version_policy::{Latest, PolicyChoice};
-use downbeat_protocol::inference::{ModelConfig, ModelInput, ModelOutput, ModelVersionPolicy};
+use downbeat_protocol::inference::{ModelInput, ModelOutput};
 
 use super::{Ensemble, EnsembleStep};
 use crate::binding::{TensorBinding, show};
+use crate::completion::complete_version_policy;
 use crate::config::check::Report;
 use crate::config::finding::{ConfigError, did_you_mean, sorted};
 use crate::definition::{ModelDefinition, config_datatype, datatype};
@@ -64,12 +64,8 @@ impl ModelDefinition {
         let inputs = self.config.input.iter().enumerate().filter_map(input).collect();
         let outputs = self.config.output.iter().enumerate().filter_map(output).collect();
         (self.inputs, self.outputs) = (inputs, outputs);
-        let config: &mut ModelConfig = &mut self.config;
-        config.name.clone_from(&self.name);
-        if config.version_policy.as_ref().is_none_or(|policy| policy.policy_choice.is_none()) {
-            let latest = PolicyChoice::Latest(Latest { num_versions: 1 });
-            config.version_policy = Some(ModelVersionPolicy { policy_choice: Some(latest) });
-        }
+        self.config.name.clone_from(&self.name);
+        complete_version_policy(&mut self.config);
     }
 
     /// Checks an ensemble against the models of its steps. `models` has the model of each step, or

@@ -86,7 +86,7 @@ impl Pipeline {
         definition: &Arc<ModelDefinition>,
         parts: Vec<StepPart>,
         before: Option<&Pipeline>,
-        metrics: &Metrics,
+        (metrics, now): (&Metrics, Time),
     ) -> Option<Self> {
         let ensemble = definition.ensemble.as_ref()?;
         let (inputs, outputs) = (definition.inputs.clone(), definition.outputs.clone());
@@ -117,7 +117,7 @@ impl Pipeline {
             definition: definition.clone(),
             parts,
         };
-        pipeline.weigh(Time::ZERO);
+        pipeline.weigh(now);
         Some(pipeline)
     }
 

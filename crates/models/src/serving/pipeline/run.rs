@@ -140,11 +140,13 @@ impl Serving {
         let places = wanted.unwrap_or(&all);
         let name = whole.model_name.clone();
         let of_ensemble = |reason| ServiceError::InvalidArgument(format!("ensemble '{name}': {reason}"));
-        let tensors = Tensors::new(pipeline.ensemble(), &pipeline.codec, &mut whole, places, self.budget.reservation());
-        let mut tensors = tensors.map_err(of_ensemble)?;
         let wanted: Vec<usize> = places.iter().map(|place| ensemble.outputs[*place]).collect();
         let wants_all = wanted.len() == ensemble.outputs.len();
         let mut walk = Walk::new(&ensemble.graph, (!wants_all).then_some(&wanted[..]));
+        let runs = |step| walk.state(step) != StepState::Skipped;
+        let held = self.budget.reservation();
+        let tensors = Tensors::new(ensemble, &pipeline.codec, &mut whole, places, runs, held);
+        let mut tensors = tensors.map_err(of_ensemble)?;
         let mut time = Budget::new(pipeline, limits, arrival);
         let mut running = FuturesUnordered::new();
         let (mut waited, mut ran) = (Duration::ZERO, Duration::ZERO);
@@ -180,7 +182,7 @@ impl Serving {
         }
         time.end(self.now());
         let outputs = tensors
-            .outputs(pipeline.ensemble(), &pipeline.codec, places)
+            .outputs(ensemble, &pipeline.codec, places)
             .map_err(|error| error.within(format_args!("ensemble '{name}'")))?;
         let response =
             InferResponse { model_name: whole.model_name, id: whole.id, outputs, ..InferResponse::default() };

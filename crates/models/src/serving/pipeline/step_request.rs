@@ -18,7 +18,8 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// The tensors that a request brings. It wants the outputs at these places.
+    /// The tensors that a request brings. It wants the outputs at these places. `runs`: whether a
+    /// step runs for them.
     ///
     /// # Errors
     /// A text, if an input does not have the sizes that its `reshape` is for.
@@ -27,11 +28,13 @@ impl Tensors {
         codec: &BatchCodec,
         request: &mut InferRequest,
         wanted: &[usize],
+        runs: impl Fn(usize) -> bool,
         held: Reservation,
     ) -> Result<Self, String> {
         let mut tensors =
             Tensors { there: vec![None; ensemble.tensors.len()], uses: vec![0; ensemble.tensors.len()], held };
-        let needed = ensemble.steps.iter().flat_map(|step| &step.inputs).map(|(_, tensor)| *tensor);
+        let steps = ensemble.steps.iter().enumerate().filter(|(at, _)| runs(*at));
+        let needed = steps.flat_map(|(_, step)| &step.inputs).map(|(_, tensor)| *tensor);
         let wanted = wanted.iter().filter_map(|place| ensemble.outputs.get(*place).copied());
         needed.chain(wanted).for_each(|tensor| tensors.uses[tensor] += 1);
         for mut input in std::mem::take(&mut request.inputs) {

@@ -33,7 +33,7 @@ fn asked(answer: &'static [u8]) -> (String, Option<i32>) {
 fn each_strange_answer_has_its_message() {
     let answers: [(&[u8], &str); 7] = [
         (b"", "the connection broke off"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "the connection broke off"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "answers, but not in HTTP/1.1"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{}", "the answer broke off"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", "the response is not the JSON of an inference response"),
         (

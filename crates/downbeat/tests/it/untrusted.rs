@@ -101,7 +101,9 @@ fn beside(name: &str, model: &ModelProto, options: &str, until: &str) -> (tempfi
     add(folder.path(), name, model);
     let config = folder.path().join("downbeat.toml");
     fs::write(&config, format!("[models.{name}]\n{options}\n")).unwrap();
-    let flags = ["--config", config.to_str().unwrap(), "--model-control-mode", "explicit", "--load-model", "*"];
+    let config = config.to_str().unwrap();
+    // No run takes too long here, however busy the machine is.
+    let flags = ["--config", config, "--model-control-mode", "explicit", "--load-model", "*", "--run-timeout", "600"];
     let server = Server::start(folder.path(), &flags, until);
     (folder, server)
 }

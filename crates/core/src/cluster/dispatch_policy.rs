@@ -62,8 +62,8 @@ pub enum DispatchPolicy {
     /// ([`crate::device::PolicyName`]).
     Route,
     /// Deferred, for a step of a pipeline: a candidate that waits takes time from the steps after
-    /// it. The candidate therefore starts at once when batches of its size keep up with 1.1
-    /// times the arrivals of the last second. Users do not name this policy:
+    /// it. The candidate therefore starts at once when batches of its size keep up with half of
+    /// the arrivals of the last second. Users do not name this policy:
     /// [`DispatchPolicy::of_step`] chooses it, for pipelines of the simulator.
     EarlyLeave {
         /// The part of the devices that the model may count on, percent. Other models of the same
@@ -72,8 +72,9 @@ pub enum DispatchPolicy {
     },
 }
 
-/// A batch of a step leaves early if it keeps up with this many times the arrivals.
-const PACE: f64 = 1.1;
+/// A batch of a step leaves early if it keeps up with this many times the arrivals. While all devices
+/// are busy the next batch grows by itself, so that less than all arrivals is enough.
+const PACE: f64 = 0.5;
 
 impl DispatchPolicy {
     /// Every policy. Repository, server, simulator and command line know policies by this table.
@@ -229,14 +230,14 @@ mod tests {
 
     /// Batches of `b` take `5 + b` ms. One device answers `b` requests in that time.
     #[test]
-    fn enough_is_the_smallest_batch_that_keeps_up_with_more_than_the_arrivals() {
+    fn enough_is_the_smallest_batch_that_keeps_up_with_half_of_the_arrivals() {
         let profile = LatencyProfile::linear_ms(1.0, 5.0, 64).unwrap();
         let enough = |share, rate, devices| DispatchPolicy::Deferred.of_step(share).enough(&profile, 64, rate, devices);
-        // 1.1 * 500/s: b / (5 + b) >= 0.55, so b >= 6.1.
-        assert_eq!(enough(100, Some(500.0), 1), 7);
-        assert_eq!(enough(50, Some(500.0), 2), 7, "half of two devices is one device");
+        // Half of 1000/s: b / (5 + b) >= 0.5, so b >= 5.
+        assert_eq!(enough(100, Some(1000.0), 1), 5);
+        assert_eq!(enough(50, Some(1000.0), 2), 5, "half of two devices is one device");
         assert_eq!(enough(100, Some(10.0), 1), 1);
-        assert_eq!(enough(100, Some(1000.0), 1), u32::MAX, "no batch keeps up");
+        assert_eq!(enough(100, Some(2000.0), 1), u32::MAX, "no batch keeps up");
         assert_eq!(enough(100, None, 1), u32::MAX, "the rate is not known yet");
         assert_eq!(enough(0, Some(1.0), 0), 1, "no device and no share are taken as a little");
         assert_eq!(DispatchPolicy::Deferred.enough(&profile, 64, Some(10.0), 1), u32::MAX);

@@ -38,6 +38,7 @@
 mod division;
 mod flow;
 pub mod graph;
+mod progress;
 mod rehearsal;
 mod replay;
 mod shape;
@@ -46,6 +47,7 @@ mod stage;
 
 pub use division::{BatchDone, Division, Reached};
 pub use flow::{End, Flow, Launch, Outcome};
+pub use progress::{Progress, StepState};
 pub use rehearsal::{RehearsalOptions, WeightRehearsal};
 pub use replay::{PipelineArrival, Replay};
 pub use shape::{Shape, ShapeError, StepShape};

@@ -27,12 +27,16 @@ pub struct RehearsalOptions {
 
 impl Default for RehearsalOptions {
     fn default() -> Self {
-        RehearsalOptions { tries: 40, stretch: 2_048, rates: [100, 120], gain: 0.003, reach: 0.7 }
+        RehearsalOptions { tries: 40, stretch: 2_048, rates: [140, 100], gain: 0.003, reach: 0.7 }
     }
 }
 
 /// No trial begins before so many requests have come.
 const FEWEST: usize = 256;
+
+/// The most patience that a try has. More serves an overload badly, which the last arrivals may not
+/// show.
+const MOST_PATIENCE: f64 = 0.6;
 
 /// Tries weights on the last arrivals, and finds the best.
 ///
@@ -64,10 +68,15 @@ struct Trial {
     losses: Option<u64>,
     /// The losses of the present weights.
     before: u64,
+    /// The course of the best weights' losses: how many they had lost at each mark of each rate.
+    course: Vec<u64>,
     tried: Vec<Shares>,
     tries: u32,
     run: Run,
 }
+
+/// Marks in the course of a replay. A try that is far behind the best one at a mark is given up.
+const MARKS: usize = 8;
 
 /// A replay of one try at one rate.
 #[derive(Debug)]
@@ -75,6 +84,8 @@ struct Run {
     replay: Replay,
     rate: usize,
     lost: u64,
+    /// The losses at each mark so far, at this rate and the rates before.
+    course: Vec<u64>,
 }
 
 impl WeightRehearsal {
@@ -144,11 +155,12 @@ impl WeightRehearsal {
             return false;
         }
         self.unseen = 0;
-        let Some(run) = self.run(0, 0) else { return false };
+        let Some(run) = self.run(0, 0, Vec::new()) else { return false };
         self.trial = Some(Trial {
             arrivals: self.past.iter().copied().collect(),
             best: self.current.clone(),
             losses: None,
+            course: Vec::new(),
             before: 0,
             tried: self.current.clone(),
             tries: 0,
@@ -157,9 +169,9 @@ impl WeightRehearsal {
         true
     }
 
-    fn run(&self, rate: usize, lost: u64) -> Option<Run> {
+    fn run(&self, rate: usize, lost: u64, course: Vec<u64>) -> Option<Run> {
         let replay = Replay::new(&self.stage, self.options.rates[rate]).ok()?;
-        Some(Run { replay, rate, lost })
+        Some(Run { replay, rate, lost, course })
     }
 
     /// A replay is over: the next rate, the next try or the decision follows.
@@ -167,21 +179,25 @@ impl WeightRehearsal {
         let Some(mut trial) = self.trial.take() else { return };
         let (rate, lost) = (trial.run.rate + 1, trial.run.lost);
         if rate < self.options.rates.len() && !trial.is_worse() {
-            let Some(run) = self.run(rate, lost) else { return };
+            let Some(run) = self.run(rate, lost, std::mem::take(&mut trial.run.course)) else { return };
             trial.run = run;
             self.trial = Some(trial);
             return;
         }
+        let mut is_better = true;
         match trial.losses {
-            None => (trial.before, trial.losses) = (lost, Some(lost)),
-            Some(least) if lost < least => (trial.losses, trial.best) = (Some(lost), trial.tried.clone()),
-            Some(_) => {}
+            None => trial.before = lost,
+            Some(least) if lost < least && !trial.is_worse() => trial.best.clone_from(&trial.tried),
+            Some(_) => is_better = false,
+        }
+        if is_better {
+            (trial.losses, trial.course) = (Some(lost), std::mem::take(&mut trial.run.course));
         }
         if trial.losses == Some(0) || trial.tries >= self.options.tries {
             return self.decide(&trial);
         }
         trial.tries += 1;
-        let Some(run) = self.run(0, 0) else { return };
+        let Some(run) = self.run(0, 0, Vec::new()) else { return };
         trial.tried = self.near(&trial.best);
         trial.run = run;
         self.trial = Some(trial);
@@ -214,7 +230,11 @@ impl WeightRehearsal {
                     *weight *= (self.options.reach * self.normal()).exp();
                 }
             }
-            near.push(shares.reweighted(&self.stage.pipelines[number].shape, weights));
+            let mut patience = shares.patience();
+            if step.is_none() && self.random.even() < 0.5 {
+                patience = MOST_PATIENCE * self.random.even();
+            }
+            near.push(shares.reweighted(&self.stage.pipelines[number].shape, weights).with_patience(patience));
         }
         near
     }
@@ -236,10 +256,17 @@ impl Trial {
             let due = self.run.replay.comes(&self.arrivals, end.request as usize) + arrival.budget;
             self.run.lost += u64::from(end.outcome != Outcome::Done || end.at > due);
         }
+        let passed = self.run.rate * MARKS + self.run.replay.arrived() * MARKS / self.arrivals.len().max(1);
+        while self.run.course.len() < passed {
+            self.run.course.push(self.run.lost);
+        }
     }
 
-    /// Whether this try has already lost as many requests as the best.
+    /// Whether this try has already lost as many requests as the best, or many more at the last mark.
     fn is_worse(&self) -> bool {
+        let at_mark =
+            self.run.course.last().zip(self.run.course.len().checked_sub(1).and_then(|at| self.course.get(at)));
         self.losses.is_some_and(|least| self.run.lost >= least)
+            || at_mark.is_some_and(|(lost, best)| *lost > best + best / 4 + 8)
     }
 }

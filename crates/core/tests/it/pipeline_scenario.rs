@@ -53,6 +53,10 @@ impl Division for Written<'_> {
         writeln!(self.timeline, "{:8.3}  {line}", ms(reached.now)).unwrap();
         local
     }
+
+    fn last_deadline(&mut self, reached: &Reached<'_>, local: Time) -> Option<Time> {
+        self.shares.last_deadline(reached, local)
+    }
 }
 
 fn ms(at: Time) -> f64 {
@@ -171,5 +175,6 @@ scenarios! {
     a_lost_branch_cancels_the_other
     a_short_branch_has_the_time_of_the_long_one
     a_step_of_two_pipelines_orders_by_local_deadlines
+    a_step_that_misses_its_local_deadline_tries_once_more
     the_first_step_that_knows_gives_the_request_up
 }

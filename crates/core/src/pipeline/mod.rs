@@ -50,4 +50,4 @@ pub use rehearsal::{RehearsalOptions, TrialOutcome, WeightRehearsal};
 pub use replay::{PipelineArrival, Replay};
 pub use shape::{Shape, ShapeError, StepShape};
 pub use shares::{Shares, StepCost};
-pub use stage::{Pipeline, Stage, StageError, StepModel};
+pub use stage::{MOST_STEPS, Pipeline, Stage, StageError, StepModel};

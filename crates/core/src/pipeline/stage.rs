@@ -77,7 +77,7 @@ pub enum StageError {
 }
 
 /// The most steps of a pipeline. A step's request is named by the whole's number and the step's.
-pub(super) const MOST_STEPS: usize = 1 << STEP_BITS;
+pub const MOST_STEPS: usize = 1 << STEP_BITS;
 pub(super) const STEP_BITS: u32 = 10;
 
 impl Stage {

@@ -190,7 +190,7 @@ class Server:
         (folder / "downbeat.toml").write_text(config)
         self.log = open(folder / "log", "w+", encoding="utf-8")
         command = [binary, "serve", str(models), "--config", str(folder / "downbeat.toml"), "--http-port", str(self.port),
-                   "--grpc-port", "0", "--metrics-port", "0", "--dispatch", dispatch, "--no-profiling",
+                   "--grpc-port", "0", "--metrics-port", "0", "--scheduler", dispatch, "--no-profiling",
                    "--rehearsal-cpu", "0.1" if rule == "rehearsed" else "0"]
         command += ["--drop", "none"] if rule == "none" else []
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)

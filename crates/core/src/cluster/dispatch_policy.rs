@@ -170,7 +170,9 @@ impl DispatchPolicy {
     /// the way of a large batch.
     pub const fn suitable_drop(&self) -> DropPolicy {
         match self {
-            policy if policy.is_adaptive() => DropPolicy::Adaptive,
+            DispatchPolicy::Adaptive { .. } | DispatchPolicy::EarlyLeave { smaller: Deferral::Adaptive { .. }, .. } => {
+                DropPolicy::Adaptive
+            }
             _ => DropPolicy::WindowDrop,
         }
     }
@@ -229,7 +231,11 @@ impl DispatchPolicy {
             return (Time::ZERO, StartBound::Full);
         }
         match self {
-            policy if wait == 0 && policy.is_adaptive() => (Time::ZERO, StartBound::Eager),
+            DispatchPolicy::Adaptive { .. } | DispatchPolicy::EarlyLeave { smaller: Deferral::Adaptive { .. }, .. }
+                if wait == 0 =>
+            {
+                (Time::ZERO, StartBound::Eager)
+            }
             DispatchPolicy::Deferred
             | DispatchPolicy::Latest
             | DispatchPolicy::Adaptive { .. }
@@ -238,7 +244,9 @@ impl DispatchPolicy {
             {
                 (Time::ZERO, StartBound::Eager)
             }
-            policy if wait < 100 && policy.is_adaptive() => {
+            DispatchPolicy::Adaptive { .. } | DispatchPolicy::EarlyLeave { smaller: Deferral::Adaptive { .. }, .. }
+                if wait < 100 =>
+            {
                 let frontrun = deadline - profile.latency(size.saturating_add(1));
                 let way = frontrun.since(since).as_nanos() / 100 * u64::from(wait);
                 (since + Duration::from_nanos(way), StartBound::Frontrun)

@@ -15,7 +15,7 @@ use crate::device::Placement;
 use crate::device_map::ModelDevices;
 use crate::refiner::ProfileRefiner;
 
-/// A share of a step's devices that differs by fewer percent points is as good as the present one.
+/// A new share replaces the present share only if the two differ by this many percent points.
 const SHARE_STEP: u8 = 10;
 
 /// The scheduler's queue for the requests of one shape.

@@ -15,7 +15,7 @@ pub struct PipelineStage {
     pub numbers: Vec<u64>,
     /// The models, devices and pipelines. The rehearsal fills in the models' behaviours.
     pub stage: Stage,
-    /// By model of the stage: its queue in the scheduler, if it has one.
+    /// By model of the stage: the queue in the scheduler. `None`: a device policy makes the batches.
     pub queues: Vec<Option<ModelId>>,
     /// By pipeline: its shares by the fixed rule at the present load.
     pub rule: Vec<Shares>,

@@ -1,9 +1,8 @@
 //! The steps of an ensemble, with the steps of ensembles within it, as one graph.
 //!
 //! Example: step 1 of an ensemble is an ensemble of two steps. The deadline is divided among the
-//! steps 0, 1.0, 1.1 and 2. If an ensemble within got one deadline of its own instead, time that
-//! its steps save would be lost to the steps after it, and a rehearsal could not move time between
-//! them.
+//! steps 0, 1.0, 1.1 and 2. Otherwise the ensemble within would have a deadline of its own. Time that
+//! step 1.0 saves would then never reach step 2, and no rehearsal could move time between the two.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,7 +50,8 @@ impl FlatSteps {
         let lasts: Vec<Vec<usize>> = inner.iter().zip(&blocks).map(|(inner, block)| lasts(inner, block)).collect();
         let (mut after, mut leaves) = (Vec::new(), Vec::new());
         for (step, (inner, block)) in inner.iter().zip(&blocks).enumerate() {
-            let before: Vec<usize> = ensemble.graph.after(step).iter().flat_map(|first| lasts[*first].clone()).collect();
+            let before: Vec<usize> =
+                ensemble.graph.after(step).iter().flat_map(|first| lasts[*first].clone()).collect();
             let Some(inner) = inner else {
                 let (label, model) = (step.to_string(), ensemble.steps[step].model.clone());
                 leaves.push(Leaf { label, model, part: parts[step].clone() });
@@ -62,7 +62,11 @@ impl FlatSteps {
                 leaves.push(Leaf { label: format!("{step}.{}", leaf.label), ..leaf.clone() });
                 let within = &inner.flat.shape.steps()[flat].after;
                 let is_first = within.is_empty();
-                after.push(if is_first { before.clone() } else { within.iter().map(|step| block.start + step).collect() });
+                after.push(if is_first {
+                    before.clone()
+                } else {
+                    within.iter().map(|step| block.start + step).collect()
+                });
             }
         }
         let shape = Shape::new(after).expect("steps of graphs without circles form none together");
@@ -81,14 +85,14 @@ impl FlatSteps {
     }
 }
 
-/// The flat steps of a step that no other step of it waits for.
+/// The last flat steps of a step: no other flat step of the block waits for them.
 fn lasts(inner: &Option<Arc<Pipeline>>, block: &Range<usize>) -> Vec<usize> {
     let is_last =
         |flat: &usize| inner.as_ref().is_none_or(|inner| inner.flat.shape.next(*flat - block.start).is_empty());
     block.clone().filter(is_last).collect()
 }
 
-/// The division of the time of a request, with the place of an ensemble's steps in it.
+/// How a request's time is divided, and where the steps of an ensemble stand in this division.
 #[derive(Clone)]
 pub struct Plan {
     /// The shares of all steps, of the outermost ensemble.
@@ -113,15 +117,18 @@ impl Plan {
         }
         // The block is done with its last step, after its longest path.
         unfinished.extend(self.firsts(flat, block));
-        let is_last = |step: &usize| flat.shape.next(step - self.base).iter().all(|next| !block.contains(&(self.base + next)));
+        let is_last =
+            |step: &usize| flat.shape.next(step - self.base).iter().all(|next| !block.contains(&(self.base + next)));
         let ends = block.clone().filter(is_last);
         let ends = ends.map(|last| self.shares.local_deadline_beside(last, &unfinished, now, self.deadline));
         ends.max().unwrap_or(self.deadline)
     }
 
-    /// The flat steps of a block that wait for no other step of it.
+    /// The flat steps of a block that wait for no other step of the block.
     pub fn firsts(&self, flat: &FlatSteps, block: &Range<usize>) -> Vec<usize> {
-        let waits = |step: usize| flat.shape.steps()[step - self.base].after.iter().any(|first| block.contains(&(self.base + first)));
+        let waits = |step: usize| {
+            flat.shape.steps()[step - self.base].after.iter().any(|first| block.contains(&(self.base + first)))
+        };
         block.clone().filter(|step| !waits(*step)).collect()
     }
 
@@ -130,7 +137,7 @@ impl Plan {
         self.shares.needed(firsts)
     }
 
-    /// The plan of the ensemble that is a step of this one.
+    /// The plan of an ensemble whose flat steps are this block.
     pub fn within(&self, block: &Range<usize>, others: Vec<usize>, deadline: Time) -> Plan {
         let mut beside = others;
         beside.extend_from_slice(&self.beside);

@@ -42,9 +42,9 @@ pub struct Pipeline {
     pub versions: BTreeMap<u64, Arc<PipelineRecord>>,
     steps: Arc<[StepRecord]>,
     parts: Vec<StepPart>,
-    /// Its steps, and those of ensembles within it.
+    /// The steps of this ensemble and of the ensembles within it.
     flat: FlatSteps,
-    /// Its number in the rehearsal of weights, which stays as long as the definition.
+    /// The rehearsal of weights knows the ensemble by this number, which stays as long as the definition.
     number: u64,
     shares: RwLock<Arc<Shares>>,
     weights: Mutex<Weights>,
@@ -278,8 +278,9 @@ impl StepPart {
         match self {
             StepPart::Model(model) => model.upgrade().map_or(1.0, |model| model.hosts.devices().len() as f64),
             StepPart::Pipeline(pipeline) => {
-                let of_parts =
-                    |pipeline: Arc<Pipeline>| pipeline.flat.leaves.iter().map(|leaf| leaf.part.devices()).fold(f64::MAX, f64::min);
+                let of_parts = |pipeline: Arc<Pipeline>| {
+                    pipeline.flat.leaves.iter().map(|leaf| leaf.part.devices()).fold(f64::MAX, f64::min)
+                };
                 pipeline.upgrade().map_or(1.0, of_parts)
             }
         }
@@ -290,8 +291,9 @@ impl StepPart {
         match self {
             StepPart::Model(model) => model.upgrade().map_or(0.0, |model| model.busy_seconds()),
             StepPart::Pipeline(pipeline) => {
-                let of_parts =
-                    |pipeline: Arc<Pipeline>| pipeline.flat.leaves.iter().map(|leaf| leaf.part.busy_seconds()).fold(0.0, f64::max);
+                let of_parts = |pipeline: Arc<Pipeline>| {
+                    pipeline.flat.leaves.iter().map(|leaf| leaf.part.busy_seconds()).fold(0.0, f64::max)
+                };
                 pipeline.upgrade().map_or(0.0, of_parts)
             }
         }

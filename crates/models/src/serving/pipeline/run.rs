@@ -297,7 +297,7 @@ struct Budget<'a> {
 }
 
 impl<'a> Budget<'a> {
-    /// `plan`: the division of the outer ensemble's time, if the request is a step of one.
+    /// `plan`: the division of the outer ensemble's time, for a step of an outer ensemble.
     fn new(pipeline: &'a Pipeline, limits: &'a Limits, arrival: Time, plan: Option<&Plan>) -> Self {
         let own = || {
             let (shares, len) = (pipeline.shares.read().clone(), pipeline.flat.len());
@@ -327,12 +327,10 @@ impl<'a> Budget<'a> {
             }
             (*is_probe, plan.deadline) = (true, Time::MAX);
         }
-        let is_open = |other: &usize| {
-            *other != step && matches!(walk.state(*other), StepState::Ready | StepState::Running)
-        };
+        let is_open =
+            |other: &usize| *other != step && matches!(walk.state(*other), StepState::Ready | StepState::Running);
         let open = walk.remaining().filter(is_open);
-        let others: Vec<usize> =
-            open.flat_map(|other| plan.firsts(flat, &flat.block(other, plan.base))).collect();
+        let others: Vec<usize> = open.flat_map(|other| plan.firsts(flat, &flat.block(other, plan.base))).collect();
         Ok(Within {
             plan: (block.len() > 1).then(|| Box::new(plan.within(&block, others.clone(), plan.deadline))),
             deadline: plan.local_deadline(flat, &block, others, now),

@@ -131,8 +131,8 @@ fn take(pipelines: &[Arc<Pipeline>], decision: &WeightDecision, now: Time) {
     }
 }
 
-/// The ensembles as the rehearsal plays them. One of which a model is gone is left out, and one with
-/// too many steps.
+/// The ensembles as the rehearsal plays them. An ensemble that lacks a model is left out, and so is an
+/// ensemble with too many steps.
 fn stage(weighed: Vec<(Arc<Pipeline>, Shares)>, cast: &[Cast]) -> PipelineStage {
     let mut stage = Stage { wake_margin: WAKE_MARGIN, ..Stage::default() };
     let (mut numbers, mut queues, mut rule) = (Vec::new(), Vec::new(), Vec::new());

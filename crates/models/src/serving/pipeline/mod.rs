@@ -218,6 +218,13 @@ impl Pipeline {
         rule
     }
 
+    /// Whether a step is an ensemble whose steps are flat steps of this one.
+    fn is_flattened(&self, step: usize) -> bool {
+        let is_model = |leaf: &flat::Leaf| matches!(leaf.part, StepPart::Model(_));
+        matches!(self.parts[step], StepPart::Pipeline(_))
+            && self.flat.leaves[self.flat.block(step, 0)].iter().all(is_model)
+    }
+
     /// Takes the weights of its flat steps that a trial found; `None`: those of the fixed rule.
     fn set_found(&self, weights: Option<Vec<f64>>) {
         self.weights.lock().found = weights;

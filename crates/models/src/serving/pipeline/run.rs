@@ -111,12 +111,13 @@ impl Serving {
         let wishes = Wishes { codec: &pipeline.codec, batching: &definition.batching, slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
         let rows = pipeline.codec.check(&request)?;
-        if within.is_none() {
+        let plan = within.and_then(|within| within.plan.as_deref());
+        if plan.is_none() {
+            // The rehearsal has the steps of an ensemble within another as steps of the outer one.
             let is_bound = limits.deadline != Time::MAX;
             let budget = if is_bound { limits.deadline.since(arrival) } else { Duration::MAX };
             self.driver.pipeline_asked(arrival, budget, pipeline.number, rows);
         }
-        let plan = within.and_then(|within| within.plan.as_deref());
         let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
         let time = Budget::new(pipeline, &limits, arrival, plan);
         let outcome = self.run_steps(pipeline, request, time, wanted.as_deref()).await;
@@ -332,7 +333,7 @@ impl<'a> Budget<'a> {
         let open = walk.remaining().filter(is_open);
         let others: Vec<usize> = open.flat_map(|other| plan.firsts(flat, &flat.block(other, plan.base))).collect();
         Ok(Within {
-            plan: (block.len() > 1).then(|| Box::new(plan.within(&block, others.clone(), plan.deadline))),
+            plan: pipeline.is_flattened(step).then(|| Box::new(plan.within(&block, others.clone(), plan.deadline))),
             deadline: plan.local_deadline(flat, &block, others, now),
             deadline_is_slo: self.limits.deadline_is_slo,
             is_alone,

@@ -13,8 +13,8 @@ pub struct PardOptions {
     pub patience: f64,
     /// The weight of a batch in the moving means.
     pub newest: f64,
-    /// The second order begins once the arrivals are this part above what a model can serve, and ends
-    /// once they are this part below; infinity: the second order never begins.
+    /// The second order begins once the arrivals are this part above what a model can serve. The order
+    /// ends once they are this part below. Infinity: the second order never begins.
     pub margin: f64,
 }
 
@@ -26,9 +26,8 @@ pub struct PardOptions {
 ///
 /// PARD has two orders. With *least budget first*, a model serves by deadline. With *highest budget
 /// first*, which holds under overload, the requests with the least time left find no place and are
-/// dropped. All queues here serve by deadline. The second order is therefore a choice at the door: of
-/// the last requests of the model, the share that exceeds its throughput is given up, those with the
-/// least time left for the rest.
+/// dropped. All queues here serve by deadline. The second order is therefore a choice at the door: the
+/// model gives up the requests with the least time left, as many as exceed its throughput.
 #[derive(Clone, Debug)]
 pub struct Pard {
     pipelines: Vec<Pipeline>,

@@ -238,10 +238,10 @@ impl PipelineWorkload {
         let model = |((rate, cost), (profile, pool)): ((f64, f64), &(LatencyProfile, usize))| {
             let share = (100.0 * rate * cost / demands[*pool]).round().clamp(1.0, 100.0) as u8;
             let dispatch = if early_leave { dispatch.clone().of_step(share) } else { dispatch.clone() };
-            StepModel { options: ModelOptions::new(profile.clone(), dispatch, drop), pool: *pool }
+            StepModel { options: ModelOptions::new(profile.clone(), dispatch, drop), behaviour: None, pool: *pool }
         };
         let models = work.into_iter().zip(&self.models).map(model).collect();
-        Stage { pools: self.pools.clone(), models, pipelines: self.pipelines.clone() }
+        Stage { pools: self.pools.clone(), models, pipelines: self.pipelines.clone(), ..Stage::default() }
     }
 
     /// By pipeline and step: the numbers that fixed weights follow from, at this load.

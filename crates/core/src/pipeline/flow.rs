@@ -120,6 +120,7 @@ impl Flow {
         stage.check()?;
         let pool = |devices: &u32| {
             let mut scheduler = Scheduler::new();
+            scheduler.set_wake_margin(Time::ZERO, stage.wake_margin);
             for _ in 0..*devices {
                 scheduler.add_device(Time::ZERO, DeviceKind(0));
             }
@@ -130,7 +131,9 @@ impl Flow {
         let mut models = Vec::with_capacity(stage.models.len());
         for (number, model) in stage.models.iter().enumerate() {
             let pool = &mut pools[model.pool];
-            models.push((model.pool, pool.scheduler.add_model(Time::ZERO, model.options.clone())));
+            let id = pool.scheduler.add_model(Time::ZERO, model.options.clone());
+            pool.scheduler.set_behaviour(Time::ZERO, id, model.behaviour);
+            models.push((model.pool, id));
             pool.models.push(number);
         }
         Ok(Flow {

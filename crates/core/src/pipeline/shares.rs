@@ -98,6 +98,11 @@ impl Shares {
         &self.weights
     }
 
+    /// Whether both have the same weights and patience.
+    pub(super) fn divides_as(&self, other: &Shares) -> bool {
+        self.weights == other.weights && self.patience == other.patience
+    }
+
     /// When `step` must be done, if a request reaches it at `now` and the whole must be done by
     /// `deadline`. A deadline of [`Time::MAX`] leaves all steps without a deadline.
     pub fn local_deadline(&self, step: usize, now: Time, deadline: Time) -> Time {

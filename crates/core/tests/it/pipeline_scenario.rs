@@ -103,7 +103,7 @@ impl World {
                 .unwrap();
         let dispatch = if words.contains(&"eager") { DispatchPolicy::Eager } else { DispatchPolicy::Deferred };
         let options = ModelOptions::new(profile, dispatch, DropPolicy::HeadDrop);
-        self.stage.models.push(StepModel { options, pool: place(&self.pools, words[2]) });
+        self.stage.models.push(StepModel { options, behaviour: None, pool: place(&self.pools, words[2]) });
         self.models.push(words[1].to_owned());
     }
 

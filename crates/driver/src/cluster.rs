@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use downbeat_core::cluster::{Behaviour, Demand, Matchmaker, ModelOptions, ModelQueue, Order, Shard};
+use downbeat_core::cluster::{Behaviour, Demand, DispatchPolicy, Matchmaker, ModelOptions, ModelQueue, Order, Shard};
 use downbeat_core::journal::cluster::{Input, TrialRecord};
 use downbeat_core::journal::{Journal, Machine};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, ModelId, Time};
@@ -206,6 +206,15 @@ impl<H: Handler> Cluster<H> {
         self.tell(
             queue,
             ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()),
+            &mut H::Context::default(),
+        );
+    }
+
+    /// Replaces a model's dispatch policy, also for its queued requests.
+    pub fn set_dispatch(&self, queue: QueueHandle, dispatch: DispatchPolicy) {
+        self.tell(
+            queue,
+            ToShard::Command(Input::SetDispatch(queue.model, dispatch).into()),
             &mut H::Context::default(),
         );
     }

@@ -241,11 +241,14 @@ impl LoadedVersion {
         self.hosts.devices().iter().map(|(host, _)| host.occupancy.busy_seconds()).sum()
     }
 
+    /// The queue that was used last. Latencies differ by shape.
+    pub fn last_queue(&self) -> Option<Arc<Queue>> {
+        self.queues.read().values().max_by_key(|queue| queue.last_used_ns.load(Ordering::Relaxed)).cloned()
+    }
+
     fn means(&self, slo: Option<Duration>) -> Means {
         let devices = u32::try_from(self.hosts.devices().len()).unwrap_or(u32::MAX);
-        // Latencies differ by shape: the queue that was used last counts.
-        let queues = self.queues.read();
-        let queue = queues.values().max_by_key(|queue| queue.last_used_ns.load(Ordering::Relaxed));
+        let queue = self.last_queue();
         let (profile, max_batch, at_once) = match queue {
             Some(queue) => {
                 let settings = queue.settings();

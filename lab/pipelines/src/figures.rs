@@ -1,11 +1,11 @@
 //! The figures: all rules on many workloads.
 
-use downbeat_core::pipeline::PipelineArrival;
 use downbeat_core::quantiles;
-use downbeat_sim::pipelines::{LoadSearch, at_load};
+use downbeat_sim::pipelines::{LoadSearch, Verdict};
 
 use crate::oracle::Oracle;
 use crate::rule::{Batches, Rule, alone, nexus};
+use crate::run::Run;
 use crate::workload::PipelineWorkload;
 
 /// What is measured.
@@ -61,12 +61,11 @@ impl Summary {
 impl Row {
     /// Plays all rules on a workload.
     pub fn of(workload: &PipelineWorkload, batches: Batches, settings: &Settings) -> Row {
-        let warm_up = settings.requests / 4;
         let goodput = workload.loads.map(|load| {
-            let arrivals = at_load(&workload.arrivals, load);
-            let rules = Rule::ALL.iter().map(|rule| rule.judge(workload, batches, &arrivals, load, warm_up).goodput());
+            let run = Run::new(workload, batches, load);
+            let rules = Rule::ALL.iter().map(|rule| rule.judge(&run).map_or(0.0, |verdict| verdict.goodput()));
             let mut goodput: Vec<f64> = rules.collect();
-            goodput.push(best_fixed(workload, batches, &arrivals, load, settings, 1.0));
+            goodput.push(best_fixed(&run, settings, 0).goodput());
             goodput
         });
         let capacity = if settings.capacity { capacities(workload, batches, settings) } else { Vec::new() };
@@ -75,31 +74,24 @@ impl Row {
 }
 
 fn capacities(workload: &PipelineWorkload, batches: Batches, settings: &Settings) -> Vec<f64> {
-    let warm_up = settings.requests / 4;
-    let rules = Rule::ALL.iter().map(|rule| {
-        settings.search.capacity(|load| {
-            let arrivals = at_load(&workload.arrivals, load);
-            rule.judge(workload, batches, &arrivals, load, warm_up).goodput()
-        })
-    });
+    let run = |load| Run::new(workload, batches, load);
+    let tolerated = settings.search.tolerated;
+    let rules = Rule::ALL.iter();
+    let rules =
+        rules.map(|rule| settings.search.capacity(|load| rule.judge(&run(load).tolerating(tolerated)).is_some()));
     let mut capacities: Vec<f64> = rules.collect();
     capacities.push(settings.search.capacity(|load| {
-        let arrivals = at_load(&workload.arrivals, load);
-        best_fixed(workload, batches, &arrivals, load, settings, 1.0 - settings.search.tolerated)
+        let most_lost = run(load).tolerating(tolerated).most_lost;
+        let best = best_fixed(&run(load), settings, most_lost);
+        best.asked - best.good <= most_lost
     }));
     capacities
 }
 
-fn best_fixed(
-    workload: &PipelineWorkload,
-    batches: Batches,
-    arrivals: &[PipelineArrival],
-    load: f64,
-    settings: &Settings,
-    enough: f64,
-) -> f64 {
+fn best_fixed(run: &Run<'_>, settings: &Settings, tolerated: u64) -> Verdict {
+    let Run { workload, batches, load, .. } = *run;
     let stage = Rule::Equal.stage(workload, batches);
-    let oracle = Oracle { workload, stage: &stage, warm_up: settings.requests / 4, tries: settings.tries, seed: 7 };
+    let oracle = Oracle { stage: &stage, tries: settings.tries, seed: 7 };
     let each = |weight: &dyn Fn(usize, usize) -> f64| -> Vec<Vec<f64>> {
         let pipelines = workload.pipelines.iter().enumerate();
         pipelines
@@ -112,7 +104,7 @@ fn best_fixed(
         each(&|pipeline, step| alone(workload, pipeline, step)),
         each(&|pipeline, step| nexus[pipeline][step].as_secs_f64().max(1e-6)),
     ];
-    oracle.search(arrivals, &starts, enough).goodput
+    oracle.search(run, &starts, tolerated).verdict
 }
 
 impl Figures {

@@ -10,6 +10,7 @@ mod nexus;
 mod oracle;
 mod pard;
 mod rule;
+mod run;
 mod workload;
 
 pub use division::{Instants, NoDeadline, StepSlos, WholeDeadline};
@@ -18,4 +19,5 @@ pub use nexus::nexus_budgets;
 pub use oracle::{BestFixed, Oracle};
 pub use pard::Pard;
 pub use rule::{Batches, Rule};
+pub use run::Run;
 pub use workload::PipelineWorkload;

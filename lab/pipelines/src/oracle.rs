@@ -1,23 +1,20 @@
 //! The oracle: the best fixed division, found by search on the very arrivals that are judged.
 
-use downbeat_core::pipeline::{PipelineArrival, Stage};
-use downbeat_sim::pipelines::{PipelineJudge, play};
+use downbeat_core::pipeline::Stage;
+use downbeat_sim::pipelines::{Verdict, play_while};
 use downbeat_sim::random;
 use rand_distr::{Distribution, StandardNormal, StandardUniform};
 use rand_pcg::Pcg64;
 
 use crate::division::StepSlos;
+use crate::run::Run;
 use crate::workload::{PipelineWorkload, budgets};
 
 /// A search of the best fixed shares of the SLOs.
 #[derive(Clone, Copy, Debug)]
 pub struct Oracle<'a> {
-    /// The workload.
-    pub workload: &'a PipelineWorkload,
     /// The stage on which shares are tried.
     pub stage: &'a Stage,
-    /// Arrivals that do not count.
-    pub warm_up: usize,
     /// Shares that are tried beside those to begin with.
     pub tries: u32,
     /// Chooses the tries.
@@ -27,41 +24,46 @@ pub struct Oracle<'a> {
 /// The best shares that were found.
 #[derive(Clone, Debug)]
 pub struct BestFixed {
-    /// Requests in time, as a share of all.
-    pub goodput: f64,
+    /// What they serve.
+    pub verdict: Verdict,
     /// By pipeline and step: weights in proportion to the shares.
     pub weights: Vec<Vec<f64>>,
 }
 
 impl Oracle<'_> {
-    /// Searches from the best of `starts`, near the best so far, until the tries are used up or
-    /// `enough` requests are in time.
-    pub fn search(&self, arrivals: &[PipelineArrival], starts: &[Vec<Vec<f64>>], enough: f64) -> BestFixed {
-        let mut best = BestFixed { goodput: -1.0, weights: Vec::new() };
-        let mut dice = random(self.seed, u64::from(self.workload.number));
-        for try_number in 0..starts.len() as u32 + self.tries {
-            if best.goodput >= enough {
+    /// Searches from the best of `starts`, near the best so far. Ends once the tries are used up, or
+    /// at most `tolerated` requests are lost.
+    ///
+    /// # Panics
+    /// If there is no start.
+    pub fn search(&self, run: &Run<'_>, starts: &[Vec<Vec<f64>>], tolerated: u64) -> BestFixed {
+        let mut best: Option<BestFixed> = None;
+        let mut dice = random(self.seed, u64::from(run.workload.number));
+        let mut run = run.clone();
+        for try_number in 0..starts.len() + self.tries as usize {
+            let known = best.as_ref().filter(|_| try_number >= starts.len());
+            let weights = match known {
+                Some(best) => near(&best.weights, &mut dice),
+                None => starts[try_number].clone(),
+            };
+            let Some(verdict) = self.verdict(&run, &weights) else { continue };
+            let lost = verdict.asked - verdict.good;
+            best = Some(BestFixed { verdict, weights });
+            if lost <= tolerated || lost == 0 {
                 break;
             }
-            let weights = match starts.get(try_number as usize) {
-                Some(start) => start.clone(),
-                None => near(&best.weights, &mut dice),
-            };
-            let goodput = self.goodput(arrivals, &weights);
-            if goodput > best.goodput {
-                best = BestFixed { goodput, weights };
-            }
+            // Only shares that lose fewer are of interest.
+            run.most_lost = lost - 1;
         }
-        best
+        best.expect("there is a start, and it may lose every request")
     }
 
-    fn goodput(&self, arrivals: &[PipelineArrival], weights: &[Vec<f64>]) -> f64 {
-        let PipelineWorkload { pipelines, slos, .. } = self.workload;
+    fn verdict(&self, run: &Run<'_>, weights: &[Vec<f64>]) -> Option<Verdict> {
+        let PipelineWorkload { pipelines, slos, .. } = run.workload;
         let each = pipelines.iter().zip(slos).zip(weights);
         let shares = each.map(|((pipeline, slo), weights)| budgets(&pipeline.shape, weights, *slo)).collect();
-        let ends = play(self.stage, arrivals, &mut StepSlos(shares)).expect("a drawn stage is whole");
-        let verdict = PipelineJudge::new(arrivals, self.warm_up).judge(&ends);
-        verdict.expect("each request ends once").goodput()
+        let mut slos = StepSlos(shares);
+        run.judge(|goes_on| play_while(self.stage, &run.arrivals, &mut slos, goes_on))
     }
 }
 

@@ -188,6 +188,25 @@ impl PipelineWorkload {
         demands
     }
 
+    /// By pool: devices that are busy at load 1 if all batches have the largest size.
+    fn least_demands(&self) -> Vec<f64> {
+        let mut demands = vec![0.0; self.pools.len()];
+        for ((rate, _), (profile, pool)) in self.work().into_iter().zip(&self.models) {
+            demands[*pool] += rate * profile.latency(MAX_BATCH).as_secs_f64() / f64::from(MAX_BATCH);
+        }
+        demands
+    }
+
+    /// By model: requests a second that the model's part of its devices can serve in the largest
+    /// batches.
+    pub(crate) fn throughputs(&self) -> Vec<f64> {
+        let demands = self.least_demands();
+        let throughput = |((rate, _), (_, pool)): ((f64, f64), &(LatencyProfile, usize))| {
+            rate * f64::from(self.pools[*pool]) / demands[*pool]
+        };
+        self.work().into_iter().zip(&self.models).map(throughput).collect()
+    }
+
     fn draw_arrivals(&mut self, dice: &mut Dice, seed: u64, requests: usize) {
         let kind = dice.whole(0, 2);
         let shape = (dice.log_between((0.05, 0.5)) * 100.0).round() / 100.0;
@@ -219,10 +238,10 @@ impl PipelineWorkload {
         let model = |((rate, cost), (profile, pool)): ((f64, f64), &(LatencyProfile, usize))| {
             let share = (100.0 * rate * cost / demands[*pool]).round().clamp(1.0, 100.0) as u8;
             let dispatch = if early_leave { dispatch.clone().of_step(share) } else { dispatch.clone() };
-            StepModel { options: ModelOptions::new(profile.clone(), dispatch, drop), pool: *pool }
+            StepModel { options: ModelOptions::new(profile.clone(), dispatch, drop), behaviour: None, pool: *pool }
         };
         let models = work.into_iter().zip(&self.models).map(model).collect();
-        Stage { pools: self.pools.clone(), models, pipelines: self.pipelines.clone() }
+        Stage { pools: self.pools.clone(), models, pipelines: self.pipelines.clone(), ..Stage::default() }
     }
 
     /// By pipeline and step: the numbers that fixed weights follow from, at this load.

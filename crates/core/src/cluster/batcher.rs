@@ -19,7 +19,7 @@ pub(super) struct Batcher {
     pub queue: RequestQueue,
     pub kinds: KindPlans,
     pub drop: DropPolicy,
-    /// How far a candidate waits under [`DispatchPolicy::Adaptive`]: [`super::Behaviour::wait`].
+    /// How far a candidate of an adaptive model waits: [`super::Behaviour::wait`].
     pub wait: u8,
     pub dispatch: DispatchPolicy,
     /// Requests that came by this time wait for no others.

@@ -24,7 +24,7 @@ use crate::time::{Duration, Time};
 /// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
 /// | `Adaptive` | as `Eager`, as `Deferred`, or between the two: [`super::Behaviour::wait`] | Downbeat |
 /// | `Route` | `now`, as no batch forms here: a device policy makes the batches | Downbeat |
-/// | `EarlyLeave` | as `Deferred`; `now` once the candidate is large enough to keep up with the arrivals | steps of pipelines, in the simulator |
+/// | `EarlyLeave` | as `Deferred` or `Adaptive`; `now` once the candidate is large enough to keep up with the arrivals | steps of pipelines |
 ///
 /// A candidate cannot grow if it has `max_batch`, or if the next request would not fit its
 /// deadline. Such a candidate may start at once under every policy: it could only wait for requests
@@ -61,19 +61,34 @@ pub enum DispatchPolicy {
     /// its work, for any model, first. A device policy makes the batches there
     /// ([`crate::device::PolicyName`]).
     Route,
-    /// Deferred, for a step of a pipeline: a candidate that waits takes time from the steps after
-    /// it. The candidate therefore starts at once when batches of its size keep up with 1.1
-    /// times the arrivals of the last second. Users do not name this policy:
-    /// [`DispatchPolicy::of_step`] chooses it, for pipelines of the simulator.
+    /// Deferred or adaptive, for a step of a pipeline: a candidate that waits takes time from the
+    /// steps after it. The candidate therefore starts at once when batches of its size keep up with
+    /// half of the arrivals of the last second. Users do not name this policy:
+    /// [`DispatchPolicy::of_step`] chooses it.
     EarlyLeave {
+        /// When a smaller candidate starts.
+        smaller: Deferral,
         /// The part of the devices that the model may count on, percent. Other models of the same
         /// devices have the rest.
         share: u8,
     },
 }
 
-/// A batch of a step leaves early if it keeps up with this many times the arrivals.
-const PACE: f64 = 1.1;
+/// When a batch of a step starts that does not keep up with the arrivals.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Deferral {
+    /// As under [`DispatchPolicy::Deferred`].
+    Deferred,
+    /// As under [`DispatchPolicy::Adaptive`].
+    Adaptive {
+        /// As in [`DispatchPolicy::Adaptive`].
+        consolidate: bool,
+    },
+}
+
+/// A batch of a step leaves early if it keeps up with this many times the arrivals. While all devices
+/// are busy the next batch grows by itself, so that less than all arrivals is enough.
+const PACE: f64 = 0.5;
 
 impl DispatchPolicy {
     /// Every policy. Repository, server, simulator and command line know policies by this table.
@@ -101,20 +116,37 @@ impl DispatchPolicy {
         }
     }
 
-    /// The policy for a model that runs a step of a pipeline. Only deferral changes. `share` is the
-    /// part of the devices that the model may count on, percent.
+    /// The policy for a model that runs a step of a pipeline. Only policies that defer change.
+    /// `share` is the part of the devices that the model may count on, percent.
     #[must_use]
     pub fn of_step(self, share: u8) -> Self {
+        let smaller = match self {
+            DispatchPolicy::Deferred => Deferral::Deferred,
+            DispatchPolicy::Adaptive { consolidate } => Deferral::Adaptive { consolidate },
+            DispatchPolicy::EarlyLeave { smaller, .. } => smaller,
+            other => return other,
+        };
+        DispatchPolicy::EarlyLeave { smaller, share }
+    }
+
+    /// Whether the scheduler chooses how long candidates wait; `Some(true)`: it consolidates, too.
+    pub const fn adaptive(&self) -> Option<bool> {
         match self {
-            DispatchPolicy::Deferred => DispatchPolicy::EarlyLeave { share },
-            other => other,
+            DispatchPolicy::Adaptive { consolidate }
+            | DispatchPolicy::EarlyLeave { smaller: Deferral::Adaptive { consolidate }, .. } => Some(*consolidate),
+            _ => None,
         }
+    }
+
+    /// [`DispatchPolicy::adaptive`], as a yes or no.
+    pub const fn is_adaptive(&self) -> bool {
+        self.adaptive().is_some()
     }
 
     /// The size from which a candidate leaves early: the smallest batch with which the model's part
     /// of `devices` keeps up with the arrivals. `u32::MAX`: no candidate does.
     pub(super) fn enough(&self, profile: &LatencyProfile, most: u32, rate: Option<f64>, devices: u32) -> u32 {
-        let DispatchPolicy::EarlyLeave { share } = self else { return u32::MAX };
+        let DispatchPolicy::EarlyLeave { share, .. } = self else { return u32::MAX };
         let Some(rate) = rate else { return u32::MAX };
         let devices = f64::from(devices.max(1)) * f64::from((*share).clamp(1, 100)) / 100.0;
         let keeps_up = |batch: u32| f64::from(batch) * devices >= PACE * rate * profile.latency(batch).as_secs_f64();
@@ -139,7 +171,9 @@ impl DispatchPolicy {
     /// the way of a large batch.
     pub const fn suitable_drop(&self) -> DropPolicy {
         match self {
-            DispatchPolicy::Adaptive { .. } => DropPolicy::Adaptive,
+            DispatchPolicy::Adaptive { .. } | DispatchPolicy::EarlyLeave { smaller: Deferral::Adaptive { .. }, .. } => {
+                DropPolicy::Adaptive
+            }
             _ => DropPolicy::WindowDrop,
         }
     }
@@ -198,7 +232,11 @@ impl DispatchPolicy {
             return (Time::ZERO, StartBound::Full);
         }
         match self {
-            DispatchPolicy::Adaptive { .. } if wait == 0 => (Time::ZERO, StartBound::Eager),
+            DispatchPolicy::Adaptive { .. } | DispatchPolicy::EarlyLeave { smaller: Deferral::Adaptive { .. }, .. }
+                if wait == 0 =>
+            {
+                (Time::ZERO, StartBound::Eager)
+            }
             DispatchPolicy::Deferred
             | DispatchPolicy::Latest
             | DispatchPolicy::Adaptive { .. }
@@ -207,7 +245,9 @@ impl DispatchPolicy {
             {
                 (Time::ZERO, StartBound::Eager)
             }
-            DispatchPolicy::Adaptive { .. } if wait < 100 => {
+            DispatchPolicy::Adaptive { .. } | DispatchPolicy::EarlyLeave { smaller: Deferral::Adaptive { .. }, .. }
+                if wait < 100 =>
+            {
                 let frontrun = deadline - profile.latency(size.saturating_add(1));
                 let way = frontrun.since(since).as_nanos() / 100 * u64::from(wait);
                 (since + Duration::from_nanos(way), StartBound::Frontrun)
@@ -229,17 +269,36 @@ mod tests {
 
     /// Batches of `b` take `5 + b` ms. One device answers `b` requests in that time.
     #[test]
-    fn enough_is_the_smallest_batch_that_keeps_up_with_more_than_the_arrivals() {
+    fn enough_is_the_smallest_batch_that_keeps_up_with_half_of_the_arrivals() {
         let profile = LatencyProfile::linear_ms(1.0, 5.0, 64).unwrap();
         let enough = |share, rate, devices| DispatchPolicy::Deferred.of_step(share).enough(&profile, 64, rate, devices);
-        // 1.1 * 500/s: b / (5 + b) >= 0.55, so b >= 6.1.
-        assert_eq!(enough(100, Some(500.0), 1), 7);
-        assert_eq!(enough(50, Some(500.0), 2), 7, "half of two devices is one device");
+        // Half of 1000/s: b / (5 + b) >= 0.5, so b >= 5.
+        assert_eq!(enough(100, Some(1000.0), 1), 5);
+        assert_eq!(enough(50, Some(1000.0), 2), 5, "half of two devices is one device");
         assert_eq!(enough(100, Some(10.0), 1), 1);
-        assert_eq!(enough(100, Some(1000.0), 1), u32::MAX, "no batch keeps up");
+        assert_eq!(enough(100, Some(2000.0), 1), u32::MAX, "no batch keeps up");
         assert_eq!(enough(100, None, 1), u32::MAX, "the rate is not known yet");
         assert_eq!(enough(0, Some(1.0), 0), 1, "no device and no share are taken as a little");
         assert_eq!(DispatchPolicy::Deferred.enough(&profile, 64, Some(10.0), 1), u32::MAX);
         assert_eq!(DispatchPolicy::Eager.of_step(50), DispatchPolicy::Eager);
+    }
+
+    #[test]
+    fn a_step_of_an_adaptive_model_stays_adaptive() {
+        let adaptive = DispatchPolicy::Adaptive { consolidate: true };
+        let step = adaptive.clone().of_step(50);
+        assert_eq!((step.adaptive(), step.suitable_drop()), (Some(true), DropPolicy::Adaptive));
+        assert_eq!(step.clone().of_step(20), adaptive.of_step(20), "only the share changes");
+        assert_eq!(DispatchPolicy::Deferred.of_step(50).adaptive(), None);
+        // Arrivals at 0 with a deadline of 100 ms; a batch of two takes 7 ms.
+        let profile = LatencyProfile::linear_ms(1.0, 5.0, 64).unwrap();
+        let ms = |ms| Time::ZERO + Duration::from_millis(ms);
+        let opens = |wait| {
+            let (deadline, since, delay) = (ms(100), Time::ZERO, Duration::ZERO);
+            let forming =
+                Forming { size: 1, deadline, first_arrival: since, full: false, wait, since, profile: &profile, delay };
+            step.opens(&forming).0
+        };
+        assert_eq!([0, 50, 100].map(opens), [Time::ZERO, Time::ZERO + Duration::from_micros(46_500), ms(93)]);
     }
 }

@@ -50,7 +50,7 @@ pub use autoscale::{
 pub use batch_policy::{DropPolicy, staggered_batch};
 pub use behaviour::Behaviour;
 pub use demand::Demand;
-pub use dispatch_policy::DispatchPolicy;
+pub use dispatch_policy::{Deferral, DispatchPolicy};
 pub use indexed_heap::IndexedHeap;
 pub use load_regime::LoadRegime;
 pub use matchmaker::Matchmaker;

@@ -85,9 +85,9 @@ impl ModelDemand {
                 DropPolicy::Adaptive => behaviour.target(&plan.sent, staggered),
                 _ => staggered,
             };
-            plan.limit = match dispatch {
-                DispatchPolicy::Adaptive { .. } => behaviour.limit(&plan.sent, staggered, max_batch),
-                _ => max_batch,
+            plan.limit = match dispatch.is_adaptive() {
+                true => behaviour.limit(&plan.sent, staggered, max_batch),
+                false => max_batch,
             };
             plan.enough = dispatch.enough(&plan.sent, max_batch, rate, plan.devices);
         }

@@ -60,6 +60,6 @@ impl ModelOptions {
     /// Whether the scheduler decides when the model's candidates start, or which requests are
     /// dropped.
     pub fn is_adaptive(&self) -> bool {
-        matches!(self.dispatch, DispatchPolicy::Adaptive { .. }) || self.drop == DropPolicy::Adaptive
+        self.dispatch.is_adaptive() || self.drop == DropPolicy::Adaptive
     }
 }

@@ -367,7 +367,7 @@ impl ModelQueue {
         let Behaviour { wait, margin, .. } = self.behaviour();
         self.batcher.wait = wait;
         self.demand.stale = true;
-        let margin = if matches!(self.batcher.dispatch, DispatchPolicy::Adaptive { .. }) { margin } else { 0 };
+        let margin = if self.batcher.dispatch.is_adaptive() { margin } else { 0 };
         if margin != self.batcher.kinds.margin() {
             self.change_kinds(|kinds| kinds.set_margin(margin));
         }
@@ -375,7 +375,7 @@ impl ModelQueue {
 
     /// The model's behaviour where it is adaptive.
     pub fn behaviour(&self) -> Behaviour {
-        let consolidate = matches!(self.batcher.dispatch, DispatchPolicy::Adaptive { consolidate: true });
+        let consolidate = self.batcher.dispatch.adaptive() == Some(true);
         self.demand.behaviour(consolidate)
     }
 
@@ -405,7 +405,7 @@ impl ModelQueue {
 
     /// Whether the model behaves by the [`LoadRegime`].
     pub fn is_adaptive(&self) -> bool {
-        self.batcher.drop == DropPolicy::Adaptive || matches!(self.batcher.dispatch, DispatchPolicy::Adaptive { .. })
+        self.batcher.drop == DropPolicy::Adaptive || self.batcher.dispatch.is_adaptive()
     }
 
     /// Whether the rate of the arrivals changes when a candidate may start, or what drops aim at,

@@ -16,7 +16,7 @@ pub struct Reached<'a> {
     pub arrival: Time,
     /// When the whole must be done.
     pub deadline: Time,
-    /// The request's other steps that were reached before and are not done.
+    /// The request's other steps that have begun or can begin, and are not done.
     pub unfinished: &'a [usize],
 }
 
@@ -38,6 +38,12 @@ pub trait Division {
     /// The step's local deadline; `None`: the request is given up here.
     fn local_deadline(&mut self, reached: &Reached<'_>) -> Option<Time>;
 
+    /// A later deadline for a step that misses `local`, its local deadline; `None`: there is none, and
+    /// the request is then lost.
+    fn last_deadline(&mut self, _reached: &Reached<'_>, _local: Time) -> Option<Time> {
+        None
+    }
+
     /// Learns from a batch that ran. Most divisions learn nothing.
     fn batch_done(&mut self, _batch: BatchDone) {}
 }
@@ -49,5 +55,9 @@ impl Division for Vec<Shares> {
         let Reached { pipeline, step, now, deadline, unfinished, .. } = *reached;
         let shares = &self[pipeline];
         shares.can_make(&[step], now, deadline).then(|| shares.local_deadline_beside(step, unfinished, now, deadline))
+    }
+
+    fn last_deadline(&mut self, reached: &Reached<'_>, local: Time) -> Option<Time> {
+        self[reached.pipeline].last_deadline(reached.step, local, reached.deadline)
     }
 }

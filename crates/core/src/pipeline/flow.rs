@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::division::{BatchDone, Division, Reached};
+use super::progress::Progress;
 use super::stage::{Pipeline, STEP_BITS, Stage, StageError};
 use crate::cluster::{Output, Request, Scheduler, Ticket};
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
@@ -25,6 +26,10 @@ pub struct Flow {
     /// The requests that have not ended, by number from `first` on.
     live: VecDeque<Option<Live>>,
     first: u64,
+    /// Requests that have ended, whose memory the next ones use.
+    spare: Vec<Live>,
+    /// Scratch: [`Reached::unfinished`].
+    unfinished: Vec<usize>,
     launches: VecDeque<Launch>,
     ends: VecDeque<End>,
 }
@@ -47,22 +52,22 @@ struct Running {
     waited: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Live {
     pipeline: usize,
     arrival: Time,
     deadline: Time,
-    steps: Vec<Step>,
-    left: usize,
+    progress: Progress,
+    /// By step: its place in the queue.
+    queued: Vec<Option<Queued>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
-    /// The number of steps before this one that are not done.
-    Waits(usize),
-    Queued(Ticket, Time),
-    Runs,
-    Done,
+struct Queued {
+    ticket: Ticket,
+    since: Time,
+    /// The step may be queued once more, with this deadline.
+    last: Option<Time>,
 }
 
 /// A batch that starts on a device.
@@ -115,6 +120,7 @@ impl Flow {
         stage.check()?;
         let pool = |devices: &u32| {
             let mut scheduler = Scheduler::new();
+            scheduler.set_wake_margin(Time::ZERO, stage.wake_margin);
             for _ in 0..*devices {
                 scheduler.add_device(Time::ZERO, DeviceKind(0));
             }
@@ -125,11 +131,22 @@ impl Flow {
         let mut models = Vec::with_capacity(stage.models.len());
         for (number, model) in stage.models.iter().enumerate() {
             let pool = &mut pools[model.pool];
-            models.push((model.pool, pool.scheduler.add_model(Time::ZERO, model.options.clone())));
+            let id = pool.scheduler.add_model(Time::ZERO, model.options.clone());
+            pool.scheduler.set_behaviour(Time::ZERO, id, model.behaviour);
+            models.push((model.pool, id));
             pool.models.push(number);
         }
-        let (live, launches, ends) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Ok(Flow { pools, pipelines: stage.pipelines.clone(), models, live, first: 0, launches, ends })
+        Ok(Flow {
+            pools,
+            pipelines: stage.pipelines.clone(),
+            models,
+            live: VecDeque::new(),
+            first: 0,
+            spare: Vec::new(),
+            unfinished: Vec::new(),
+            launches: VecDeque::new(),
+            ends: VecDeque::new(),
+        })
     }
 
     /// Takes a request. Returns its number; numbers count from 0.
@@ -139,13 +156,13 @@ impl Flow {
     pub fn handle_arrival(&mut self, now: Time, pipeline: usize, deadline: Time, by: &mut dyn Division) -> u64 {
         let request = self.first + self.live.len() as u64;
         let shape = &self.pipelines[pipeline].shape;
-        let steps: Vec<Step> = shape.steps().iter().map(|step| Step::Waits(step.after.len())).collect();
-        let left = steps.len();
-        let first: Vec<usize> = shape.first().collect();
-        self.live.push_back(Some(Live { pipeline, arrival: now, deadline, steps, left }));
-        for step in first {
-            self.reach(now, request, step, by);
-        }
+        let mut live = self.spare.pop().unwrap_or_default();
+        (live.pipeline, live.arrival, live.deadline) = (pipeline, now, deadline);
+        live.progress.begin(shape, |_| true);
+        live.queued.clear();
+        live.queued.resize(shape.len(), None);
+        self.live.push_back(Some(live));
+        self.start_ready(now, request, by);
         self.settle(now);
         request
     }
@@ -197,62 +214,80 @@ impl Flow {
     }
 
     fn live(&mut self, request: u64) -> Option<&mut Live> {
-        let index = usize::try_from(request.checked_sub(self.first)?).ok()?;
-        self.live.get_mut(index)?.as_mut()
+        find(&mut self.live, self.first, request)
+    }
+
+    /// Queues the steps of a request whose inputs are there.
+    fn start_ready(&mut self, now: Time, request: u64, by: &mut dyn Division) {
+        while let Some(step) = self.live(request).and_then(|live| live.progress.poll_start()) {
+            self.reach(now, request, step, by);
+        }
     }
 
     /// A request's step has its inputs.
     fn reach(&mut self, now: Time, request: u64, step: usize, by: &mut dyn Division) {
+        let mut unfinished = std::mem::take(&mut self.unfinished);
+        unfinished.clear();
         let Some(live) = self.live(request) else { return };
-        let Live { pipeline, arrival, deadline, ref steps, .. } = *live;
-        let begun = |step: &Step| matches!(step, Step::Queued(..) | Step::Runs);
-        let unfinished: Vec<usize> = (0..steps.len()).filter(|step| begun(&steps[*step])).collect();
+        unfinished.extend(live.progress.unfinished().filter(|other| *other != step));
+        let Live { pipeline, arrival, deadline, .. } = *live;
         let reached = Reached { pipeline, step, now, arrival, deadline, unfinished: &unfinished };
-        let Some(local) = by.local_deadline(&reached) else {
+        let local = by.local_deadline(&reached);
+        let last = local.and_then(|local| by.last_deadline(&reached, local));
+        self.unfinished = unfinished;
+        let Some(local) = local else {
             return self.end(now, request, step, Outcome::Hopeless);
         };
+        self.queue(now, request, step, local, last);
+    }
+
+    /// Queues a step. If its model cannot be in time for `local`, the step tries once more with `last`.
+    fn queue(&mut self, now: Time, request: u64, step: usize, local: Time, last: Option<Time>) {
+        let Some(pipeline) = self.live(request).map(|live| live.pipeline) else { return };
         let (pool, model) = self.models[self.pipelines[pipeline].models[step]];
         let id = RequestId(request << STEP_BITS | step as u64);
         let asked = Request { id, model, deadline: local, queue_expiry: Time::MAX, level: 0, size: 1 };
-        match self.pools[pool].scheduler.handle_request(now, asked) {
-            Err(_) => self.end(now, request, step, Outcome::Lost),
-            Ok(ticket) => {
+        match (self.pools[pool].scheduler.handle_request(now, asked), last) {
+            (Err(_), None) => self.end(now, request, step, Outcome::Lost),
+            (Err(_), Some(last)) => self.queue(now, request, step, last, None),
+            (Ok(ticket), last) => {
                 if let Some(live) = self.live(request) {
-                    live.steps[step] = Step::Queued(ticket, now);
+                    let since = live.queued[step].map_or(now, |queued| queued.since);
+                    live.queued[step] = Some(Queued { ticket, since, last });
                 }
             }
         }
     }
 
-    fn done(&mut self, now: Time, request: u64, step: usize, by: &mut dyn Division) {
+    /// A step's model has dropped it.
+    fn dropped(&mut self, now: Time, request: u64, step: usize) {
         let Some(live) = self.live(request) else { return };
-        live.steps[step] = Step::Done;
-        live.left -= 1;
-        if live.left == 0 {
+        match live.queued[step].and_then(|queued| queued.last) {
+            Some(last) => self.queue(now, request, step, last, None),
+            None => self.end(now, request, step, Outcome::Lost),
+        }
+    }
+
+    fn done(&mut self, now: Time, request: u64, step: usize, by: &mut dyn Division) {
+        let Some(live) = find(&mut self.live, self.first, request) else { return };
+        live.progress.handle_finished(&self.pipelines[live.pipeline].shape, step);
+        if live.progress.is_over() {
             return self.end(now, request, step, Outcome::Done);
         }
-        let pipeline = live.pipeline;
-        for index in 0..self.pipelines[pipeline].shape.next(step).len() {
-            let next = self.pipelines[pipeline].shape.next(step)[index];
-            let Some(live) = self.live(request) else { return };
-            let Step::Waits(missing) = &mut live.steps[next] else { continue };
-            *missing -= 1;
-            if *missing == 0 {
-                self.reach(now, request, next, by);
-            }
-        }
+        self.start_ready(now, request, by);
     }
 
     /// Ends a request. The request's other steps leave their queues.
     fn end(&mut self, at: Time, request: u64, step: usize, outcome: Outcome) {
         let index = request.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(live) = index.and_then(|index| self.live.get_mut(index)).and_then(Option::take) else { return };
-        for (step, state) in live.steps.iter().enumerate() {
-            if let Step::Queued(ticket, _) = state {
+        for (step, queued) in live.queued.iter().enumerate() {
+            if let Some(Queued { ticket, .. }) = queued {
                 let (pool, model) = self.models[self.pipelines[live.pipeline].models[step]];
                 self.pools[pool].scheduler.handle_cancel(at, model, *ticket);
             }
         }
+        self.spare.push(live);
         self.ends.push_back(End { request, at, step, outcome });
         while self.live.front().is_some_and(Option::is_none) {
             self.live.pop_front();
@@ -277,7 +312,7 @@ impl Flow {
                         self.pools[pool].running[device.0 as usize] = Some(running);
                     }
                     Output::Drop { request, .. } => {
-                        self.end(now, request.0 >> STEP_BITS, step_of(request), Outcome::Lost);
+                        self.dropped(now, request.0 >> STEP_BITS, step_of(request));
                     }
                 }
             }
@@ -291,14 +326,19 @@ impl Flow {
         for member in members {
             let step = step_of(*member);
             if let Some(live) = self.live(member.0 >> STEP_BITS)
-                && let Step::Queued(_, since) = live.steps[step]
+                && let Some(Queued { since, .. }) = live.queued[step].take()
             {
-                live.steps[step] = Step::Runs;
                 waited += now.since(since).as_nanos();
             }
         }
         Duration::from_nanos(waited / members.len().max(1) as u64)
     }
+}
+
+/// A request that has not ended; `first` is the number of the first one in `live`.
+fn find(live: &mut VecDeque<Option<Live>>, first: u64, request: u64) -> Option<&mut Live> {
+    let index = usize::try_from(request.checked_sub(first)?).ok()?;
+    live.get_mut(index)?.as_mut()
 }
 
 fn step_of(id: RequestId) -> usize {

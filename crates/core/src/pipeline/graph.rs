@@ -1,8 +1,7 @@
 //! The graph of a pipeline's steps, and the walk of one request through the graph.
 //!
 //! Example: a step `resize` makes the tensor `picture`. The steps `find` and `read` need that tensor,
-//! so both may start once `resize` has finished. If `find` fails, `read` is cancelled, and no other
-//! step of the request starts.
+//! so both may start once `resize` has finished.
 //!
 //! ```
 //! use downbeat_core::pipeline::graph::{Graph, StepTensors, Walk};
@@ -14,13 +13,15 @@
 //! assert_eq!((walk.poll_start(), walk.poll_start()), (Some(0), None));
 //! walk.handle_finished(0);
 //! assert_eq!((walk.poll_start(), walk.poll_start()), (Some(1), Some(2)));
-//! walk.handle_failed(1);
-//! assert_eq!((walk.poll_start(), walk.is_over()), (None, true));
+//! walk.handle_finished(1);
+//! assert_eq!(walk.unfinished().collect::<Vec<_>>(), [2]);
 //! # Ok::<(), downbeat_core::pipeline::graph::GraphError>(())
 //! ```
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
+use super::progress::Progress;
+pub use super::progress::StepState;
 use super::shape::{Shape, ShapeError};
 
 /// The tensors that a step needs, and the tensors that the step makes, by number.
@@ -97,10 +98,11 @@ impl Graph {
                 after[step].push(makers[tensor].ok_or(GraphError::NothingMakes { step, tensor })?);
             }
         }
-        match Shape::new(after.clone()) {
+        match Shape::new(after) {
             Ok(shape) => Ok(Graph { shape, makers }),
             Err(ShapeError::Empty) => Err(GraphError::Empty),
-            Err(ShapeError::Circle { .. } | ShapeError::Unknown { .. }) => Err(GraphError::Circle(circle(&after))),
+            Err(ShapeError::Circle(steps)) => Err(GraphError::Circle(steps)),
+            Err(ShapeError::Unknown { .. }) => unreachable!("each step waits for makers of tensors, which are steps"),
         }
     }
 
@@ -137,152 +139,57 @@ impl Graph {
     }
 }
 
-/// A circle among the steps, each after those that `after` names. The first step is the smallest.
-fn circle(after: &[Vec<usize>]) -> Vec<usize> {
-    // The steps of circles, and the steps behind circles, never start.
-    let mut stuck: BTreeSet<usize> = (0..after.len()).collect();
-    loop {
-        let free: Vec<usize> =
-            stuck.iter().copied().filter(|step| !after[*step].iter().any(|other| stuck.contains(other))).collect();
-        if free.is_empty() {
-            break;
-        }
-        stuck.retain(|step| !free.contains(step));
-    }
-    // Each stuck step waits for another, so the way back comes to a step that was seen before.
-    let mut path: Vec<usize> = stuck.first().copied().into_iter().collect();
-    while let Some(last) = path.last() {
-        let Some(earlier) = after[*last].iter().copied().find(|step| stuck.contains(step)) else { break };
-        if let Some(start) = path.iter().position(|step| *step == earlier) {
-            path.drain(..start);
-            break;
-        }
-        path.push(earlier);
-    }
-    path.reverse();
-    let least = path.iter().enumerate().min_by_key(|(_, step)| **step).map_or(0, |(at, _)| at);
-    path.rotate_left(least);
-    path
-}
-
-/// The state of a step of one request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum StepState {
-    /// The request wants no output that needs this step.
-    Skipped,
-    /// The step waits for tensors.
-    Waiting,
-    /// The tensors of the step are there, but the caller has not started the step yet.
-    Ready,
-    /// The step has started.
-    Running,
-    /// The tensors that the step makes are there.
-    Finished,
-    /// The step has failed, or was dropped.
-    Failed,
-    /// Another step has failed or the client has left, so this step runs no more.
-    Cancelled,
-}
-
-/// The walk of one request through a graph.
+/// The walk of one request through a graph: its [`Progress`], and the steps that the request needs.
 ///
-/// Events: [`Walk::handle_finished`], [`Walk::handle_failed`], [`Walk::handle_cancel`]. After each
-/// event, call [`Walk::poll_start`] until it returns `None`. An event about a step that does not run
-/// changes nothing.
+/// After each [`Walk::handle_finished`], call [`Walk::poll_start`] until it returns `None`. A request
+/// that loses a step is over: its owner drops the walk.
 #[derive(Clone, Debug)]
 pub struct Walk<'g> {
     graph: &'g Graph,
-    states: Vec<StepState>,
-    /// For each step, the number of steps that it still waits for.
-    missing: Vec<usize>,
-    ready: VecDeque<usize>,
-    /// The steps that have not ended.
-    open: usize,
+    progress: Progress,
 }
 
 impl<'g> Walk<'g> {
     /// The walk of a request that wants these tensors; `None`: all tensors, so every step runs.
     pub fn new(graph: &'g Graph, wanted: Option<&[usize]>) -> Self {
-        let needed = wanted.map_or_else(|| vec![true; graph.len()], |wanted| graph.needed_for(wanted));
-        let missing: Vec<usize> = graph.shape.steps().iter().map(|step| step.after.len()).collect();
-        let state = |(needed, missing): (&bool, &usize)| match (needed, missing) {
-            (false, _) => StepState::Skipped,
-            (true, 0) => StepState::Ready,
-            (true, _) => StepState::Waiting,
-        };
-        let states: Vec<StepState> = needed.iter().zip(&missing).map(state).collect();
-        let ready = (0..graph.len()).filter(|step| states[*step] == StepState::Ready).collect();
-        let open = needed.iter().filter(|needed| **needed).count();
-        Walk { graph, states, missing, ready, open }
+        let needed = wanted.map(|wanted| graph.needed_for(wanted));
+        let mut progress = Progress::default();
+        progress.begin(&graph.shape, |step| needed.as_ref().is_none_or(|needed| needed[step]));
+        Walk { graph, progress }
     }
 
     /// The next step to start; the step counts as started.
     pub fn poll_start(&mut self) -> Option<usize> {
-        let step = self.ready.pop_front()?;
-        self.states[step] = StepState::Running;
-        Some(step)
+        self.progress.poll_start()
     }
 
     /// The number of steps that may start now.
     pub fn ready(&self) -> usize {
-        self.ready.len()
+        self.progress.ready()
     }
 
     /// A step has made its tensors.
     pub fn handle_finished(&mut self, step: usize) {
-        if !self.end(step, StepState::Finished) {
-            return;
-        }
-        for next in self.graph.shape.next(step) {
-            self.missing[*next] -= 1;
-            if self.missing[*next] == 0 && self.states[*next] == StepState::Waiting {
-                self.states[*next] = StepState::Ready;
-                self.ready.push_back(*next);
-            }
-        }
-    }
-
-    /// A step has failed, or was dropped: the others are cancelled.
-    pub fn handle_failed(&mut self, step: usize) {
-        if self.end(step, StepState::Failed) {
-            self.handle_cancel();
-        }
-    }
-
-    /// No step starts any more, and running steps are cancelled.
-    pub fn handle_cancel(&mut self) {
-        self.ready.clear();
-        for state in &mut self.states {
-            if matches!(*state, StepState::Waiting | StepState::Ready | StepState::Running) {
-                *state = StepState::Cancelled;
-            }
-        }
-        self.open = 0;
-    }
-
-    /// Ends a step that runs. Returns whether it ran.
-    fn end(&mut self, step: usize, state: StepState) -> bool {
-        let runs = self.states.get(step) == Some(&StepState::Running);
-        if runs {
-            self.states[step] = state;
-            self.open -= 1;
-        }
-        runs
+        self.progress.handle_finished(&self.graph.shape, step);
     }
 
     /// The state of a step.
     pub fn state(&self, step: usize) -> StepState {
-        self.states[step]
+        self.progress.state(step)
     }
 
-    /// Whether each step has ended or was cancelled.
+    /// Whether each step has ended.
     pub fn is_over(&self) -> bool {
-        self.open == 0
+        self.progress.is_over()
+    }
+
+    /// The steps that run or may start ([`Progress::unfinished`]).
+    pub fn unfinished(&self) -> impl Iterator<Item = usize> + '_ {
+        self.progress.unfinished()
     }
 
     /// The steps that have not ended, ascending.
     pub fn remaining(&self) -> impl Iterator<Item = usize> + '_ {
-        let is_open = |state: &StepState| matches!(state, StepState::Waiting | StepState::Ready | StepState::Running);
-        self.states.iter().enumerate().filter(move |(_, state)| is_open(state)).map(|(step, _)| step)
+        self.progress.remaining()
     }
 }

@@ -7,7 +7,7 @@
 //! a queue that serves several pipelines orders by these instants.
 //!
 //! The server walks its ensembles by [`graph`] and [`Shares`]. The simulator plays pipelines by
-//! [`Flow`], rehearses weights by [`WeightRehearsal`], and has batches that leave early.
+//! [`Flow`]. Both rehearse weights by [`WeightRehearsal`], and have batches that leave early.
 //!
 //! ```
 //! use downbeat_core::pipeline::{Shape, Shares, StepCost};
@@ -38,6 +38,7 @@
 mod division;
 mod flow;
 pub mod graph;
+mod progress;
 mod rehearsal;
 mod replay;
 mod shape;
@@ -46,8 +47,9 @@ mod stage;
 
 pub use division::{BatchDone, Division, Reached};
 pub use flow::{End, Flow, Launch, Outcome};
-pub use rehearsal::{RehearsalOptions, WeightRehearsal};
+pub use progress::{Progress, StepState};
+pub use rehearsal::{RehearsalOptions, TrialOutcome, WeightRehearsal};
 pub use replay::{PipelineArrival, Replay};
 pub use shape::{Shape, ShapeError, StepShape};
 pub use shares::{Shares, StepCost};
-pub use stage::{Pipeline, Stage, StageError, StepModel};
+pub use stage::{MOST_STEPS, Pipeline, Stage, StageError, StepModel};

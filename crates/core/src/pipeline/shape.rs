@@ -19,7 +19,7 @@ pub struct Shape {
 }
 
 /// Why lists of steps are no pipeline.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ShapeError {
     /// There is no step.
     #[error("a pipeline needs at least one step")]
@@ -34,12 +34,10 @@ pub enum ShapeError {
         /// Number of steps.
         steps: usize,
     },
-    /// Steps wait for each other.
-    #[error("step {step} waits for its own end: the steps form a circle")]
-    Circle {
-        /// The lowest step of the circle, or of the steps behind the circle.
-        step: usize,
-    },
+    /// The second step waits for the first, and so on; the first waits for the last. The first is the
+    /// smallest.
+    #[error("steps {0:?} wait for each other")]
+    Circle(Vec<usize>),
 }
 
 impl Shape {
@@ -134,9 +132,26 @@ fn order(steps: &[StepShape], before: &[Vec<usize>]) -> Result<Vec<usize>, Shape
         }
     }
     match missing.iter().position(|missing| *missing > 0) {
-        Some(step) => Err(ShapeError::Circle { step }),
+        Some(stuck) => Err(ShapeError::Circle(circle(steps, &missing, stuck))),
         None => Ok(order),
     }
+}
+
+/// The circle behind a step that never starts. Each such step waits for another one (`missing`), so
+/// that the way back comes to a step that was seen before.
+fn circle(steps: &[StepShape], missing: &[usize], stuck: usize) -> Vec<usize> {
+    let mut path = vec![stuck];
+    while let Some(earlier) = steps[path[path.len() - 1]].after.iter().copied().find(|step| missing[*step] > 0) {
+        if let Some(start) = path.iter().position(|step| *step == earlier) {
+            path.drain(..start);
+            break;
+        }
+        path.push(earlier);
+    }
+    path.reverse();
+    let least = path.iter().enumerate().min_by_key(|(_, step)| **step).map_or(0, |(at, _)| at);
+    path.rotate_left(least);
+    path
 }
 
 #[cfg(test)]
@@ -147,8 +162,8 @@ mod tests {
     fn each_fault_is_named() {
         assert_eq!(Shape::new(vec![]), Err(ShapeError::Empty));
         assert_eq!(Shape::new(vec![vec![1]]), Err(ShapeError::Unknown { step: 0, after: 1, steps: 1 }));
-        assert_eq!(Shape::new(vec![vec![], vec![2], vec![1]]), Err(ShapeError::Circle { step: 1 }));
-        assert_eq!(Shape::new(vec![vec![0]]), Err(ShapeError::Circle { step: 0 }));
+        assert_eq!(Shape::new(vec![vec![], vec![2], vec![1]]), Err(ShapeError::Circle(vec![1, 2])));
+        assert_eq!(Shape::new(vec![vec![0]]), Err(ShapeError::Circle(vec![0])));
     }
 
     #[test]

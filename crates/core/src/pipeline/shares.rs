@@ -8,6 +8,9 @@ use crate::time::{Duration, Time};
 const EQUAL: f64 = 0.3;
 /// How much more a step weighs if its devices have no idle time.
 const LOADED: f64 = 3.0;
+/// How far a step that misses its local deadline may go into the time of the steps after it. With all
+/// of that time, overloaded devices serve many requests that the later steps then lose.
+const PATIENCE: f64 = 0.5;
 
 /// The numbers of a step that its fixed weight follows from.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -40,6 +43,9 @@ pub struct Shares {
     rest: Vec<f64>,
     /// By step: the least time that its own path takes, from the step's start to the end.
     needed: Vec<Duration>,
+    /// By step: the least time that the longest path after it takes.
+    after: Vec<Duration>,
+    patience: f64,
 }
 
 impl Shares {
@@ -70,20 +76,31 @@ impl Shares {
             *weight = if weight.is_finite() { weight.max(f64::MIN_POSITIVE) } else { f64::MIN_POSITIVE };
         }
         let rest = shape.rest(&weights);
-        let needed = shape.rest(alone).into_iter().zip(alone).map(|(rest, alone)| *alone + rest).collect();
-        Shares { weights, rest, needed }
+        let after = shape.rest(alone);
+        let needed = after.iter().zip(alone).map(|(after, alone)| *alone + *after).collect();
+        Shares { weights, rest, needed, after, patience: PATIENCE }
     }
 
     /// The same pipeline with other weights.
     #[must_use]
     pub fn reweighted(&self, shape: &Shape, weights: Vec<f64>) -> Shares {
-        let needed = self.needed.clone();
-        Shares { needed, ..Shares::with_weights(shape, weights, &vec![Duration::ZERO; shape.len()]) }
+        let (needed, after) = (self.needed.clone(), self.after.clone());
+        Shares {
+            needed,
+            after,
+            patience: self.patience,
+            ..Shares::with_weights(shape, weights, &vec![Duration::ZERO; shape.len()])
+        }
     }
 
     /// The weights, by step.
     pub fn weights(&self) -> &[f64] {
         &self.weights
+    }
+
+    /// Whether both have the same weights and patience.
+    pub(super) fn divides_as(&self, other: &Shares) -> bool {
+        self.weights == other.weights && self.patience == other.patience
     }
 
     /// When `step` must be done, if a request reaches it at `now` and the whole must be done by
@@ -110,6 +127,29 @@ impl Shares {
     /// longest path takes [`Shares::needed`].
     pub fn can_make(&self, remaining: &[usize], now: Time, deadline: Time) -> bool {
         now + self.needed(remaining) <= deadline
+    }
+
+    /// The last deadline of a step that misses its local deadline, though the whole can still be in
+    /// time: [`Shares::patience`] of the way from `local` to the latest instant at which the steps after
+    /// it still fit, alone on idle devices. `None`: `local` is the last deadline.
+    pub fn last_deadline(&self, step: usize, local: Time, deadline: Time) -> Option<Time> {
+        let latest = deadline - self.after[step];
+        if latest <= local || self.patience <= 0.0 || deadline == Time::MAX {
+            return None;
+        }
+        let more = (latest.since(local).as_nanos() as f64 * self.patience).round() as u64;
+        Some(local + Duration::from_nanos(more))
+    }
+
+    /// How much of the time after a missed local deadline a step may use, from 0 to 1.
+    pub fn patience(&self) -> f64 {
+        self.patience
+    }
+
+    /// The same shares with another [`Shares::patience`], which is taken as at least 0 and at most 1.
+    #[must_use]
+    pub fn with_patience(self, patience: f64) -> Shares {
+        Shares { patience: if patience.is_nan() { 0.0 } else { patience.clamp(0.0, 1.0) }, ..self }
     }
 
     /// The least time that the `remaining` steps and the steps after them take.
@@ -163,6 +203,27 @@ mod tests {
         assert!(shares.can_make(&[2], at(25), at(35)), "done steps need no time");
         assert!(shares.can_make(&[], at(35), at(35)));
         assert!(shares.can_make(&[0], at(5), Time::MAX));
+    }
+
+    #[test]
+    fn a_step_that_misses_its_local_deadline_has_half_of_the_time_that_is_not_needed() {
+        let shares = chain(&[1.0, 3.0]);
+        let local = shares.local_deadline(0, at(0), at(100));
+        assert_eq!(
+            (local, shares.last_deadline(0, local, at(100))),
+            (at(25), Some(at(25) + Duration::from_micros(32_500)))
+        );
+        assert_eq!(
+            shares.clone().with_patience(1.0).last_deadline(0, local, at(100)),
+            Some(at(90)),
+            "10 ms are needed"
+        );
+        assert_eq!(shares.last_deadline(1, at(100), at(100)), None, "the last step has all of the time already");
+        assert_eq!(shares.last_deadline(0, at(95), at(100)), None, "the rest does not fit any more");
+        assert_eq!(shares.last_deadline(0, Time::MAX, Time::MAX), None);
+        for patience in [0.0, -1.0, f64::NAN] {
+            assert_eq!(shares.clone().with_patience(patience).last_deadline(0, local, at(100)), None);
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The models, devices and pipelines that requests flow through.
 
 use super::shape::Shape;
-use crate::cluster::ModelOptions;
+use crate::cluster::{Behaviour, ModelOptions};
+use crate::time::Duration;
 
 /// The models, devices and pipelines that requests flow through.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +13,8 @@ pub struct Stage {
     pub models: Vec<StepModel>,
     /// The pipelines.
     pub pipelines: Vec<Pipeline>,
+    /// How late wake-ups may come ([`Scheduler::set_wake_margin`](crate::cluster::Scheduler::set_wake_margin)).
+    pub wake_margin: Duration,
 }
 
 /// A model that runs steps, of one pipeline or of several.
@@ -19,12 +22,14 @@ pub struct Stage {
 pub struct StepModel {
     /// How the model is scheduled.
     pub options: ModelOptions,
+    /// The behaviour of an adaptive model; `None`: the behaviour follows from the load of the moment.
+    pub behaviour: Option<Behaviour>,
     /// The pool whose devices run the model.
     pub pool: usize,
 }
 
 /// A pipeline.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pipeline {
     /// Which step waits for which others.
     pub shape: Shape,
@@ -72,7 +77,7 @@ pub enum StageError {
 }
 
 /// The most steps of a pipeline. A step's request is named by the whole's number and the step's.
-pub(super) const MOST_STEPS: usize = 1 << STEP_BITS;
+pub const MOST_STEPS: usize = 1 << STEP_BITS;
 pub(super) const STEP_BITS: u32 = 10;
 
 impl Stage {

@@ -24,7 +24,9 @@ fn models() -> impl Strategy<Value = ModelOptions> {
     let dispatch = prop_oneof![
         4 => Just(DispatchPolicy::Deferred),
         1 => Just(DispatchPolicy::Latest),
-        2 => (0..=100u8).prop_map(|share| DispatchPolicy::EarlyLeave { share }),
+        2 => (0..=100u8).prop_map(|share| DispatchPolicy::Deferred.of_step(share)),
+        2 => (any::<bool>(), 0..=100u8)
+            .prop_map(|(consolidate, share)| DispatchPolicy::Adaptive { consolidate }.of_step(share)),
         1 => Just(DispatchPolicy::Eager),
         2 => any::<bool>().prop_map(|consolidate| DispatchPolicy::Adaptive { consolidate }),
         1 => timeout,

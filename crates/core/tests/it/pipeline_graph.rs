@@ -95,39 +95,6 @@ fn a_step_starts_as_soon_as_its_tensors_are_there() {
     }
 }
 
-#[test]
-fn after_a_failure_or_a_cancellation_nothing_starts() {
-    for seed in 0..1_000 {
-        let mut numbers = Numbers(seed);
-        let (tensors, steps) = random_steps(&mut numbers);
-        let graph = Graph::new(tensors, &[0, 1], steps.clone()).unwrap();
-        let mut walk = Walk::new(&graph, None);
-        let mut running = started(&mut walk);
-        for _ in 0..numbers.below(steps.len()) {
-            let ends = running.swap_remove(numbers.below(running.len()));
-            walk.handle_finished(ends);
-            running.extend(started(&mut walk));
-        }
-        let finished: Vec<usize> = (0..steps.len()).filter(|step| walk.state(*step) == StepState::Finished).collect();
-        let fails = (numbers.below(3) > 0).then(|| running.swap_remove(numbers.below(running.len())));
-        match fails {
-            Some(step) => walk.handle_failed(step),
-            None => walk.handle_cancel(),
-        }
-        // Late news of the other steps.
-        running.iter().for_each(|step| walk.handle_finished(*step));
-        assert_eq!((walk.poll_start(), walk.is_over(), walk.remaining().count()), (None, true, 0), "seed {seed}");
-        for step in 0..steps.len() {
-            let expected = match finished.contains(&step) {
-                true => StepState::Finished,
-                false if fails == Some(step) => StepState::Failed,
-                false => StepState::Cancelled,
-            };
-            assert_eq!(walk.state(step), expected, "seed {seed}, step {step}");
-        }
-    }
-}
-
 fn step(needs: &[usize], makes: &[usize]) -> StepTensors {
     StepTensors { needs: needs.to_vec(), makes: makes.to_vec() }
 }

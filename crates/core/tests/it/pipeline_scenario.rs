@@ -53,6 +53,10 @@ impl Division for Written<'_> {
         writeln!(self.timeline, "{:8.3}  {line}", ms(reached.now)).unwrap();
         local
     }
+
+    fn last_deadline(&mut self, reached: &Reached<'_>, local: Time) -> Option<Time> {
+        self.shares.last_deadline(reached, local)
+    }
 }
 
 fn ms(at: Time) -> f64 {
@@ -99,7 +103,7 @@ impl World {
                 .unwrap();
         let dispatch = if words.contains(&"eager") { DispatchPolicy::Eager } else { DispatchPolicy::Deferred };
         let options = ModelOptions::new(profile, dispatch, DropPolicy::HeadDrop);
-        self.stage.models.push(StepModel { options, pool: place(&self.pools, words[2]) });
+        self.stage.models.push(StepModel { options, behaviour: None, pool: place(&self.pools, words[2]) });
         self.models.push(words[1].to_owned());
     }
 
@@ -171,5 +175,6 @@ scenarios! {
     a_lost_branch_cancels_the_other
     a_short_branch_has_the_time_of_the_long_one
     a_step_of_two_pipelines_orders_by_local_deadlines
+    a_step_that_misses_its_local_deadline_tries_once_more
     the_first_step_that_knows_gives_the_request_up
 }

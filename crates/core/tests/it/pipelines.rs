@@ -11,7 +11,7 @@ fn ms(ms: u64) -> Duration {
 
 fn step_model(alpha: f64, beta: f64, pool: usize, dispatch: DispatchPolicy) -> StepModel {
     let profile = LatencyProfile::linear_ms(alpha, beta, 32).unwrap();
-    StepModel { options: ModelOptions::new(profile, dispatch, DropPolicy::WindowDrop), pool }
+    StepModel { options: ModelOptions::new(profile, dispatch, DropPolicy::WindowDrop), behaviour: None, pool }
 }
 
 fn every(gap: Duration, count: u64, budget: Duration) -> Vec<PipelineArrival> {
@@ -37,6 +37,7 @@ fn uneven(dispatch: &DispatchPolicy) -> Stage {
         pools: vec![1, 1],
         models: vec![step_model(0.1, 2.0, 0, dispatch.clone()), step_model(1.0, 10.0, 1, dispatch.clone())],
         pipelines: vec![Pipeline { shape: Shape::chain(2), models: vec![0, 1] }],
+        ..Stage::default()
     }
 }
 
@@ -164,7 +165,7 @@ prop_compose! {
             let shape = Shape::new(after.collect()).unwrap();
             Pipeline { shape, models: steps.iter().map(|(model, _)| model.index(models.len())).collect() }
         }).collect();
-        Stage { pools, models, pipelines }
+        Stage { pools, models, pipelines, ..Stage::default() }
     }
 }
 
@@ -198,4 +199,78 @@ proptest! {
         }
         prop_assert_eq!(ends(&stage, &arrivals, &shares), first);
     }
+}
+
+/// A rehearsal whose first trial has found weights for the stage of [`uneven`]. `bad`: the rule's shares.
+fn rehearsed(stage: &Stage, bad: &[Shares], arrivals: &[PipelineArrival]) -> (WeightRehearsal, Vec<Shares>) {
+    let mut rehearsal = WeightRehearsal::new(stage.clone(), bad.to_vec(), RehearsalOptions::default(), 7).unwrap();
+    rehearsal.set_stage(stage.clone(), bad.to_vec(), &[Some(0)]).unwrap();
+    arrivals.iter().for_each(|arrival| rehearsal.arrival(*arrival));
+    while rehearsal.step(100) == 100 {}
+    let better = rehearsal.poll_decision().expect("there are better weights");
+    (rehearsal, better)
+}
+
+#[test]
+fn weights_that_were_found_stay_when_profiles_and_pipelines_change() {
+    let stage = uneven(&DispatchPolicy::Deferred);
+    let bad = weights(&stage, &[4.0, 1.0]);
+    let arrivals = every(Duration::from_micros(2_000), 1_500, ms(60));
+    let (mut rehearsal, better) = rehearsed(&stage, &bad, &arrivals);
+    assert_eq!(rehearsal.found(), [true]);
+    let TrialOutcome { asked, lost, lost_before } = rehearsal.last_trial().unwrap();
+    assert!(asked == 3_000 && lost < lost_before, "{lost} of {lost_before}");
+
+    // A pipeline comes before the one that is there, whose second model becomes slower.
+    let mut other = stage.clone();
+    other.models[1] = step_model(1.0, 12.0, 1, DispatchPolicy::Deferred);
+    other.pipelines.insert(0, Pipeline { shape: Shape::chain(1), models: vec![0] });
+    let of_rule = vec![Shares::with_weights(&Shape::chain(1), vec![1.0], &[ms(2)]), bad[0].clone()];
+    rehearsal.set_stage(other.clone(), of_rule.clone(), &[None, Some(0)]).unwrap();
+    assert_eq!(rehearsal.found(), [false, true]);
+    arrivals.iter().for_each(|arrival| rehearsal.arrival(PipelineArrival { pipeline: 1, ..*arrival }));
+    while rehearsal.step(100) == 100 {}
+    assert_eq!(rehearsal.trials(), 2);
+    let now = rehearsal.poll_decision().map_or_else(|| better[0].weights().to_vec(), |now| now[1].weights().to_vec());
+    assert!(now[0] < now[1], "{now:?}");
+
+    // The pipeline leaves, and comes back as a new one: it has the shares of the rule, and no past.
+    rehearsal.set_stage(other.clone(), of_rule.clone(), &[Some(0), None]).unwrap();
+    assert_eq!(rehearsal.found(), [false, false]);
+    assert_eq!(rehearsal.step(100), 0);
+    let wrong = Stage { pools: Vec::new(), ..other };
+    assert!(rehearsal.set_stage(wrong, of_rule, &[Some(0), Some(1)]).is_err());
+}
+
+#[test]
+fn a_model_that_leaves_ends_the_trial() {
+    let stage = uneven(&DispatchPolicy::Deferred);
+    let bad = weights(&stage, &[4.0, 1.0]);
+    let mut rehearsal = WeightRehearsal::new(stage.clone(), bad.clone(), RehearsalOptions::default(), 7).unwrap();
+    every(ms(2), 1_500, ms(60)).into_iter().for_each(|arrival| rehearsal.arrival(arrival));
+    assert_eq!(rehearsal.step(5_000), 5_000, "a trial is under way");
+    rehearsal.set_stage(stage.clone(), bad.clone(), &[Some(0)]).unwrap();
+    assert_eq!(rehearsal.step(5_000), 5_000, "the same pipelines: the trial goes on");
+    rehearsal.set_stage(Stage::default(), Vec::new(), &[]).unwrap();
+    assert_eq!((rehearsal.step(5_000), rehearsal.trials(), rehearsal.poll_decision()), (0, 0, None));
+}
+
+/// The weights that a trial found suit a load that is over. At the new load the rule's shares lose
+/// nothing.
+#[test]
+fn a_pipeline_goes_back_to_the_rule_that_is_better() {
+    let stage = uneven(&DispatchPolicy::Deferred);
+    let arrivals = every(Duration::from_micros(2_000), 1_500, ms(60));
+    let (mut rehearsal, found) = rehearsed(&stage, &weights(&stage, &[4.0, 1.0]), &arrivals);
+    // The short step is now the second.
+    let turned = Stage { models: vec![stage.models[1].clone(), stage.models[0].clone()], ..stage.clone() };
+    let turned = Stage { pools: vec![1, 1], ..turned };
+    let rule = weights(&stage, &[found[0].weights()[1], found[0].weights()[0]]);
+    rehearsal.set_stage(turned, rule.clone(), &[Some(0)]).unwrap();
+    arrivals.iter().for_each(|arrival| rehearsal.arrival(*arrival));
+    while rehearsal.step(100) == 100 {}
+    let decided = rehearsal.poll_decision().expect("the former weights lose more");
+    let TrialOutcome { lost, .. } = rehearsal.last_trial().unwrap();
+    assert!(decided[0].weights()[0] > decided[0].weights()[1], "{:?}", decided[0].weights());
+    assert!(rehearsal.found() == [false] && decided == rule || lost > 0, "no try beats a rule that loses nothing");
 }

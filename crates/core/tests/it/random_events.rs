@@ -66,7 +66,9 @@ pub fn dispatches() -> impl Strategy<Value = DispatchPolicy> {
     prop_oneof![
         3 => Just(DispatchPolicy::Deferred),
         1 => Just(DispatchPolicy::Latest),
-        1 => (0..=100u8).prop_map(|share| DispatchPolicy::EarlyLeave { share }),
+        1 => (0..=100u8).prop_map(|share| DispatchPolicy::Deferred.of_step(share)),
+        1 => (any::<bool>(), 0..=100u8)
+            .prop_map(|(consolidate, share)| DispatchPolicy::Adaptive { consolidate }.of_step(share)),
         2 => Just(DispatchPolicy::Eager),
         2 => any::<bool>().prop_map(|consolidate| DispatchPolicy::Adaptive { consolidate }),
         2 => (0..800u64, prop::collection::vec(0..9u32, 0..3))
@@ -208,7 +210,7 @@ impl Outside {
     /// The time from the decision to the end, alone on an idle device.
     fn needed(&self, request: &Request, kind: DeviceKind) -> Duration {
         let ModelOptions { profiles, dispatch, .. } = &self.models[request.model.0 as usize].0;
-        let is_adaptive = matches!(dispatch, DispatchPolicy::Adaptive { .. });
+        let is_adaptive = dispatch.is_adaptive();
         let margin = self.margins.get(&request.model).copied().filter(|_| is_adaptive);
         let profile = profiles.get(kind).unwrap().with_margin(margin.unwrap_or(0));
         self.network(request.model, kind).delay(request.size) + profile.latency(request.size)

@@ -236,7 +236,7 @@ fn scheduling() -> Vec<Key<Draft>> {
         key("scheduler_shards", number(0..=MAX_SHARDS as u64), |d| &mut d.options.scheduler_shards)
             .flag("scheduler-shards", "Parts of the scheduler that may work at the same time, each with some of the models; 0: one for each core"),
         key("rehearsal_cpu", share(), |d| &mut d.options.rehearsal_cpu)
-            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, for trials of adaptive schedulers on the last seconds, and for training the predictor of operator groups; 0: no trials, a rule decides"),
+            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, for trials of adaptive schedulers on the last seconds, for trials of the weights of pipelines, and for training the predictor of operator groups; 0: no trials, a rule decides"),
         key("device.policy", name("POLICY").of(device_policies().map(PolicyName::name)), |d| &mut d.options.device.policy)
             .flag("device-policy", device_policy_help())
             .of_models(),

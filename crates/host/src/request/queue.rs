@@ -1,7 +1,7 @@
 //! The scheduler's queue for the requests of one shape of a model version.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::PartitionId;
@@ -15,6 +15,9 @@ use crate::device::Placement;
 use crate::device_map::ModelDevices;
 use crate::refiner::ProfileRefiner;
 
+/// A new share replaces the present share only if the two differ by this many percent points.
+const SHARE_STEP: u8 = 10;
+
 /// The scheduler's queue for the requests of one shape.
 pub struct Queue {
     /// The queue's place in the scheduler.
@@ -23,8 +26,11 @@ pub struct Queue {
     pub gathers: bool,
     /// When it was last used, nanoseconds of the server's clock.
     pub last_used_ns: AtomicU64,
-    /// The queue's options in the scheduler.
+    /// The queue's options in the scheduler, when no step of a pipeline uses the queue.
     options: QueueOptions,
+    /// The part of the devices that steps of pipelines may count on, percent; 0: no step uses the
+    /// queue.
+    step_share: AtomicU8,
     /// The devices that its batches run on.
     pub placed: ModelDevices,
     /// By site, as `placed` numbers them: learns the latency of its batches in service.
@@ -94,6 +100,7 @@ impl Queue {
             gathers,
             last_used_ns: now.as_nanos().into(),
             options,
+            step_share: AtomicU8::new(0),
             placed: placed.clone(),
             refiners: profiles.into_iter().map(|profile| Mutex::new(ProfileRefiner::new(profile))).collect(),
             models,
@@ -105,9 +112,32 @@ impl Queue {
         self.models.iter().find(|model| model.device == device)
     }
 
-    /// The queue's options in the scheduler.
+    /// The queue's options in the scheduler, when no step of a pipeline uses the queue.
     pub fn settings(&self) -> &QueueOptions {
         &self.options
+    }
+
+    /// The present dispatch policy: batches of a step leave early.
+    pub fn dispatch(&self) -> DispatchPolicy {
+        match self.step_share.load(Ordering::Relaxed) {
+            0 => self.options.dispatch.clone(),
+            share => self.options.dispatch.clone().of_step(share),
+        }
+    }
+
+    /// Sets the part of the devices that steps may count on, percent; `None`: no step uses the queue.
+    /// Returns whether that changes the dispatch policy. A share that is nearly the same changes
+    /// nothing.
+    pub(crate) fn set_step_share(&self, share: Option<u8>) -> bool {
+        let share = share.map_or(0, |share| share.clamp(1, 100));
+        let before = self.step_share.load(Ordering::Relaxed);
+        let is_alike = before > 0 && share > 0 && before.abs_diff(share) < SHARE_STEP;
+        if share == before || is_alike {
+            return false;
+        }
+        let was = self.dispatch();
+        self.step_share.store(share, Ordering::Relaxed);
+        was != self.dispatch()
     }
 
     /// Whether requests that cannot make their deadline are given up.

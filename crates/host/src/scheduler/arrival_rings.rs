@@ -18,12 +18,19 @@ pub enum Event {
         requests: u32,
         lost: bool,
     },
+    /// A request came to a pipeline.
+    Asked {
+        at: Time,
+        budget: Duration,
+        pipeline: u64,
+        rows: u32,
+    },
 }
 
 impl Event {
     fn at(&mut self) -> &mut Time {
         match self {
-            Event::Came(PastArrival { at, .. }) | Event::Answered { at, .. } => at,
+            Event::Came(PastArrival { at, .. }) | Event::Answered { at, .. } | Event::Asked { at, .. } => at,
         }
     }
 }

@@ -12,6 +12,7 @@
 mod arrival_rings;
 mod device_pool;
 mod rehearser;
+mod step_weights;
 mod waiting_table;
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::cluster::{ModelOptions, Order};
 use downbeat_core::device::PartitionId;
-use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Moment, QueueHandle, Setup};
 use downbeat_engine::Part;
 use downbeat_service::clock::Clock;
@@ -41,6 +42,7 @@ use crate::run::watchdog::Watchdog;
 
 pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
 pub use rehearser::WAKE_MARGIN;
+pub use step_weights::{PipelineStage, WeightDecision};
 
 /// How long [`Driver`]'s drop waits for threads, which an endless run may hold up.
 const PATIENCE: Duration = Duration::from_millis(1_000);
@@ -277,6 +279,32 @@ impl Driver {
     pub fn remove_queue(&self, queue: QueueHandle) {
         self.cluster.remove_model(queue);
         self.rehearser().removed(queue);
+    }
+
+    /// Sets the part of the devices, percent, that steps of pipelines may count on in a queue, so that
+    /// their batches leave early; `None`: no step uses the queue.
+    pub fn leave_early(&self, queue: &Queue, share: Option<u8>) {
+        if queue.set_step_share(share) {
+            let dispatch = queue.dispatch();
+            self.rehearser().dispatches(queue.place, dispatch.clone());
+            self.cluster.set_dispatch(queue.place, dispatch);
+        }
+    }
+
+    /// Tells the rehearsal which pipelines are in service; `None`: there are none.
+    pub fn rehearse_pipelines(&self, stage: Option<PipelineStage>) {
+        self.rehearser().has_pipelines(stage);
+    }
+
+    /// Records that a request of `rows` items came to a pipeline, which has this number and this time
+    /// for the request.
+    pub fn pipeline_asked(&self, at: Time, budget: Duration, pipeline: u64, rows: u32) {
+        self.rehearser().pipeline_asked(at, budget, pipeline, rows);
+    }
+
+    /// The weights that the last trial of pipelines found, once.
+    pub fn take_weights(&self) -> Option<WeightDecision> {
+        self.rehearser().take_weights()
     }
 
     /// Hands a request over. The answer always comes through the call's `reply`. `own`: the calling

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use downbeat_core::cluster::{
@@ -19,6 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
+use super::step_weights::{PipelineStage, StepWeights, WeightDecision};
 use crate::groups::retraining::GroupRetrainer;
 use crate::run::activity::Activity;
 
@@ -55,6 +57,8 @@ pub struct Rehearser {
     told: Mutex<Told>,
     wake: Condvar,
     activity: Arc<Activity>,
+    /// Whether there are pipelines whose weights are rehearsed.
+    pipelines: AtomicBool,
 }
 
 #[derive(Default)]
@@ -72,9 +76,13 @@ struct Told {
     order: Option<Order>,
     /// The last trial, and when it ended.
     last: Option<(Time, RehearsalDecision)>,
+    /// The last decision about the weights of pipelines, until it is taken.
+    weights: Option<WeightDecision>,
 }
 
 enum Change {
+    Pipelines(Option<Box<PipelineStage>>),
+    Dispatch(ModelId, DispatchPolicy),
     Model(ModelId, Option<Box<ModelOptions>>),
     Profiles(ModelId, DeviceProfiles),
 }
@@ -104,6 +112,7 @@ impl Rehearser {
             told: Mutex::default(),
             wake: Condvar::new(),
             activity,
+            pipelines: AtomicBool::new(false),
         })
     }
 
@@ -126,7 +135,7 @@ impl Rehearser {
     /// Records a new queue of the scheduler, for requests of this model.
     pub fn added(&self, queue: QueueHandle, model: &str, options: &ModelOptions) {
         let adaptive = options.is_adaptive();
-        let consolidates = options.dispatch == DispatchPolicy::Adaptive { consolidate: true };
+        let consolidates = options.dispatch.adaptive() == Some(true);
         let added = Queue { queue, name: model.to_owned(), adaptive, consolidates, set: None };
         self.tell(Change::Model(queue.model, Some(Box::new(options.clone()))));
         self.told.lock().queues.insert(queue.model, added);
@@ -141,6 +150,38 @@ impl Rehearser {
     /// Records new profiles of a queue's batches.
     pub fn profiled(&self, queue: QueueHandle, profiles: DeviceProfiles) {
         self.tell(Change::Profiles(queue.model, profiles));
+    }
+
+    /// Records another dispatch policy of a queue.
+    pub fn dispatches(&self, queue: QueueHandle, dispatch: DispatchPolicy) {
+        self.tell(Change::Dispatch(queue.model, dispatch));
+    }
+
+    /// Replaces the pipelines whose weights are rehearsed; `None`: there are none. The server calls
+    /// this every second, which must not wake a thread that rests.
+    pub fn has_pipelines(&self, stage: Option<PipelineStage>) {
+        if self.share <= 0.0 {
+            return;
+        }
+        let had_some = self.pipelines.swap(stage.is_some(), Ordering::Relaxed);
+        if had_some || stage.is_some() {
+            let mut told = self.told.lock();
+            // Only the newest counts.
+            told.changes.retain(|change| !matches!(change, Change::Pipelines(_)));
+            told.changes.push(Change::Pipelines(stage.map(Box::new)));
+        }
+    }
+
+    /// Records that a request of `rows` items came to a pipeline.
+    pub fn pipeline_asked(&self, at: Time, budget: Duration, pipeline: u64, rows: u32) {
+        if self.pipelines.load(Ordering::Relaxed) && self.listens() {
+            self.arrivals.push(0, Event::Asked { at, budget, pipeline, rows });
+        }
+    }
+
+    /// The last decision about weights, once.
+    pub fn take_weights(&self) -> Option<WeightDecision> {
+        self.told.lock().weights.take()
     }
 
     /// Leaves a change for the thread, if the rehearsal is on.
@@ -217,10 +258,10 @@ impl Rehearser {
         }
         let now = || cluster.handler().now();
         let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
-        let mut idle = false;
-        while self.listen(&mut rehearsal, idle) {
+        let (mut idle, mut weights) = (false, StepWeights::default());
+        while self.listen(&mut rehearsal, &mut weights, idle) {
             idle = false;
-            self.hear(&mut rehearsal, &mut feed, now, metrics);
+            self.hear((&mut rehearsal, &mut weights), &mut feed, now, metrics);
             account.pass(now());
             let heard = now();
             // The thread works no longer than it takes to fill a ring.
@@ -238,9 +279,10 @@ impl Rehearser {
                         adopts();
                     }
                 });
+                let weighed = self.weigh(&mut weights, metrics);
                 account.spend();
-                if used < EVENTS && !has_trained {
-                    idle = used == 0;
+                if used.max(weighed) < EVENTS && !has_trained {
+                    idle = used.max(weighed) == 0;
                     break;
                 }
             }
@@ -249,9 +291,21 @@ impl Rehearser {
         }
     }
 
+    /// Goes on with the weights of pipelines. Returns the number of replayed events.
+    fn weigh(&self, weights: &mut StepWeights, metrics: &RehearsalMetrics) -> u64 {
+        let trials = weights.trials();
+        let used = weights.step(EVENTS);
+        metrics.weight_trials.inc_by(weights.trials() - trials);
+        if let Some(decision) = weights.poll_decision() {
+            metrics.weight_changes.inc();
+            self.told.lock().weights = Some(decision);
+        }
+        used
+    }
+
     /// Waits, and reads changes. Returns false if the thread must stop. An `idle` thread waits for
     /// the next run of a model.
-    fn listen(&self, rehearsal: &mut Rehearsal, idle: bool) -> bool {
+    fn listen(&self, rehearsal: &mut Rehearsal, weights: &mut StepWeights, idle: bool) -> bool {
         let mut told = self.told.lock();
         if idle && !told.stopped && told.changes.is_empty() && self.activity.rests() {
             told.used = 0.0;
@@ -265,30 +319,39 @@ impl Rehearser {
         // The wish to consolidate holds if all adaptive queues have it.
         let mut adaptive = told.queues.values().filter(|queue| queue.adaptive).peekable();
         rehearsal.set_consolidate(adaptive.peek().is_some() && adaptive.all(|queue| queue.consolidates));
+        let behaviours = |changes: &[Change]| {
+            let is_told = changes.iter().any(|change| matches!(change, Change::Pipelines(Some(_))));
+            is_told.then(|| told.queues.iter().map(|(model, queue)| (*model, queue.set)).collect::<BTreeMap<_, _>>())
+        };
+        let behaviours = behaviours(&changes).unwrap_or_default();
         drop(told);
         for change in changes {
             match change {
                 Change::Model(model, options) => rehearsal.set_model(model, options.map(|options| *options)),
                 Change::Profiles(model, profiles) => rehearsal.set_profile(model, profiles),
+                Change::Dispatch(model, dispatch) => rehearsal.set_dispatch(model, dispatch),
+                Change::Pipelines(stage) => weights.set_stage(stage.map(|stage| *stage), &behaviours),
             }
         }
         std::iter::from_fn(|| self.runs.pop()).for_each(|(model, share)| rehearsal.execution(model, share));
         !stopped
     }
 
-    /// Passes new events to the rehearsal.
+    /// Passes new events to the rehearsals.
     fn hear(
         &self,
-        rehearsal: &mut Rehearsal,
+        (rehearsal, weights): (&mut Rehearsal, &mut StepWeights),
         feed: &mut ArrivalFeed,
         now: impl Fn() -> Time,
         metrics: &RehearsalMetrics,
     ) {
         let adaptive = self.told.lock().queues.values().any(|queue| queue.adaptive);
         let (lost, skipped) = (feed.lost(), feed.skipped());
-        feed.set_open(&self.arrivals, adaptive, &now);
+        feed.set_open(&self.arrivals, adaptive || weights.is_on(), &now);
         for event in feed.take(&self.arrivals, &now) {
             match event {
+                Event::Asked { at, budget, pipeline, rows } => weights.asked(at, budget, pipeline, rows),
+                Event::Came(_) | Event::Answered { .. } if !adaptive => {}
                 Event::Came(arrival) => rehearsal.arrival(arrival),
                 Event::Answered { at, model, requests, lost } => rehearsal.answered(at, model, requests, lost),
             }

@@ -180,7 +180,11 @@ impl Registry {
         match parts {
             Ok(parts) if present.as_ref().is_some_and(|present| is_same(present) && present.runs(&parts)) => false,
             Ok(parts) => {
-                let Some(pipeline) = Pipeline::new(definition, parts, present.as_deref(), (&self.metrics, now)) else {
+                if let Some(present) = &present {
+                    present.forget_weights(&self.metrics);
+                }
+                let known = (self.serving.next_pipeline(), present.as_deref());
+                let Some(pipeline) = Pipeline::new(definition, parts, known, (&self.metrics, now)) else {
                     return false;
                 };
                 if present.is_none() {
@@ -191,7 +195,8 @@ impl Registry {
                 true
             }
             Err(reason) => {
-                let was_there = self.serving.replace_pipeline(name, None).is_some();
+                let was_there = self.serving.replace_pipeline(name, None);
+                let was_there = was_there.inspect(|before| before.forget_weights(&self.metrics)).is_some();
                 if was_there {
                     tracing::warn!(model = %name, %reason, "the ensemble left service");
                 }
@@ -265,6 +270,7 @@ impl Registry {
         let before = self.serving.replace_pipeline(name, None);
         self.settle_ensembles();
         if let Some(before) = &before {
+            before.forget_weights(&self.metrics);
             self.serving.retire_pipeline(before).await;
         }
         entry.set_all(versions(), VersionState::Unavailable, reason);

@@ -707,8 +707,7 @@ impl Registry {
     /// Divides the time of ensembles' requests among their steps anew. The caller does so once a
     /// second while the server is awake.
     pub fn weigh_steps(&self) {
-        let now = self.driver.clock().now();
-        self.serving.pipelines().iter().for_each(|pipeline| pipeline.weigh(now));
+        self.serving.weigh_steps(&self.metrics);
     }
 
     /// Takes a sample of the counters for the autoscale advice. The caller does so once a second

@@ -9,7 +9,7 @@ mod preparing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
 use downbeat_core::{Duration, LatencyProfile, Time};
@@ -29,7 +29,8 @@ use downbeat_service::error::ServiceError;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::unanswered::Unanswered;
 use intake::InputBytes;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+use pipeline::Weighing;
 
 use crate::loaded_version::LoadedVersion;
 
@@ -57,6 +58,8 @@ pub struct Serving {
     pipelines: RwLock<BTreeMap<String, Arc<Pipeline>>>,
     watchdog: Arc<Watchdog>,
     draining: AtomicBool,
+    weighing: Mutex<Weighing>,
+    next_pipeline: AtomicU64,
 }
 
 impl Serving {
@@ -68,7 +71,13 @@ impl Serving {
         watchdog: Arc<Watchdog>,
     ) -> Self {
         let (models, pipelines, draining) = (RwLock::default(), RwLock::default(), AtomicBool::new(false));
-        Serving { options, driver, budget, models, pipelines, watchdog, draining }
+        let (weighing, next_pipeline) = Default::default();
+        Serving { options, driver, budget, models, pipelines, watchdog, draining, weighing, next_pipeline }
+    }
+
+    /// A number for a new ensemble.
+    pub fn next_pipeline(&self) -> u64 {
+        self.next_pipeline.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The model in service with this name.

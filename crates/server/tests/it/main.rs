@@ -17,6 +17,7 @@ mod model;
 mod overlap;
 mod padding;
 mod partitions;
+mod pipelines;
 mod placement;
 mod preprocess;
 mod rows;

@@ -65,6 +65,8 @@ metric_table! {
             "Time of an ensemble's requests in a step: waiting, from the step's inputs to its run, and running";
         step_failures: IntCounterVec["ensemble", "step", "model", "reason"], "downbeat_pipeline_step_failures_total",
             "Requests of an ensemble that ended in a step: dropped, as the whole could not be in time; failed; or cancelled, as another step or the client ended the request";
+        step_weight: GaugeVec["ensemble", "step", "model"], "downbeat_pipeline_step_weight",
+            "The part of the weights of an ensemble's steps that is the step's, from 0 to 1: how requests share their time among the steps";
         device_busy: CounterVec["device"], "downbeat_device_busy_seconds_total",
             "Time in which at least one launch ran on the device, of a partition as much as it is of the device; its rate is the device's busy share";
         device_running: IntGaugeVec["device"], "downbeat_device_running", "Launches that run on the device now";
@@ -81,6 +83,8 @@ metric_table! {
         rehearsal_lost: IntCounter[], "downbeat_rehearsal_arrivals_lost_total",
             "Requests that the rehearsal did not see because more came than it takes: their window of time was left out";
         rehearsal_cpu: CounterVec[], "downbeat_rehearsal_cpu_seconds_total", "Time of a core that trying them took";
+        weight_trials: IntCounter[], "downbeat_pipeline_weight_trials_total", "Times that weights of ensembles' steps were tried on the last requests";
+        weight_changes: IntCounter[], "downbeat_pipeline_weight_changes_total", "Times that others were found better";
         predictor_trainings: IntCounter[], "downbeat_predictor_trainings_total", "Times that what predicts groups of operators was trained with those that were served";
         predictor_adoptions: IntCounter[], "downbeat_predictor_adoptions_total", "Times that what came of it was better on those that were held out, and taken";
         decision_log_bytes: IntCounterVec[], "downbeat_decision_log_bytes_total", "Bytes written to the decision log, all files together";
@@ -135,6 +139,10 @@ pub struct RehearsalMetrics {
     /// Requests in windows of time that were left out, because more requests came than a shard has
     /// room for.
     pub arrivals_lost: IntCounter,
+    /// Trials of the weights of pipelines' steps that were finished.
+    pub weight_trials: IntCounter,
+    /// Trials that changed the weights.
+    pub weight_changes: IntCounter,
     /// Trainings of the predictor of operator groups that were finished.
     pub trainings: IntCounter,
     /// Trainings whose outcome was better, and was adopted.
@@ -165,6 +173,8 @@ impl Metrics {
             trials: self.table.rehearsal_trials.clone(),
             changes: self.table.rehearsal_changes.clone(),
             arrivals_lost: self.table.rehearsal_lost.clone(),
+            weight_trials: self.table.weight_trials.clone(),
+            weight_changes: self.table.weight_changes.clone(),
             trainings: self.table.predictor_trainings.clone(),
             adoptions: self.table.predictor_adoptions.clone(),
             cpu_seconds: self.table.rehearsal_cpu.with_label_values::<&str>(&[]),
@@ -208,6 +218,17 @@ impl Metrics {
             failed: failures("failed"),
             cancelled: failures("cancelled"),
         }
+    }
+
+    /// Sets which part of all weights is a step's, from 0 to 1.
+    pub fn set_step_weight(&self, ensemble: &str, step: &str, model: &str, part: f64) {
+        self.table.step_weight.with_label_values(&[ensemble, step, model]).set(part);
+    }
+
+    /// Forgets the weight of a step that is gone.
+    pub fn forget_step_weight(&self, ensemble: &str, step: &str, model: &str) {
+        // An error means that there was no such gauge.
+        let _ = self.table.step_weight.remove_label_values(&[ensemble, step, model]);
     }
 
     /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go

@@ -54,6 +54,18 @@ impl<'a> PipelineJudge<'a> {
         PipelineJudge { arrivals, counted: warm_up }
     }
 
+    /// Whether this end is of a request that counts, and is not in time.
+    pub fn is_loss(&self, end: &End) -> bool {
+        let index = usize::try_from(end.request).unwrap_or(usize::MAX);
+        let Some(arrival) = self.arrivals.get(index).filter(|_| index >= self.counted) else { return false };
+        end.outcome != Outcome::Done || end.at > self.came(arrival) + arrival.budget
+    }
+
+    /// When a request came. Times of ends count from the first arrival.
+    fn came(&self, arrival: &PipelineArrival) -> Time {
+        Time::ZERO + arrival.at.since(self.arrivals[0].at)
+    }
+
     /// Counts the ends.
     ///
     /// # Errors
@@ -67,11 +79,10 @@ impl<'a> PipelineJudge<'a> {
                 return Err(BrokenRule::Twice(end.request));
             }
         }
-        let origin = self.arrivals.first().map_or(Time::ZERO, |first| first.at);
         let mut verdict = Verdict::default();
         for (index, (arrival, end)) in self.arrivals.iter().zip(seen).enumerate() {
             let (at, outcome) = end.ok_or(BrokenRule::Never(index as u64))?;
-            let came = Time::ZERO + arrival.at.since(origin);
+            let came = self.came(arrival);
             if at < came {
                 return Err(BrokenRule::Early(index as u64));
             }

@@ -27,14 +27,13 @@ pub struct LoadSearch {
 }
 
 impl LoadSearch {
-    /// The highest load that `goodput` tolerates; `least` if none does. Loads above the first one
-    /// that is not tolerated are not tried.
-    pub fn capacity(&self, mut goodput: impl FnMut(f64) -> f64) -> f64 {
+    /// The highest load at which `is_good` says that at most `tolerated` are lost; `least` if none is.
+    /// Loads above the first one that is not good are not tried.
+    pub fn capacity(&self, mut is_good: impl FnMut(f64) -> bool) -> f64 {
         let (mut good, mut bad) = (self.least.ln(), self.most.ln());
         for _ in 0..self.steps {
             let middle = (good + bad) / 2.0;
-            let is_good = goodput(middle.exp()) >= 1.0 - self.tolerated;
-            *(if is_good { &mut good } else { &mut bad }) = middle;
+            *(if is_good(middle.exp()) { &mut good } else { &mut bad }) = middle;
         }
         good.exp()
     }
@@ -47,9 +46,9 @@ mod tests {
     #[test]
     fn the_search_finds_the_load_from_which_requests_are_lost() {
         let search = LoadSearch { least: 0.02, most: 4.0, steps: 12, tolerated: 0.01 };
-        let found = search.capacity(|load| if load <= 0.7 { 0.995 } else { 0.98 });
+        let found = search.capacity(|load| load <= 0.7);
         assert!((0.699..=0.7).contains(&found), "{found}");
-        assert_eq!(search.capacity(|_| 0.5), 0.02f64.ln().exp());
+        assert_eq!(search.capacity(|_| false), 0.02f64.ln().exp());
     }
 
     #[test]

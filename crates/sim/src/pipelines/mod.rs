@@ -11,4 +11,4 @@ mod play;
 
 pub use judge::{BrokenRule, PipelineJudge, Verdict};
 pub use load::{LoadSearch, at_load};
-pub use play::{Rehearsing, play, play_rehearsed};
+pub use play::{Rehearsing, play, play_rehearsed, play_while};

@@ -21,15 +21,30 @@ pub struct Rehearsing {
 /// # Errors
 /// If a number of the stage names nothing.
 pub fn play(stage: &Stage, arrivals: &[PipelineArrival], by: &mut dyn Division) -> Result<Vec<End>, StageError> {
+    Ok(play_while(stage, arrivals, by, |_| true)?.unwrap_or_default())
+}
+
+/// [`play`], as long as the ends so far are worth going on. Returns `None` if the run was given up.
+///
+/// # Errors
+/// If a number of the stage names nothing.
+pub fn play_while(
+    stage: &Stage,
+    arrivals: &[PipelineArrival],
+    by: &mut dyn Division,
+    mut goes_on: impl FnMut(&End) -> bool,
+) -> Result<Option<Vec<End>>, StageError> {
     let mut replay = Replay::new(stage, 100)?;
     let mut ends = Vec::with_capacity(arrivals.len());
     while replay.step(arrivals, by) {
-        ends.extend(std::iter::from_fn(|| replay.poll_end()));
+        if !take(&mut replay, &mut ends, &mut goes_on) {
+            return Ok(None);
+        }
     }
-    Ok(ends)
+    Ok(Some(ends))
 }
 
-/// Plays all arrivals by weights that begin with `shares` and are rehearsed meanwhile.
+/// [`play_while`] by weights that begin with `shares` and are rehearsed meanwhile.
 ///
 /// # Errors
 /// If a number of the stage names nothing.
@@ -38,14 +53,17 @@ pub fn play_rehearsed(
     arrivals: &[PipelineArrival],
     mut shares: Vec<Shares>,
     rehearsing: Rehearsing,
-) -> Result<Vec<End>, StageError> {
+    mut goes_on: impl FnMut(&End) -> bool,
+) -> Result<Option<Vec<End>>, StageError> {
     let Rehearsing { options, lent, seed } = rehearsing;
     let mut rehearsal = WeightRehearsal::new(stage.clone(), shares.clone(), options, seed)?;
     let mut replay = Replay::new(stage, 100)?;
     let mut ends = Vec::with_capacity(arrivals.len());
     let mut told = 0;
     while replay.step(arrivals, &mut shares) {
-        ends.extend(std::iter::from_fn(|| replay.poll_end()));
+        if !take(&mut replay, &mut ends, &mut goes_on) {
+            return Ok(None);
+        }
         while told < replay.arrived() {
             rehearsal.arrival(arrivals[told]);
             told += 1;
@@ -55,5 +73,16 @@ pub fn play_rehearsed(
             shares = better;
         }
     }
-    Ok(ends)
+    Ok(Some(ends))
+}
+
+/// Takes the new ends. Returns whether the run goes on.
+fn take(replay: &mut Replay, ends: &mut Vec<End>, goes_on: &mut impl FnMut(&End) -> bool) -> bool {
+    while let Some(end) = replay.poll_end() {
+        if !goes_on(&end) {
+            return false;
+        }
+        ends.push(end);
+    }
+    true
 }

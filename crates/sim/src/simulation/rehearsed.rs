@@ -35,7 +35,7 @@ impl Rehearsed {
     /// off. It consolidates if all adaptive models are consolidating.
     pub fn of(simulation: &Simulation) -> Option<Self> {
         let adaptive = simulation.loads.iter().map(|load| &load.options).filter(|options| options.is_adaptive());
-        let wishes = adaptive.map(|options| options.dispatch == DispatchPolicy::Adaptive { consolidate: true });
+        let wishes = adaptive.map(|options| options.dispatch.adaptive() == Some(true));
         let consolidate = wishes.reduce(|all, wish| all && wish).filter(|_| simulation.rehearsal > 0)?;
         let (mut scheduler, mut rehearsal) = (Scheduler::new(), Rehearsal::new(consolidate, simulation.seed));
         scheduler.set_order(Time::ZERO, simulation.order.first());

@@ -1,7 +1,7 @@
 //! All rules on random workloads. Each failure names the seed and the workload.
 
 use downbeat_core::pipeline::Outcome;
-use downbeat_pipeline_lab::{Batches, NoDeadline, Oracle, PipelineWorkload, Row, Rule, Settings, StepSlos};
+use downbeat_pipeline_lab::{Batches, NoDeadline, Oracle, PipelineWorkload, Row, Rule, Run, Settings, StepSlos};
 use downbeat_sim::pipelines::{LoadSearch, PipelineJudge, at_load, play};
 
 const SEED: u64 = 37;
@@ -17,11 +17,14 @@ fn each_rule_ends_each_request_once_and_the_same_way_again() {
         let workload = workload(number);
         for batches in [Batches::Deferred, Batches::Eager] {
             for rule in Rule::ALL {
-                let arrivals = at_load(&workload.arrivals, 1.5);
-                let judged = || rule.judge(&workload, batches, &arrivals, 1.5, 0);
-                let verdict = judged();
-                assert_eq!(verdict.asked, arrivals.len() as u64, "seed {SEED}, {workload}, {rule:?}");
-                assert_eq!(verdict, judged(), "seed {SEED}, {workload}, {rule:?}");
+                let run = Run { warm_up: 0, ..Run::new(&workload, batches, 1.5) };
+                let verdict = rule.judge(&run).unwrap();
+                assert_eq!(verdict.asked, run.arrivals.len() as u64, "seed {SEED}, {workload}, {rule:?}");
+                assert_eq!(Some(verdict), rule.judge(&run), "seed {SEED}, {workload}, {rule:?}");
+                let lost = verdict.asked - verdict.good;
+                let within = |most_lost| rule.judge(&Run { most_lost, ..run.clone() });
+                assert_eq!(within(lost), Some(verdict), "seed {SEED}, {workload}, {rule:?}");
+                assert!(lost == 0 || within(lost - 1).is_none(), "seed {SEED}, {workload}, {rule:?}");
             }
         }
     }
@@ -42,9 +45,9 @@ fn without_deadlines_nothing_is_given_up_and_under_overload_much_is_late() {
 fn no_rule_but_tritons_answers_late() {
     for number in 1..=6 {
         let workload = workload(number);
-        let arrivals = at_load(&workload.arrivals, 2.0);
+        let run = Run::new(&workload, Batches::Deferred, 2.0);
         for rule in Rule::ALL.into_iter().filter(|rule| *rule != Rule::NoDeadline) {
-            let verdict = rule.judge(&workload, Batches::Deferred, &arrivals, 2.0, 0);
+            let verdict = rule.judge(&run).unwrap();
             assert_eq!(verdict.late, 0, "seed {SEED}, {workload}, {rule:?}");
         }
     }
@@ -54,12 +57,12 @@ fn no_rule_but_tritons_answers_late() {
 fn the_oracle_is_at_least_as_good_as_every_division_that_it_begins_with() {
     for number in 1..=4 {
         let workload = workload(number);
-        let arrivals = at_load(&workload.arrivals, 1.5);
+        let run = Run::new(&workload, Batches::Deferred, 1.5);
         let stage = Rule::Equal.stage(&workload, Batches::Deferred);
-        let oracle = Oracle { workload: &workload, stage: &stage, warm_up: 100, tries: 4, seed: SEED };
+        let oracle = Oracle { stage: &stage, tries: 4, seed: SEED };
         let equal: Vec<Vec<f64>> = workload.pipelines.iter().map(|p| vec![1.0; p.shape.len()]).collect();
-        let best = oracle.search(&arrivals, &[equal], 1.0).goodput;
-        let reference = Rule::Equal.judge(&workload, Batches::Deferred, &arrivals, 1.5, 100).goodput();
+        let best = oracle.search(&run, &[equal], 0).verdict.goodput();
+        let reference = Rule::Equal.judge(&run).unwrap().goodput();
         assert!(best >= reference, "seed {SEED}, {workload}: {best} and {reference}");
     }
 }
@@ -68,9 +71,9 @@ fn the_oracle_is_at_least_as_good_as_every_division_that_it_begins_with() {
 fn an_slo_for_each_step_adds_up_to_the_whole_at_most() {
     for number in 1..=20 {
         let workload = workload(number);
-        let arrivals = at_load(&workload.arrivals, 1.0);
+        let run = Run::new(&workload, Batches::Eager, 1.0);
         for rule in [Rule::Equal, Rule::ByAlone, Rule::Nexus] {
-            let verdict = rule.judge(&workload, Batches::Eager, &arrivals, 1.0, 0);
+            let verdict = rule.judge(&run).unwrap();
             assert_eq!(verdict.late, 0, "seed {SEED}, {workload}, {rule:?}");
         }
     }

@@ -26,6 +26,7 @@ use trial::Trial;
 pub use trial::{Decision, Tried};
 use watch::{Rate, Watch};
 
+use super::dispatch_policy::DispatchPolicy;
 use super::model_options::ModelOptions;
 use super::network::NetworkBudget;
 use super::order::OrderPolicy;
@@ -135,6 +136,13 @@ impl Rehearsal {
     pub fn set_profile(&mut self, model: ModelId, profiles: DeviceProfiles) {
         if let Some(options) = self.stage.models.get_mut(model.0 as usize).and_then(Option::as_mut) {
             options.profiles = profiles;
+        }
+    }
+
+    /// Replaces a model's dispatch policy, from the next trial on.
+    pub fn set_dispatch(&mut self, model: ModelId, dispatch: DispatchPolicy) {
+        if let Some(options) = self.stage.models.get_mut(model.0 as usize).and_then(Option::as_mut) {
+            options.dispatch = dispatch;
         }
     }
 

@@ -1,7 +1,9 @@
 //! An ensemble in service: its steps, and the models that the steps run.
 
+mod flat;
 mod run;
 mod step_request;
+mod weighing;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -17,6 +19,7 @@ use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::statistics::{Phases, Statistics};
 use downbeat_service::metrics::{Metrics, ModelMetrics, StepMetrics};
 use downbeat_service::unanswered::Unanswered;
+use flat::FlatSteps;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 
@@ -24,6 +27,7 @@ use super::model::{Model, Occupancy, version_of};
 use crate::loaded_version::LoadedVersion;
 
 pub use run::{InPipeline, Within};
+pub use weighing::Weighing;
 
 /// The load of devices is taken as it was over at least this long.
 const LOAD_OVER: Duration = Duration::from_millis(500);
@@ -38,8 +42,12 @@ pub struct Pipeline {
     pub versions: BTreeMap<u64, Arc<PipelineRecord>>,
     steps: Arc<[StepRecord]>,
     parts: Vec<StepPart>,
+    /// The steps of this ensemble and of the ensembles within it.
+    flat: FlatSteps,
+    /// The rehearsal of weights knows the ensemble by this number, which stays as long as the definition.
+    number: u64,
     shares: RwLock<Arc<Shares>>,
-    load: Mutex<Load>,
+    weights: Mutex<Weights>,
     /// Which requests are tried although the whole seems to take too long.
     probes: Arc<Mutex<Probes>>,
     pub(super) occupancy: Arc<Occupancy>,
@@ -63,6 +71,7 @@ struct StepRecord {
 }
 
 /// The model that a step runs. The ensemble does not keep the model from leaving.
+#[derive(Clone)]
 pub enum StepPart {
     /// A model with a file.
     Model(Weak<LoadedVersion>),
@@ -70,22 +79,24 @@ pub enum StepPart {
     Pipeline(Weak<Pipeline>),
 }
 
-/// How busy the devices of each step were lately.
+/// The weights of the flat steps, and how busy the devices of each were lately.
 #[derive(Default)]
-struct Load {
+struct Weights {
     /// When, and the busy seconds of each step's devices by then.
     seen: Option<(Time, Vec<f64>)>,
     /// By step, the busy share.
-    shares: Vec<f64>,
+    loads: Vec<f64>,
+    /// The weights that a trial found; `None`: those of the fixed rule hold.
+    found: Option<Vec<f64>>,
 }
 
 impl Pipeline {
     /// An ensemble whose steps run these models. `before`: the same definition in service until now,
-    /// whose counts go on.
+    /// whose counts and weights go on; otherwise the ensemble gets this `number`.
     pub fn new(
         definition: &Arc<ModelDefinition>,
         parts: Vec<StepPart>,
-        before: Option<&Pipeline>,
+        (number, before): (u64, Option<&Pipeline>),
         (metrics, now): (&Metrics, Time),
     ) -> Option<Self> {
         let ensemble = definition.ensemble.as_ref()?;
@@ -104,20 +115,24 @@ impl Pipeline {
                 .then(|| Semaphore::new(ensemble.max_inflight_requests as usize)),
         };
         let steps = || ensemble.steps.iter().enumerate().map(step).collect();
-        let shape = ensemble.graph.shape();
+        let flat = FlatSteps::new(ensemble, &parts);
         let none = StepCost { alone: Duration::ZERO, devices: 1.0, load: 0.0 };
+        let found = before.and_then(|before| before.weights.lock().found.clone());
         let pipeline = Pipeline {
             codec: Arc::new(codec.named(&definition.name).passing_on()),
             versions: before.map_or_else(versions, |before| before.versions.clone()),
             steps: before.map_or_else(steps, |before| before.steps.clone()),
-            shares: RwLock::new(Arc::new(Shares::fixed(shape, &vec![none; shape.len()]))),
-            load: Mutex::default(),
+            number: before.map_or(number, |before| before.number),
+            shares: RwLock::new(Arc::new(Shares::fixed(&flat.shape, &vec![none; flat.len()]))),
+            weights: Mutex::new(Weights { found, ..Weights::default() }),
+            flat,
             probes: before.map_or_else(Default::default, |before| before.probes.clone()),
             occupancy: before.map_or_else(Default::default, |before| before.occupancy.clone()),
             definition: definition.clone(),
             parts,
         };
         pipeline.weigh(now);
+        pipeline.show_weights(metrics);
         Some(pipeline)
     }
 
@@ -165,36 +180,75 @@ impl Pipeline {
 
     /// The time of a request alone, on the longest path.
     fn alone(&self) -> Duration {
-        let ensemble = self.ensemble();
-        let alone: Vec<Duration> = self.parts.iter().map(StepPart::alone).collect();
-        let shape = ensemble.graph.shape();
-        let rest = shape.rest(&alone);
+        let alone: Vec<Duration> = self.flat.leaves.iter().map(|leaf| leaf.part.alone()).collect();
+        let rest = self.flat.shape.rest(&alone);
         rest.iter().zip(&alone).map(|(rest, alone)| *alone + *rest).max().unwrap_or_default()
     }
 
-    /// Divides the time of requests among the steps by the present profiles and loads.
-    pub fn weigh(&self, now: Time) {
-        let busy: Vec<f64> = self.parts.iter().map(StepPart::busy_seconds).collect();
-        let mut load = self.load.lock();
-        if load.shares.len() != busy.len() {
-            load.shares = vec![0.0; busy.len()];
+    /// Divides the time of requests among the steps by the present profiles, by the present loads
+    /// and by the weights that a trial found. Returns the shares of the fixed rule.
+    fn weigh(&self, now: Time) -> Shares {
+        let parts = || self.flat.leaves.iter().map(|leaf| &leaf.part);
+        let busy: Vec<f64> = parts().map(StepPart::busy_seconds).collect();
+        let mut weights = self.weights.lock();
+        if weights.loads.len() != busy.len() {
+            weights.loads = vec![0.0; busy.len()];
         }
-        let since = load.seen.as_ref().map(|(since, _)| now.since(*since));
-        match (load.seen.take(), since) {
-            (Some((at, before)), Some(passed)) if passed < LOAD_OVER => load.seen = Some((at, before)),
+        let since = weights.seen.as_ref().map(|(since, _)| now.since(*since));
+        match (weights.seen.take(), since) {
+            (Some((at, before)), Some(passed)) if passed < LOAD_OVER => weights.seen = Some((at, before)),
             (Some((_, before)), Some(passed)) => {
-                let lately = busy.iter().zip(&before).zip(&self.parts).map(|((now, before), part)| {
+                let lately = busy.iter().zip(&before).zip(parts()).map(|((now, before), part)| {
                     ((now - before) / passed.as_secs_f64() / part.devices()).clamp(0.0, 1.0)
                 });
-                load.shares = lately.collect();
-                load.seen = Some((now, busy));
+                weights.loads = lately.collect();
+                weights.seen = Some((now, busy));
             }
-            _ => load.seen = Some((now, busy)),
+            _ => weights.seen = Some((now, busy)),
         }
         let cost =
             |(part, load): (&StepPart, &f64)| StepCost { alone: part.alone(), devices: part.devices(), load: *load };
-        let costs: Vec<StepCost> = self.parts.iter().zip(&load.shares).map(cost).collect();
-        *self.shares.write() = Arc::new(Shares::fixed(self.ensemble().graph.shape(), &costs));
+        let costs: Vec<StepCost> = parts().zip(&weights.loads).map(cost).collect();
+        let rule = Shares::fixed(&self.flat.shape, &costs);
+        // An ensemble within may have got other steps.
+        weights.found.take_if(|found| found.len() != costs.len());
+        let found = weights.found.clone();
+        let shares = found.map_or_else(|| rule.clone(), |found| rule.reweighted(&self.flat.shape, found));
+        *self.shares.write() = Arc::new(shares);
+        rule
+    }
+
+    /// Whether a step is an ensemble whose steps are flat steps of this one.
+    fn is_flattened(&self, step: usize) -> bool {
+        let is_model = |leaf: &flat::Leaf| matches!(leaf.part, StepPart::Model(_));
+        matches!(self.parts[step], StepPart::Pipeline(_))
+            && self.flat.leaves[self.flat.block(step, 0)].iter().all(is_model)
+    }
+
+    /// Takes the weights of its flat steps that a trial found; `None`: those of the fixed rule.
+    fn set_found(&self, weights: Option<Vec<f64>>) {
+        self.weights.lock().found = weights;
+    }
+
+    /// By flat step: its part of all weights.
+    fn parts_of_weights(&self) -> Vec<f64> {
+        let shares = self.shares.read().clone();
+        let all: f64 = shares.weights().iter().sum();
+        shares.weights().iter().map(|weight| weight / all).collect()
+    }
+
+    /// Shows the weights as metrics.
+    fn show_weights(&self, metrics: &Metrics) {
+        for (leaf, part) in self.flat.leaves.iter().zip(self.parts_of_weights()) {
+            metrics.set_step_weight(&self.definition.name, &leaf.label, &leaf.model, part);
+        }
+    }
+
+    /// Forgets the metrics of its weights.
+    pub fn forget_weights(&self, metrics: &Metrics) {
+        for leaf in &self.flat.leaves {
+            metrics.forget_step_weight(&self.definition.name, &leaf.label, &leaf.model);
+        }
     }
 }
 
@@ -207,6 +261,14 @@ impl StepPart {
         match model {
             FoundModel::Model(_, version) => StepPart::Model(Arc::downgrade(version)),
             FoundModel::Pipeline(pipeline) => StepPart::Pipeline(Arc::downgrade(pipeline)),
+        }
+    }
+
+    /// The ensemble, if the part is one in service.
+    fn pipeline(&self) -> Option<Arc<Pipeline>> {
+        match self {
+            StepPart::Model(_) => None,
+            StepPart::Pipeline(pipeline) => pipeline.upgrade(),
         }
     }
 
@@ -223,8 +285,9 @@ impl StepPart {
         match self {
             StepPart::Model(model) => model.upgrade().map_or(1.0, |model| model.hosts.devices().len() as f64),
             StepPart::Pipeline(pipeline) => {
-                let of_parts =
-                    |pipeline: Arc<Pipeline>| pipeline.parts.iter().map(StepPart::devices).fold(f64::MAX, f64::min);
+                let of_parts = |pipeline: Arc<Pipeline>| {
+                    pipeline.flat.leaves.iter().map(|leaf| leaf.part.devices()).fold(f64::MAX, f64::min)
+                };
                 pipeline.upgrade().map_or(1.0, of_parts)
             }
         }
@@ -235,8 +298,9 @@ impl StepPart {
         match self {
             StepPart::Model(model) => model.upgrade().map_or(0.0, |model| model.busy_seconds()),
             StepPart::Pipeline(pipeline) => {
-                let of_parts =
-                    |pipeline: Arc<Pipeline>| pipeline.parts.iter().map(StepPart::busy_seconds).fold(0.0, f64::max);
+                let of_parts = |pipeline: Arc<Pipeline>| {
+                    pipeline.flat.leaves.iter().map(|leaf| leaf.part.busy_seconds()).fold(0.0, f64::max)
+                };
                 pipeline.upgrade().map_or(0.0, of_parts)
             }
         }

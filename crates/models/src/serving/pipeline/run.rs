@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use downbeat_core::pipeline::Shares;
 use downbeat_core::pipeline::graph::{StepState, Walk};
 use downbeat_core::probes::Doubt;
 use downbeat_core::{Duration, Time};
@@ -13,6 +12,7 @@ use downbeat_service::unanswered::Unanswered;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use super::flat::Plan;
 use super::step_request::{Tensors, adapt_inputs};
 use super::{Pipeline, PipelineRecord};
 use crate::serving::{Limits, Looked, Serving, Wishes};
@@ -21,12 +21,25 @@ use crate::serving::{Limits, Looked, Serving, Wishes};
 pub struct Within {
     /// The local deadline of the step.
     pub deadline: Time,
+    /// The deadline of a second try, if the step misses its local deadline
+    /// ([`Shares::last_deadline`](downbeat_core::pipeline::Shares::last_deadline)).
+    pub last: Option<Time>,
     /// Whether the deadline follows from the ensemble's SLO.
     pub deadline_is_slo: bool,
     /// Whether no other step of the same request can run now.
     pub is_alone: bool,
     /// Where the device notes when the step's run began.
     pub began: Arc<AtomicU64>,
+    /// The division of the whole's time, if the step is an ensemble.
+    pub plan: Option<Box<Plan>>,
+}
+
+impl Within {
+    /// The second try of a step that runs a model with a file, until this deadline.
+    fn until(&self, deadline: Time) -> Within {
+        let Within { deadline_is_slo, is_alone, ref began, .. } = *self;
+        Within { deadline, last: None, deadline_is_slo, is_alone, began: began.clone(), plan: None }
+    }
 }
 
 impl Looked {
@@ -109,8 +122,16 @@ impl Serving {
         let wishes = Wishes { codec: &pipeline.codec, batching: &definition.batching, slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
         let rows = pipeline.codec.check(&request)?;
+        let plan = within.and_then(|within| within.plan.as_deref());
+        if plan.is_none() {
+            // The rehearsal has the steps of an ensemble within another as steps of the outer one.
+            let is_bound = limits.deadline != Time::MAX;
+            let budget = if is_bound { limits.deadline.since(arrival) } else { Duration::MAX };
+            self.driver.pipeline_asked(arrival, budget, pipeline.number, rows);
+        }
         let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
-        let outcome = self.run_steps(pipeline, request, &limits, wanted.as_deref(), arrival).await;
+        let time = Budget::new(pipeline, &limits, arrival, plan);
+        let outcome = self.run_steps(pipeline, request, time, wanted.as_deref()).await;
         let now = self.now();
         match outcome {
             Ok((response, phases)) => {
@@ -125,15 +146,14 @@ impl Serving {
         }
     }
 
-    /// Runs the steps that the wanted outputs need, for a request that came at `arrival`. Returns the
+    /// Runs the steps that the wanted outputs need, for a request that has this `time`. Returns the
     /// answer, and how long the steps waited and ran, all together.
     async fn run_steps(
         &self,
         pipeline: &Pipeline,
         mut whole: InferRequest,
-        limits: &Limits,
+        mut time: Budget<'_>,
         wanted: Option<&[usize]>,
-        arrival: Time,
     ) -> Result<(InferResponse, (Duration, Duration)), Failure> {
         let ensemble = pipeline.ensemble();
         let all: Vec<usize> = (0..ensemble.outputs.len()).collect();
@@ -147,7 +167,6 @@ impl Serving {
         let held = self.budget.reservation();
         let tensors = Tensors::new(ensemble, &pipeline.codec, &mut whole, places, runs, held);
         let mut tensors = tensors.map_err(of_ensemble)?;
-        let mut time = Budget::new(pipeline, limits, arrival);
         let mut running = FuturesUnordered::new();
         let (mut waited, mut ran) = (Duration::ZERO, Duration::ZERO);
         let named = |step: usize, error: ServiceError| {
@@ -169,7 +188,7 @@ impl Serving {
                     let next = tokio::time::timeout(left.into(), running.next()).await;
                     next.map_err(|_| Failure {
                         reason: Unanswered::Timeout,
-                        error: overrun(limits, &name, pipeline, &walk),
+                        error: overrun(time.limits, &name, pipeline, &walk),
                     })?
                 }
             };
@@ -193,7 +212,7 @@ impl Serving {
     async fn run_step(&self, pipeline: &Pipeline, step: usize, request: InferRequest, within: Within) -> Ended {
         let (begin, record) = (self.now(), &pipeline.steps[step]);
         let mut count = StepCount(Some(&record.metrics.cancelled));
-        let result = self.ask(pipeline, step, request, &within).await;
+        let result = self.ask_twice(pipeline, step, request, &within).await;
         count.0 = None;
         let now = self.now();
         let began = Time::from_nanos(within.began.load(Ordering::Relaxed)).max(begin).min(now);
@@ -207,6 +226,24 @@ impl Serving {
             Err(_) => record.metrics.failed.inc(),
         }
         Ended { step, result, waited, ran }
+    }
+
+    /// Asks the model of a step. A step that misses its local deadline tries once more, if the whole can
+    /// still be in time.
+    async fn ask_twice(
+        &self,
+        pipeline: &Pipeline,
+        step: usize,
+        request: InferRequest,
+        within: &Within,
+    ) -> Result<InferResponse, ServiceError> {
+        let again = within.last.map(|last| (request.clone(), within.until(last)));
+        match (self.ask(pipeline, step, request, within).await, again) {
+            (Err(ServiceError::DeadlineExceeded(_)), Some((request, within))) => {
+                self.ask(pipeline, step, request, &within).await
+            }
+            (result, _) => result,
+        }
     }
 
     /// Asks the model of a step, once there is a place for the request in the step.
@@ -281,7 +318,7 @@ impl From<ServiceError> for Failure {
 /// The time that a request of an ensemble has.
 struct Budget<'a> {
     pipeline: &'a Pipeline,
-    shares: Arc<Shares>,
+    plan: Plan,
     limits: &'a Limits,
     /// When the client's own timeout is over; [`Time::MAX`]: it set none.
     until: Time,
@@ -290,10 +327,16 @@ struct Budget<'a> {
 }
 
 impl<'a> Budget<'a> {
-    fn new(pipeline: &'a Pipeline, limits: &'a Limits, arrival: Time) -> Self {
-        let shares = pipeline.shares.read().clone();
+    /// `plan`: the division of the outer ensemble's time, for a step of an outer ensemble.
+    fn new(pipeline: &'a Pipeline, limits: &'a Limits, arrival: Time, plan: Option<&Plan>) -> Self {
+        let own = || {
+            let (shares, len) = (pipeline.shares.read().clone(), pipeline.flat.len());
+            Plan { shares, base: 0, beside: Vec::new(), deadline: limits.deadline, len }
+        };
+        // The outer ensemble may not know yet that this one has got other steps.
+        let plan = plan.filter(|plan| plan.len == pipeline.flat.len()).cloned().unwrap_or_else(own);
         let until = limits.timeout.map_or(Time::MAX, |timeout| arrival + timeout);
-        Budget { pipeline, shares, limits, until, is_probe: false }
+        Budget { pipeline, plan, limits, until, is_probe: false }
     }
 
     /// The local deadline of a step that starts now.
@@ -301,21 +344,28 @@ impl<'a> Budget<'a> {
     /// # Errors
     /// `DeadlineExceeded` if the whole cannot be in time, even if no step had to wait.
     fn within(&mut self, walk: &Walk<'_>, step: usize, now: Time, is_alone: bool) -> Result<Within, ServiceError> {
-        let mut deadline = if self.is_probe { Time::MAX } else { self.limits.deadline };
-        if !self.shares.can_make(&[step], now, deadline) {
-            let (needed, left) = (self.shares.needed(&[step]), deadline.since(now));
-            if !self.pipeline.probes.lock().tries(now, Doubt::Measured, needed) {
+        let Budget { pipeline, plan, is_probe, .. } = self;
+        let (flat, block) = (&pipeline.flat, pipeline.flat.block(step, plan.base));
+        let firsts = plan.firsts(flat, &block);
+        if !plan.shares.can_make(&firsts, now, plan.deadline) {
+            let (needed, left) = (plan.needed(&firsts), plan.deadline.since(now));
+            if !pipeline.probes.lock().tries(now, Doubt::Measured, needed) {
                 return Err(ServiceError::DeadlineExceeded(format!(
                     "dropped before the step: this step and those after it need {needed} even on idle devices, but the \
                      deadline of the whole leaves {left}"
                 )));
             }
-            (self.is_probe, deadline) = (true, Time::MAX);
+            (*is_probe, plan.deadline) = (true, Time::MAX);
         }
-        let is_open = |step: &usize| matches!(walk.state(*step), StepState::Ready | StepState::Running);
-        let unfinished: Vec<usize> = walk.remaining().filter(is_open).collect();
+        let open = walk.unfinished().filter(|other| *other != step);
+        let others: Vec<usize> = open.flat_map(|other| plan.firsts(flat, &flat.block(other, plan.base))).collect();
+        let deadline = plan.local_deadline(flat, &block, others.clone(), now);
+        let is_flattened = pipeline.is_flattened(step);
         Ok(Within {
-            deadline: self.shares.local_deadline_beside(step, &unfinished, now, deadline),
+            plan: is_flattened.then(|| Box::new(plan.within(&block, others, plan.deadline))),
+            deadline,
+            // The steps of an ensemble within this one have second tries of their own.
+            last: if is_flattened { None } else { plan.shares.last_deadline(block.start, deadline, plan.deadline) },
             deadline_is_slo: self.limits.deadline_is_slo,
             is_alone,
             began: Arc::default(),

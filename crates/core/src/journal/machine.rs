@@ -24,6 +24,8 @@ pub enum MachineKind {
     /// The [`DeviceScheduler`](crate::device::DeviceScheduler) of the device with this number, from
     /// 0.
     Device(u32),
+    /// The [`PipelineBook`](super::pipelines::PipelineBook).
+    Pipelines,
 }
 
 impl fmt::Display for MachineKind {
@@ -33,6 +35,7 @@ impl fmt::Display for MachineKind {
             MachineKind::Shard { index, shards } => write!(f, "shard {index} of {shards}"),
             MachineKind::Matchmaker => f.write_str("the matchmaker"),
             MachineKind::Device(number) => write!(f, "device {number}"),
+            MachineKind::Pipelines => f.write_str("the pipelines"),
         }
     }
 }

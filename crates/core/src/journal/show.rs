@@ -4,6 +4,7 @@ use super::cluster::ClusterRecords;
 use super::device::DeviceRecords;
 use super::entry::json;
 use super::machine::{MachineKind, Record, Records};
+use super::pipelines::PipelineRecords;
 use super::reader::{LogError, header, read};
 use crate::time::Time;
 
@@ -28,6 +29,7 @@ pub type Lines<'a> = Box<dyn Iterator<Item = Result<String, LogError>> + 'a>;
 pub fn show(bytes: &[u8], form: Form) -> Result<Lines<'_>, LogError> {
     match header(bytes)?.0 {
         MachineKind::Device(_) => lines::<DeviceRecords>(bytes, form),
+        MachineKind::Pipelines => lines::<PipelineRecords>(bytes, form),
         _ => lines::<ClusterRecords>(bytes, form),
     }
 }

@@ -114,6 +114,7 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         length,
         begin_ns,
         end_ns,
+        steps: _,
     } = launch;
     let relative = |at: u64| at as f64 / 1e6 - from_ns as f64 / 1e6;
     let granted = granted.map_or(String::new(), |granted| format!(" (granted as {granted})"));
@@ -151,6 +152,7 @@ mod tests {
             length: 12,
             begin_ns: (10_000 + begin_ms) * 1_000_000,
             end_ns: (10_002 + begin_ms) * 1_000_000,
+            steps: Vec::new(),
         };
         let device = PastLaunches {
             model: "a<b".to_owned(),

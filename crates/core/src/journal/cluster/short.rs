@@ -68,7 +68,7 @@ impl Records for ClusterRecords {
     type Decision = Decision;
 
     fn are_of(machine: MachineKind) -> bool {
-        !matches!(machine, MachineKind::Device(_))
+        !matches!(machine, MachineKind::Device(_) | MachineKind::Pipelines)
     }
 
     fn refusal(reply: &Reply) -> Option<Reject> {

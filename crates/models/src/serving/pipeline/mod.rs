@@ -2,9 +2,10 @@
 
 mod run;
 mod step_request;
+mod trail;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use downbeat_core::pipeline::{Shares, StepCost};
 use downbeat_core::probes::Probes;
@@ -24,6 +25,7 @@ use super::model::{Model, Occupancy, version_of};
 use crate::loaded_version::LoadedVersion;
 
 pub use run::{InPipeline, Within};
+pub use trail::{Callers, Trail};
 
 /// The load of devices is taken as it was over at least this long.
 const LOAD_OVER: Duration = Duration::from_millis(500);
@@ -43,6 +45,10 @@ pub struct Pipeline {
     /// Which requests are tried although the whole seems to take too long.
     probes: Arc<Mutex<Probes>>,
     pub(super) occupancy: Arc<Occupancy>,
+    /// The name, which marks of requests share.
+    name: Arc<str>,
+    /// The number in the decision log, once that has requests of it.
+    logged: OnceLock<u32>,
 }
 
 /// The counts of one version of an ensemble.
@@ -114,6 +120,8 @@ impl Pipeline {
             load: Mutex::default(),
             probes: before.map_or_else(Default::default, |before| before.probes.clone()),
             occupancy: before.map_or_else(Default::default, |before| before.occupancy.clone()),
+            name: definition.name.as_str().into(),
+            logged: OnceLock::new(),
             definition: definition.clone(),
             parts,
         };

@@ -1,12 +1,12 @@
 //! The way of one request through the steps of an ensemble.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::pipeline::Shares;
 use downbeat_core::pipeline::graph::{StepState, Walk};
 use downbeat_core::probes::Doubt;
 use downbeat_core::{Duration, Time};
+use downbeat_host::request::step_mark::StepMark;
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::error::ServiceError;
 use downbeat_service::unanswered::Unanswered;
@@ -14,6 +14,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::step_request::{Tensors, adapt_inputs};
+use super::trail::Trail;
 use super::{Pipeline, PipelineRecord};
 use crate::serving::{Limits, Looked, Serving, Wishes};
 
@@ -25,14 +26,18 @@ pub struct Within {
     pub deadline_is_slo: bool,
     /// Whether no other step of the same request can run now.
     pub is_alone: bool,
-    /// Where the device notes when the step's run began.
-    pub began: Arc<AtomicU64>,
+    /// The mark of the step, in which the device notes when the step's run began.
+    pub mark: Arc<StepMark>,
+    /// The number of the pipeline's request, and of the step.
+    pub of: (u64, u32),
+    /// Whether models' code makes the request: the limits of the called model hold.
+    pub is_call: bool,
 }
 
 impl Looked {
     /// Puts the deadline of a step in the place of the deadline that the model has for its own clients.
     pub(in crate::serving) fn within(mut self, within: Option<&Within>) -> Self {
-        if let Some(Within { deadline, deadline_is_slo, .. }) = within {
+        if let Some(Within { deadline, deadline_is_slo, is_call: false, .. }) = within {
             (self.limits.deadline, self.limits.deadline_is_slo) = (*deadline, *deadline_is_slo);
         }
         self
@@ -105,21 +110,28 @@ impl Serving {
         let arrival = self.now();
         let record = pipeline.version(&request.model_version)?;
         let definition = &pipeline.definition;
-        let slo = if within.is_some() { None } else { self.options.slo(&definition.name, definition.slo) };
+        let slo = if within.is_some_and(|within| !within.is_call) {
+            None
+        } else {
+            self.options.slo(&definition.name, definition.slo)
+        };
         let wishes = Wishes { codec: &pipeline.codec, batching: &definition.batching, slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
         let rows = pipeline.codec.check(&request)?;
+        let mut trail = self.trail(pipeline, &record.version, (rows, limits.deadline), within);
         let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
-        let outcome = self.run_steps(pipeline, request, &limits, wanted.as_deref(), arrival).await;
+        let outcome = self.run_steps((pipeline, &trail), request, &limits, wanted.as_deref(), arrival).await;
         let now = self.now();
         match outcome {
             Ok((response, phases)) => {
                 counted.reason = None;
+                trail.answered(now > limits.deadline);
                 record.record(rows, phases, now.since(arrival), now > limits.deadline);
                 Ok(InferResponse { model_version: record.version.clone(), ..response })
             }
             Err(Failure { reason, error }) => {
                 counted.reason = Some(reason);
+                trail.failed(reason);
                 Err(error)
             }
         }
@@ -129,7 +141,7 @@ impl Serving {
     /// answer, and how long the steps waited and ran, all together.
     async fn run_steps(
         &self,
-        pipeline: &Pipeline,
+        (pipeline, trail): (&Pipeline, &Trail<'_>),
         mut whole: InferRequest,
         limits: &Limits,
         wanted: Option<&[usize]>,
@@ -156,12 +168,13 @@ impl Serving {
         loop {
             let is_alone = running.is_empty() && walk.ready() <= 1;
             while let Some(step) = walk.poll_start() {
-                let within = time.within(&walk, step, self.now(), is_alone).map_err(|error| {
+                let within = time.within(&walk, (step, trail), self.now(), is_alone).map_err(|error| {
                     pipeline.steps[step].metrics.dropped.inc();
+                    trail.gives_up(step as u32, self.now());
                     named(step, error)
                 })?;
                 let request = tensors.request(ensemble, step, &whole);
-                running.push(self.run_step(pipeline, step, request, within));
+                running.push(self.run_step((pipeline, trail), step, request, within));
             }
             let next = match time.left(self.now()) {
                 None => running.next().await,
@@ -190,13 +203,21 @@ impl Serving {
     }
 
     /// Runs one step.
-    async fn run_step(&self, pipeline: &Pipeline, step: usize, request: InferRequest, within: Within) -> Ended {
+    async fn run_step(
+        &self,
+        (pipeline, trail): (&Pipeline, &Trail<'_>),
+        step: usize,
+        request: InferRequest,
+        within: Within,
+    ) -> Ended {
         let (begin, record) = (self.now(), &pipeline.steps[step]);
+        let mut step_trail = trail.reached(step as u32, &within.mark, within.deadline);
         let mut count = StepCount(Some(&record.metrics.cancelled));
         let result = self.ask(pipeline, step, request, &within).await;
         count.0 = None;
+        step_trail.ended(&result);
         let now = self.now();
-        let began = Time::from_nanos(within.began.load(Ordering::Relaxed)).max(begin).min(now);
+        let began = within.mark.began().unwrap_or(begin).max(begin).min(now);
         let (waited, ran) = (began.since(begin), now.since(began));
         match &result {
             Ok(_) => {
@@ -300,7 +321,13 @@ impl<'a> Budget<'a> {
     ///
     /// # Errors
     /// `DeadlineExceeded` if the whole cannot be in time, even if no step had to wait.
-    fn within(&mut self, walk: &Walk<'_>, step: usize, now: Time, is_alone: bool) -> Result<Within, ServiceError> {
+    fn within(
+        &mut self,
+        walk: &Walk<'_>,
+        (step, trail): (usize, &Trail<'_>),
+        now: Time,
+        is_alone: bool,
+    ) -> Result<Within, ServiceError> {
         let mut deadline = if self.is_probe { Time::MAX } else { self.limits.deadline };
         if !self.shares.can_make(&[step], now, deadline) {
             let (needed, left) = (self.shares.needed(&[step]), deadline.since(now));
@@ -318,7 +345,9 @@ impl<'a> Budget<'a> {
             deadline: self.shares.local_deadline_beside(step, &unfinished, now, deadline),
             deadline_is_slo: self.limits.deadline_is_slo,
             is_alone,
-            began: Arc::default(),
+            mark: trail.mark(step as u32, now),
+            of: (trail.number(), step as u32),
+            is_call: false,
         })
     }
 

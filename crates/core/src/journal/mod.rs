@@ -58,7 +58,7 @@ pub use entry::Entry;
 pub use machine::{Fact, Machine, MachineKind, Record, Records};
 pub use reader::{LogError, read};
 pub use replay::{Divergence, Replayed, replay};
-pub use show::{Form, show};
+pub use show::{Form, show, show_with};
 use writer::Writer;
 
 /// A machine and the writer of its inputs and decisions, if it has one. The journal changes no

@@ -89,6 +89,14 @@ impl Records for ClusterRecords {
         }
     }
 
+    fn request_in(input: &Input) -> Option<RequestId> {
+        if let Input::Request(request) = input { Some(request.id) } else { None }
+    }
+
+    fn request_ended_by(decision: &Decision) -> Option<RequestId> {
+        if let Decision::Output(Output::Drop { request, .. }) = decision { Some(*request) } else { None }
+    }
+
     fn write_input(&mut self, log: &mut Vec<u8>, now: Time, after: i64, input: &Input) -> bool {
         match input {
             Input::Request(request) => self.write_request(log, now, after, request),

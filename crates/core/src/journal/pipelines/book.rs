@@ -26,7 +26,7 @@ struct OpenRequest {
     steps: Vec<u32>,
 }
 
-/// Why an input does not follow from those before.
+/// The reason why an input does not follow from the inputs before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadPipelineInput {
     /// No pipeline has this number.

@@ -1,10 +1,10 @@
 //! The records of the requests of pipelines: ensembles, and calls of models' code to other models.
 //!
-//! Each step of such a request is a request of a model, which has records of its own in the log of a
-//! shard or of a device. [`PipelineInput::Done`] has the number of that request, so that a reader can
-//! join the logs.
+//! Each step of such a request is a request of a model. The log of a shard or of a device has records
+//! of that request. [`PipelineInput::Done`] has its number, so that a reader can join the logs.
 
 mod book;
+mod steps;
 mod text;
 
 use serde::{Deserialize, Serialize};
@@ -14,8 +14,9 @@ use crate::ids::RequestId;
 use crate::time::Time;
 
 pub use book::{BadPipelineInput, PipelineBook};
+pub use steps::{StepOf, steps_by_request};
 
-/// What happens to the requests of pipelines, as data.
+/// An event of a pipeline's request, as data.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PipelineInput {
@@ -73,7 +74,7 @@ pub enum PipelineInput {
 /// A pipeline.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PipelineSpec {
-    /// Its name: of the ensemble, or of the model whose code calls.
+    /// The name of the ensemble, or of the model whose code calls.
     pub name: String,
     /// The version; empty: the calls of all versions.
     pub version: String,

@@ -47,7 +47,7 @@ pub struct Pipeline {
     pub(super) occupancy: Arc<Occupancy>,
     /// The name, which marks of requests share.
     name: Arc<str>,
-    /// The number in the decision log, once that has requests of it.
+    /// The number in the decision log, from the first request on.
     logged: OnceLock<u32>,
 }
 

@@ -159,7 +159,7 @@ impl Serving {
         let held = self.budget.reservation();
         let tensors = Tensors::new(ensemble, &pipeline.codec, &mut whole, places, runs, held);
         let mut tensors = tensors.map_err(of_ensemble)?;
-        let mut time = Budget::new(pipeline, limits, arrival);
+        let mut time = Budget::new((pipeline, trail), limits, arrival);
         let mut running = FuturesUnordered::new();
         let (mut waited, mut ran) = (Duration::ZERO, Duration::ZERO);
         let named = |step: usize, error: ServiceError| {
@@ -168,9 +168,8 @@ impl Serving {
         loop {
             let is_alone = running.is_empty() && walk.ready() <= 1;
             while let Some(step) = walk.poll_start() {
-                let within = time.within(&walk, (step, trail), self.now(), is_alone).map_err(|error| {
+                let within = time.within(&walk, step, self.now(), is_alone).map_err(|error| {
                     pipeline.steps[step].metrics.dropped.inc();
-                    trail.gives_up(step as u32, self.now());
                     named(step, error)
                 })?;
                 let request = tensors.request(ensemble, step, &whole);
@@ -302,6 +301,7 @@ impl From<ServiceError> for Failure {
 /// The time that a request of an ensemble has.
 struct Budget<'a> {
     pipeline: &'a Pipeline,
+    trail: &'a Trail<'a>,
     shares: Arc<Shares>,
     limits: &'a Limits,
     /// When the client's own timeout is over; [`Time::MAX`]: it set none.
@@ -311,27 +311,22 @@ struct Budget<'a> {
 }
 
 impl<'a> Budget<'a> {
-    fn new(pipeline: &'a Pipeline, limits: &'a Limits, arrival: Time) -> Self {
+    fn new((pipeline, trail): (&'a Pipeline, &'a Trail<'a>), limits: &'a Limits, arrival: Time) -> Self {
         let shares = pipeline.shares.read().clone();
         let until = limits.timeout.map_or(Time::MAX, |timeout| arrival + timeout);
-        Budget { pipeline, shares, limits, until, is_probe: false }
+        Budget { pipeline, trail, shares, limits, until, is_probe: false }
     }
 
     /// The local deadline of a step that starts now.
     ///
     /// # Errors
     /// `DeadlineExceeded` if the whole cannot be in time, even if no step had to wait.
-    fn within(
-        &mut self,
-        walk: &Walk<'_>,
-        (step, trail): (usize, &Trail<'_>),
-        now: Time,
-        is_alone: bool,
-    ) -> Result<Within, ServiceError> {
+    fn within(&mut self, walk: &Walk<'_>, step: usize, now: Time, is_alone: bool) -> Result<Within, ServiceError> {
         let mut deadline = if self.is_probe { Time::MAX } else { self.limits.deadline };
         if !self.shares.can_make(&[step], now, deadline) {
             let (needed, left) = (self.shares.needed(&[step]), deadline.since(now));
             if !self.pipeline.probes.lock().tries(now, Doubt::Measured, needed) {
+                self.trail.gives_up(step as u32, now);
                 return Err(ServiceError::DeadlineExceeded(format!(
                     "dropped before the step: this step and those after it need {needed} even on idle devices, but the \
                      deadline of the whole leaves {left}"
@@ -345,8 +340,8 @@ impl<'a> Budget<'a> {
             deadline: self.shares.local_deadline_beside(step, &unfinished, now, deadline),
             deadline_is_slo: self.limits.deadline_is_slo,
             is_alone,
-            mark: trail.mark(step as u32, now),
-            of: (trail.number(), step as u32),
+            mark: self.trail.mark(step as u32, now),
+            of: (self.trail.number(), step as u32),
             is_call: false,
         })
     }

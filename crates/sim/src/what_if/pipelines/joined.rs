@@ -71,10 +71,7 @@ impl Joined {
     ///
     /// # Errors
     /// As [`Joined::read`].
-    pub fn of(
-        (file, bytes): (&Path, &[u8]),
-        scheduler: &[(PathBuf, Vec<u8>)],
-    ) -> Result<Joined, BadPipelines> {
+    pub fn of((file, bytes): (&Path, &[u8]), scheduler: &[(PathBuf, Vec<u8>)]) -> Result<Joined, BadPipelines> {
         let failed = |error: LogError| BadLog::Log(file.to_owned(), error);
         let log = PipelineLog::read(bytes).map_err(failed)?;
         let parts = Parts::of(scheduler)?;
@@ -95,7 +92,8 @@ impl Joined {
         let asked: BTreeSet<ModelId> =
             parts.parts.iter().flat_map(|part| &part.requests).map(|seen| seen.request.model).collect();
         // A shape of inputs has a queue of its own, which is a model of its own in the log.
-        let of_requests = models.iter().filter(|(id, _)| asked.contains(id)).map(|(id, options)| (*id, options.clone()));
+        let of_requests =
+            models.iter().filter(|(id, _)| asked.contains(id)).map(|(id, options)| (*id, options.clone()));
         let pools = Pools::of(&of_requests.collect(), &parts.devices_by_kind());
         let mut joined = Joined { log, parts, places, names: BTreeMap::new(), models, pools, span };
         joined.names = joined.names();

@@ -138,7 +138,8 @@ impl PipelineLog {
         if let Some(index) = self.pipelines.iter().position(|known| known.spec == spec && !spec.is_code) {
             return index;
         }
-        let before = self.pipelines.iter().filter(|known| known.spec.name == spec.name && known.spec.is_code == spec.is_code);
+        let before =
+            self.pipelines.iter().filter(|known| known.spec.name == spec.name && known.spec.is_code == spec.is_code);
         let name = if spec.is_code { format!("calls of {}", spec.name) } else { spec.name.clone() };
         let label = match before.count() {
             0 => name,

@@ -38,7 +38,8 @@ pub struct Load {
 impl Pools {
     /// The pools of models with these options, on so many devices of each kind.
     pub fn of(models: &BTreeMap<ModelId, ModelOptions>, devices: &BTreeMap<DeviceKind, u32>) -> Pools {
-        let all: BTreeSet<DeviceKind> = devices.iter().filter(|(_, count)| **count > 0).map(|(kind, _)| *kind).collect();
+        let all: BTreeSet<DeviceKind> =
+            devices.iter().filter(|(_, count)| **count > 0).map(|(kind, _)| *kind).collect();
         let kinds_of = |options: &ModelOptions| -> BTreeSet<DeviceKind> {
             let own: BTreeSet<DeviceKind> = options.profiles.iter().filter_map(|(kind, _)| kind).collect();
             let there: BTreeSet<DeviceKind> = own.intersection(&all).copied().collect();
@@ -97,7 +98,11 @@ pub fn load(spans: &[(Time, Time)], slots: u32, (from, to): (Time, Time)) -> Loa
 }
 
 /// The batches of models that these files have, as spans. `end` tells when a batch of a part ended.
-pub fn spans(parts: &[Part], end: impl Fn(&Part, usize) -> Option<Time>, of: impl Fn(ModelId) -> bool) -> Vec<(Time, Time)> {
+pub fn spans(
+    parts: &[Part],
+    end: impl Fn(&Part, usize) -> Option<Time>,
+    of: impl Fn(ModelId) -> bool,
+) -> Vec<(Time, Time)> {
     let mut spans = Vec::new();
     for part in parts {
         for (index, batch) in part.batches.iter().enumerate().filter(|(_, batch)| of(batch.model)) {

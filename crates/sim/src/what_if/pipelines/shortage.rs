@@ -17,9 +17,10 @@ const LEAST_WAITING: f64 = 0.05;
 ///
 /// **Rule.** The scheduler writes why a batch began when it did. A batch may wait for members, or for
 /// its moment: such waiting is by choice. If the batch was ready, the rest of its waiting is for a
-/// device. The step with most of that time, dropped requests included, is the candidate. It is short
-/// of devices if they were busy as well, 85% of the time or 95% of the busiest second. Waiting at idle
-/// devices has another cause: requests that come in bursts.
+/// device. A step is short of devices if two things come together. Such waiting takes 5% of the time
+/// in all steps, dropped requests included. And the devices were busy, 85% of the time or 95% of the
+/// busiest second. Of several such steps the one with the most waiting is named. Waiting for devices that have idle time has another
+/// cause, such as requests that come in bursts.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Shortage {
     /// The step with the most waiting for a device.
@@ -54,21 +55,30 @@ pub(super) fn shortage(steps: &[StepView], requests: u64) -> Shortage {
     // The time of dropped requests is a part of the waiting alone.
     let waited: f64 = steps.iter().map(|step| step.waited_seconds).sum();
     let all = steps.iter().map(time).sum::<f64>() + waited;
-    let most = steps.iter().max_by(|a, b| a.waited_seconds.total_cmp(&b.waited_seconds).then(b.step.cmp(&a.step)));
+    let is_busy = |step: &StepView| {
+        step.devices.as_ref().is_some_and(|devices| devices.load >= BUSY || devices.peak >= BUSY_PEAK)
+    };
+    let share = |step: &StepView| if all > 0.0 { step.waited_seconds / all } else { 0.0 };
+    let most = |of: &dyn Fn(&StepView) -> bool| {
+        let candidates = steps.iter().filter(|step| of(step));
+        candidates.max_by(|a, b| a.waited_seconds.total_cmp(&b.waited_seconds).then(b.step.cmp(&a.step)))
+    };
+    let short = most(&|step| is_busy(step) && share(step) >= LEAST_WAITING);
+    let is_short = short.is_some();
+    let most = short.or_else(|| most(&|_| true));
     let Some(most) = most else {
         let (model, others) = (String::new(), Vec::new());
-        let (is_short, waiting, lost, places, is_limit) = (false, 0.0, 0.0, 0, false);
+        let (waiting, lost, places, is_limit) = (0.0, 0.0, 0, false);
         return Shortage { step: 0, model, is_short, waiting, lost, places, is_limit, load: None, peak: None, others };
     };
     let devices = most.devices.as_ref();
-    let waiting = if all > 0.0 { most.waited_seconds / all } else { 0.0 };
+    let waiting = share(most);
     let losses: u64 = most.lost.iter().filter(|(why, _)| **why != "cancelled").map(|(_, count)| count).sum();
     let lost = losses as f64 / requests.max(1) as f64;
-    let is_busy = devices.is_some_and(|devices| devices.load >= BUSY || devices.peak >= BUSY_PEAK);
     Shortage {
         step: most.step,
         model: most.model.clone(),
-        is_short: is_busy && waiting >= LEAST_WAITING,
+        is_short,
         waiting,
         lost,
         places: devices.map_or(0, |devices| devices.places),
@@ -91,7 +101,11 @@ impl fmt::Display for Shortage {
             return Ok(());
         }
         let (Some(load), Some(peak)) = (load, peak) else {
-            write!(f, "Most waiting is in {step}: {} of the time. The log does not tell how busy its", percent(*waiting))?;
+            write!(
+                f,
+                "Most waiting is in {step}: {} of the time. The log does not tell how busy its",
+                percent(*waiting)
+            )?;
             return f.write_str(" devices were.");
         };
         let (what, is) = match (is_limit, places) {
@@ -106,7 +120,8 @@ impl fmt::Display for Shortage {
             true => write!(f, "Step {} is short of {what}: {waits}, and {busy}.", &step[5..])?,
             false => write!(
                 f,
-                "No step is short of {what}: in {step} {waits}, but {busy}. Requests come in bursts, or batches are long."
+                "No step is short of {what}: in {step} {waits}, but {busy}. Requests come in bursts, batches are \
+                 long, or the machine was short of CPU time."
             )?,
         }
         if *lost > 0.0 {

@@ -146,7 +146,9 @@ impl PipelineViews {
         let pipelines: Vec<PipelineView> = with_requests.map(view).collect();
         let mut notes = Vec::new();
         if joined.parts.parts.is_empty() {
-            notes.push("There are no shard-0.log and matchmaker.log beside pipelines.log: loads are unknown.".to_owned());
+            notes.push(
+                "There are no shard-0.log and matchmaker.log beside pipelines.log: loads are unknown.".to_owned(),
+            );
         } else if untold > 0 {
             notes.push(format!(
                 "The scheduler has no record of {untold} steps, as the models' device policies made their batches: all of \
@@ -298,7 +300,7 @@ fn is_quiet(end: End) -> bool {
     matches!(end, End::Answered | End::Late | End::Cancelled)
 }
 
-/// The word for a request that ended so.
+/// The word for an end.
 fn of_end(end: End) -> &'static str {
     match end {
         End::Answered => "answered",

@@ -18,6 +18,7 @@ mod repeat;
 use std::path::Path;
 
 use bytes::Bytes;
+use downbeat_core::journal::pipelines::steps_by_request;
 use downbeat_core::journal::{Form, replay};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_host::groups::stored_predictor::StoredPredictor;
@@ -161,11 +162,12 @@ pub fn downbeat_toml(data: &[u8]) {
     }
 }
 
-/// A decision log, of a part of the scheduler or of a device: shown as text and as JSON, and
+/// A decision log, of a part of the scheduler, of a device or of the pipelines: shown as text and as JSON, and
 /// replayed.
 pub fn decision_log(data: &[u8]) {
+    let steps = steps_by_request(data).unwrap_or_default();
     for form in [Form::Text, Form::Json] {
-        let _ = downbeat::write_log(Path::new("log"), data, form, &mut std::io::sink());
+        let _ = downbeat::write_log(Path::new("log"), data, form, steps.clone(), &mut std::io::sink());
     }
     let _ = replay(data);
 }

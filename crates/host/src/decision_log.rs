@@ -1,5 +1,5 @@
-//! The decision log on disk: a file for each part of the scheduler and for each device, for
-//! `downbeat log`.
+//! The decision log on disk: a file for each part of the scheduler, for each device and for the
+//! pipelines, for `downbeat log`.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -27,8 +27,8 @@ const PREVIOUS: &str = "previous";
 /// The end of the names of all logs.
 const EXTENSION: &str = "log";
 
-/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`, and
-/// `device-0.log` and so on. A thread writes them, so that no request waits for the disk.
+/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`,
+/// `device-0.log` and so on, and `pipelines.log`. A thread writes them, so that no request waits for the disk.
 ///
 /// **Bound.** 64 MiB wait for the disk, all logs together. Beyond it, or if the disk takes no more,
 /// the log of the machine ends with a warning and is counted. Serving goes on. The written part can
@@ -69,12 +69,13 @@ fn stem(machine: MachineKind) -> String {
         MachineKind::Shard { index, .. } => format!("shard-{index}"),
         MachineKind::Matchmaker => "matchmaker".to_owned(),
         MachineKind::Device(number) => format!("device-{number}"),
+        MachineKind::Pipelines => "pipelines".to_owned(),
     }
 }
 
 /// Whether a file of this name, without the extension, is the log of a machine.
 fn is_stem(name: &str) -> bool {
-    ["shard-", "matchmaker", "device-"].iter().any(|start| name.starts_with(start))
+    ["shard-", "matchmaker", "device-", "pipelines"].iter().any(|start| name.starts_with(start))
 }
 
 impl LogFile {
@@ -109,7 +110,7 @@ impl DecisionLog {
     pub fn open(folder: &Path, shards: usize, devices: usize, metrics: &Metrics) -> anyhow::Result<Self> {
         let machines = (0..shards as u32).map(|index| MachineKind::Shard { index, shards: shards as u32 });
         let devices = (0..devices as u32).map(MachineKind::Device);
-        let machines = machines.chain([MachineKind::Matchmaker]).chain(devices);
+        let machines = machines.chain([MachineKind::Matchmaker, MachineKind::Pipelines]).chain(devices);
         let (files, lock) = create(folder, machines).with_context(|| {
             format!(
                 "cannot write the decision log in {}: give a folder that can be written with --decision-log or `decision_log` in downbeat.toml",

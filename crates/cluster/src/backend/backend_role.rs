@@ -172,7 +172,7 @@ impl BackendRole {
                 deadline,
                 deadline_is_slo: false,
                 is_probe: false,
-                began: None,
+                step: None,
                 reply,
             };
             let job = QueuedCall { call, queue: queue.clone(), queue_expiry: Time::MAX, level: 0, has_place: false };

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::machine::{Fact, Record, Records};
+use super::pipelines::StepOf;
 use crate::time::Time;
 
 /// An entry of a log.
@@ -29,14 +30,16 @@ impl<R: Records> Entry<R> {
         format!("{number:>8} {millis:>16}  {arrow}{}", record.told(now))
     }
 
-    /// The entry as a line of JSON, with the time of the last input in nanoseconds.
-    pub fn json(&self, now: Time) -> String {
+    /// The entry as a line of JSON, with the time of the last input in nanoseconds. `step`: its request
+    /// is this step of a pipeline.
+    pub fn json(&self, now: Time, step: Option<&StepOf>) -> String {
         let (key, value) = match &self.record {
             Record::Input(_, input) => ("told", json(input)),
             Record::Refused(refusal) => ("refused", json(refusal)),
             Record::Decision(decision) => ("decision", json(decision)),
         };
-        format!(r#"{{"at":{},"{key}":{value}}}"#, now.as_nanos())
+        let step = step.map_or(String::new(), |step| format!(r#","step":{}"#, json(step)));
+        format!(r#"{{"at":{},"{key}":{value}{step}}}"#, now.as_nanos())
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::ids::RequestId;
 use crate::time::Time;
 
 /// A machine that has a log, and which of its kind it is.
@@ -24,6 +25,8 @@ pub enum MachineKind {
     /// The [`DeviceScheduler`](crate::device::DeviceScheduler) of the device with this number, from
     /// 0.
     Device(u32),
+    /// The [`PipelineBook`](super::pipelines::PipelineBook).
+    Pipelines,
 }
 
 impl fmt::Display for MachineKind {
@@ -33,6 +36,7 @@ impl fmt::Display for MachineKind {
             MachineKind::Shard { index, shards } => write!(f, "shard {index} of {shards}"),
             MachineKind::Matchmaker => f.write_str("the matchmaker"),
             MachineKind::Device(number) => write!(f, "device {number}"),
+            MachineKind::Pipelines => f.write_str("the pipelines"),
         }
     }
 }
@@ -85,6 +89,16 @@ pub trait Records: Clone + PartialEq + fmt::Debug + Default + 'static {
     /// Whether a driver can have made this input. A replay hands no other input to a machine.
     fn is_sound(_input: &Self::Input) -> bool {
         true
+    }
+
+    /// The request that arrives by an input.
+    fn request_in(_input: &Self::Input) -> Option<RequestId> {
+        None
+    }
+
+    /// The request that a decision drops.
+    fn request_ended_by(_decision: &Self::Decision) -> Option<RequestId> {
+        None
     }
 
     /// Writes the short form of an input, `after` nanoseconds after the input before. False: it has

@@ -5,7 +5,8 @@
 //! and its decisions. [`replay`] feeds the inputs of a log to a fresh machine and compares the
 //! decisions. Each [`Machine`] has its own log. Such a machine is the whole [`Scheduler`] on one
 //! thread, or the [`DeviceScheduler`](crate::device::DeviceScheduler) of a device. If a driver runs
-//! the [`Shard`]s and the [`Matchmaker`] apart, each of them has a log.
+//! the [`Shard`]s and the [`Matchmaker`] apart, each of them has a log. The
+//! [`PipelineBook`](pipelines::PipelineBook) of a server has the requests of its pipelines.
 //!
 //! **Format.** A log begins with `DBLOG`, a byte for the version of the format, and the
 //! [`MachineKind`]. The entries follow, in the form of
@@ -42,6 +43,7 @@ pub mod cluster;
 pub mod device;
 mod entry;
 mod machine;
+pub mod pipelines;
 mod reader;
 mod replay;
 mod show;
@@ -56,7 +58,7 @@ pub use entry::Entry;
 pub use machine::{Fact, Machine, MachineKind, Record, Records};
 pub use reader::{LogError, read};
 pub use replay::{Divergence, Replayed, replay};
-pub use show::{Form, show};
+pub use show::{Form, show, show_with};
 use writer::Writer;
 
 /// A machine and the writer of its inputs and decisions, if it has one. The journal changes no

@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::entry::{At, Entry};
 use super::machine::{Machine, MachineKind, Record, Records};
+use super::pipelines::PipelineBook;
 use super::reader::{LogError, header, read};
 use crate::cluster::{Matchmaker, Scheduler, Shard};
 use crate::device::DeviceScheduler;
@@ -61,6 +62,7 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, LogError> {
         MachineKind::Shard { index, shards } => play(Shard::new(index, shards), bytes),
         MachineKind::Matchmaker => play(Matchmaker::new(), bytes),
         MachineKind::Device(number) => play(DeviceScheduler::numbered(number), bytes),
+        MachineKind::Pipelines => play(PipelineBook::new(), bytes),
     }
 }
 

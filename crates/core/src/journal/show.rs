@@ -1,10 +1,14 @@
 //! A log as people and programs read it.
 
+use std::collections::BTreeMap;
+
 use super::cluster::ClusterRecords;
 use super::device::DeviceRecords;
 use super::entry::json;
 use super::machine::{MachineKind, Record, Records};
+use super::pipelines::{PipelineRecords, StepOf};
 use super::reader::{LogError, header, read};
+use crate::ids::RequestId;
 use crate::time::Time;
 
 /// A form in which a log is shown.
@@ -14,7 +18,7 @@ pub enum Form {
     /// decision.
     Text,
     /// Lines of JSON for programs: the time of the last input as `at`, in nanoseconds, and one of
-    /// `begin`, `told`, `refused` and `decision`.
+    /// `begin`, `told`, `refused` and `decision`. A request that is a step of a pipeline has `step`.
     Json,
 }
 
@@ -26,13 +30,22 @@ pub type Lines<'a> = Box<dyn Iterator<Item = Result<String, LogError>> + 'a>;
 /// # Errors
 /// If it is no log, or of another version.
 pub fn show(bytes: &[u8], form: Form) -> Result<Lines<'_>, LogError> {
+    show_with(bytes, form, BTreeMap::new())
+}
+
+/// As [`show`]. The arrival and the drop of a request that is one of these `steps` name the step.
+///
+/// # Errors
+/// As [`show`].
+pub fn show_with(bytes: &[u8], form: Form, steps: BTreeMap<RequestId, StepOf>) -> Result<Lines<'_>, LogError> {
     match header(bytes)?.0 {
-        MachineKind::Device(_) => lines::<DeviceRecords>(bytes, form),
-        _ => lines::<ClusterRecords>(bytes, form),
+        MachineKind::Device(_) => lines::<DeviceRecords>(bytes, form, steps),
+        MachineKind::Pipelines => lines::<PipelineRecords>(bytes, form, steps),
+        _ => lines::<ClusterRecords>(bytes, form, steps),
     }
 }
 
-fn lines<R: Records>(bytes: &[u8], form: Form) -> Result<Lines<'_>, LogError> {
+fn lines<R: Records>(bytes: &[u8], form: Form, steps: BTreeMap<RequestId, StepOf>) -> Result<Lines<'_>, LogError> {
     let (machine, entries) = read::<R>(bytes)?;
     let head = match form {
         Form::Text => format!("decision log of {machine}: entry, milliseconds, event, -> decision"),
@@ -44,9 +57,16 @@ fn lines<R: Records>(bytes: &[u8], form: Form) -> Result<Lines<'_>, LogError> {
         if let Record::Input(at, _) = &entry.record {
             now = *at;
         }
-        Ok(match form {
-            Form::Text => entry.text(now),
-            Form::Json => entry.json(now),
+        let request = match &entry.record {
+            Record::Input(_, input) => R::request_in(input),
+            Record::Decision(decision) => R::request_ended_by(decision),
+            Record::Refused(_) => None,
+        };
+        let step = request.and_then(|request| steps.get(&request));
+        Ok(match (form, step) {
+            (Form::Text, None) => entry.text(now),
+            (Form::Text, Some(step)) => format!("{}; {step}", entry.text(now)),
+            (Form::Json, step) => entry.json(now, step),
         })
     });
     Ok(Box::new(std::iter::once(Ok(head)).chain(lines)))

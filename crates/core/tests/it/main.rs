@@ -20,6 +20,7 @@ mod outcomes;
 mod overlap;
 mod overlap_runs;
 mod pipeline_graph;
+mod pipeline_journal;
 mod pipeline_scenario;
 mod pipelines;
 mod probes;

@@ -1,14 +1,18 @@
-//! `downbeat log`: prints or replays a decision log.
+//! `downbeat log`: prints or replays a decision log, and shows the pipelines in it.
 
+use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
-use downbeat_core::journal::{Form, replay, show};
-use downbeat_report::{out, say};
+use downbeat_core::RequestId;
+use downbeat_core::journal::pipelines::{StepOf, steps_by_request};
+use downbeat_core::journal::{Form, replay, show_with};
+use downbeat_report::{Html, Json, note, out, say};
+use downbeat_sim::what_if::pipelines::PipelineViews;
 
-/// Read a decision log, or replay it.
+/// Read a decision log, replay it, or see where pipelines spend their time.
 #[derive(Subcommand, Debug)]
 pub enum LogCommand {
     /// Print inputs and decisions with the reasons, a line each
@@ -18,6 +22,22 @@ pub enum LogCommand {
         /// Print JSON, an object a line, with times in nanoseconds
         #[arg(long)]
         json: bool,
+    },
+    /// Show where the time of pipelines' requests went: ensembles, and calls of models' code. For
+    /// each step its waiting, its running, its share and its losses, and the step that is short of
+    /// devices
+    Pipelines {
+        /// A folder that `downbeat serve --decision-log` has written
+        folder: PathBuf,
+        /// Only the pipeline of this name
+        #[arg(long, value_name = "NAME")]
+        pipeline: Option<String>,
+        /// The report as JSON
+        #[command(flatten)]
+        json: Json,
+        /// The report as a page
+        #[command(flatten)]
+        html: Html,
     },
     /// Feed the log's inputs to a fresh scheduler and compare its decisions with the log's; fails
     /// if one differs
@@ -41,26 +61,66 @@ pub fn run(command: &LogCommand) -> anyhow::Result<bool> {
             let bytes = bytes(&log.file)?;
             let mut out = BufWriter::new(out());
             let form = if *json { Form::Json } else { Form::Text };
-            let written = write_log(&log.file, &bytes, form, &mut out);
+            let written = write_log(&log.file, &bytes, form, steps(&log.file), &mut out);
             out.flush()?;
             written.map(|()| true)
         }
+        LogCommand::Pipelines { folder, pipeline, json, html } => {
+            let views = views(folder, pipeline.as_deref())?;
+            html.write(|| views.page())?;
+            json.print(&views)?;
+            Ok(true)
+        }
         LogCommand::Replay(args) => play(&args.file),
     }
+}
+
+/// The view of the pipelines of a log, or of the one with this name.
+fn views(folder: &Path, pipeline: Option<&str>) -> anyhow::Result<PipelineViews> {
+    let mut views = PipelineViews::read(folder)?;
+    if let Some(name) = pipeline {
+        let known: Vec<String> = views.pipelines.iter().map(|view| format!("'{}'", view.pipeline)).collect();
+        views.pipelines.retain(|view| view.pipeline == name);
+        ensure!(
+            !views.pipelines.is_empty(),
+            "--pipeline {name}: the log has no request of a pipeline '{name}'; it has requests of {}",
+            known.join(", ")
+        );
+    }
+    Ok(views)
+}
+
+/// The steps of pipelines that requests of this file are, by the file of pipelines beside it.
+fn steps(file: &Path) -> BTreeMap<RequestId, StepOf> {
+    let beside = file.with_file_name("pipelines.log");
+    // A server without requests of pipelines has a file without entries, or none.
+    let Ok(bytes) = std::fs::read(&beside) else { return BTreeMap::new() };
+    steps_by_request(&bytes).unwrap_or_else(|error| {
+        note(format_args!("Requests are shown without their steps: {}: {error}", beside.display()));
+        BTreeMap::new()
+    })
 }
 
 fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(file).with_context(|| file.display().to_string())
 }
 
-/// Writes a decision log, entry by entry, up to the first entry that cannot be read. `bytes` is the
+/// Writes a decision log with the `steps` of pipelines that its requests are, entry by entry, up to the first entry that cannot be read. `bytes` is the
 /// content of `file`.
 ///
 /// # Errors
 /// If `bytes` are no decision log or a damaged one, or `out` cannot be written.
-pub fn write_log(file: &Path, bytes: &[u8], form: Form, out: &mut impl Write) -> anyhow::Result<()> {
+pub fn write_log(
+    file: &Path,
+    bytes: &[u8],
+    form: Form,
+    steps: BTreeMap<RequestId, StepOf>,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let name = || file.display().to_string();
-    show(bytes, form).with_context(name)?.try_for_each(|line| Ok(writeln!(out, "{}", line.with_context(name)?)?))
+    show_with(bytes, form, steps)
+        .with_context(name)?
+        .try_for_each(|line| Ok(writeln!(out, "{}", line.with_context(name)?)?))
 }
 
 fn play(file: &Path) -> anyhow::Result<bool> {

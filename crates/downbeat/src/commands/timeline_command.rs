@@ -6,8 +6,9 @@ use std::time::Duration;
 use clap::Args;
 use downbeat_bench::client::Client;
 use downbeat_report::{Box as Batch, Page, Timeline as Plot, say};
-use downbeat_service::report::timeline::{PastLaunch, PastLaunches, Timeline};
+use downbeat_service::report::timeline::{PastLaunch, PastLaunches, PastStep, Timeline};
 
+use crate::commands::timeline_requests::Ways;
 use crate::options::units::in_millis;
 
 /// Most time in one picture, milliseconds. Longer times are drawn in several pictures, one below
@@ -45,7 +46,7 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
     if let Some(reason) = why_empty(&timeline) {
         say(format_args!("{reason}"))?;
     }
-    Ok(())
+    Ways::of(&timeline).iter().try_for_each(|ways| Ok(say(format_args!("\n{ways}"))?))
 }
 
 /// The reason why the picture is empty, if it is.
@@ -66,6 +67,7 @@ fn page(timeline: &Timeline) -> String {
     if let Some(reason) = why_empty(timeline) {
         page = page.warning(reason);
     }
+    let page = Ways::of(timeline).iter().fold(page, |page, ways| page.heading(&ways.heading()).plots(&[ways.plot()]));
     timeline.devices.iter().fold(page, |page, device| section(page, device, timeline.from_ns, span)).html()
 }
 
@@ -114,6 +116,7 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         length,
         begin_ns,
         end_ns,
+        steps,
     } = launch;
     let relative = |at: u64| at as f64 / 1e6 - from_ns as f64 / 1e6;
     let granted = granted.map_or(String::new(), |granted| format!(" (granted as {granted})"));
@@ -127,11 +130,20 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         colour: (*batch % 6) as usize,
         lost: false,
         hint: format!(
-            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}{part}, {:.3} ms",
+            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}{part}, {:.3} ms{}",
             end.saturating_sub(1),
-            in_millis(end_ns - begin_ns)
+            in_millis(end_ns - begin_ns),
+            members(steps)
         ),
     }
+}
+
+/// The steps of pipelines in a launch, in words.
+fn members(steps: &[PastStep]) -> String {
+    let names =
+        steps.iter().map(|PastStep { pipeline, request, step, .. }| format!("{pipeline} #{request} step {step}"));
+    let names: Vec<String> = names.collect();
+    if names.is_empty() { String::new() } else { format!("; {}", names.join(", ")) }
 }
 
 #[cfg(test)]
@@ -151,7 +163,10 @@ mod tests {
             length: 12,
             begin_ns: (10_000 + begin_ms) * 1_000_000,
             end_ns: (10_002 + begin_ms) * 1_000_000,
+            steps: Vec::new(),
         };
+        let (pipeline, step) = ("photos".to_owned(), "1".to_owned());
+        let step = PastStep { pipeline, request: 7, step, reached_ns: 12_400_000_000 };
         let device = PastLaunches {
             model: "a<b".to_owned(),
             version: "1".to_owned(),
@@ -160,7 +175,7 @@ mod tests {
             policy: "elastic".to_owned(),
             lanes: vec![1, 4],
             complete: false,
-            launches: vec![launch(0), PastLaunch { granted: Some(12), ..launch(2_500) }],
+            launches: vec![launch(0), PastLaunch { granted: Some(12), steps: vec![step], ..launch(2_500) }],
         };
         let idle = PastLaunches { launches: Vec::new(), ..device.clone() };
         let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices };
@@ -175,6 +190,7 @@ mod tests {
         assert!(page.contains("0 to 1000 ms") && page.contains("2000 to 3000 ms") && !page.contains("1000 to 2000 ms"));
         assert!(page.contains("batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"), "{page}");
         assert!(page.contains("batch 7 (granted as 12), segments"), "{page}");
+        assert!(page.contains("photos #7 step 1") && page.contains("photos: 1 requests; steps 1 a&lt;b"), "{page}");
         assert_eq!(page.matches("1: 4").count(), 2, "a row's label in each picture");
     }
 }

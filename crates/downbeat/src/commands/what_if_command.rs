@@ -7,6 +7,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use downbeat_core::Duration;
 use downbeat_sim::policy::{Policy, SERVED};
+use downbeat_sim::what_if::pipelines::{PipelineComparison, PipelineSetting, RecordedPipelines};
 use downbeat_sim::what_if::{Comparison, Recorded, Setting, Wanted, advise};
 
 use crate::commands::device_advice_command::{self, DeviceAdviceArgs};
@@ -21,7 +22,8 @@ struct Requests {
     logs: Vec<PathBuf>,
 
     /// The SLO of all requests of a model, in place of their own; name the model as
-    /// `downbeat log show` does. Repeatable, or separated by commas
+    /// `downbeat log show` does. In a log with pipelines: of an ensemble as a whole, or of a model
+    /// with requests of its own, by name. Repeatable, or separated by commas
     #[arg(long = "slo-ms", value_name = "MODEL=MS", value_delimiter = ',')]
     slos: Vec<Slo>,
 
@@ -51,14 +53,38 @@ impl FromStr for Slo {
     }
 }
 
+/// `MODEL=N`: devices more.
+#[derive(Clone, Debug)]
+struct More {
+    model: String,
+    devices: u32,
+}
+
+impl FromStr for More {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (model, devices) = text
+            .split_once('=')
+            .ok_or_else(|| format!("'{text}' is no number of devices; expected MODEL=N, such as detect=1"))?;
+        let devices = devices.trim().parse().ok().filter(|devices| (1..=10_000).contains(devices));
+        let devices = devices.ok_or_else(|| format!("the number in '{text}' has to be from 1 to 10000"))?;
+        Ok(More { model: model.trim().to_owned(), devices })
+    }
+}
+
 /// Replay a decision log's requests under other settings, and compare the outcome with the log's.
 ///
 /// The production scheduler decides, on emulated devices that take as long as the log's batches
 /// took, relative to its last profiles. Each policy runs with each number of devices; all other
 /// settings are the log's. The first row shows what happened.
 ///
+/// If the log has requests of ensembles, they are replayed through all of their steps. A model with
+/// requests of its own is then a pipeline of one step.
+///
 /// Examples:
 ///   downbeat what-if decisions --devices 2,3,4
+///   downbeat what-if decisions --more detect=1,classify=1 --rate 1.2 --slo-ms photos=50
 ///   downbeat what-if decisions --rate 1.5 --policy adaptive,deferred,eager+head --slo-ms m0=30 --html what-if.html
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
@@ -69,6 +95,11 @@ pub struct WhatIfArgs {
     /// Devices [default: as many as in the log]. Repeatable, or separated by commas
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     devices: Vec<u32>,
+
+    /// So many devices more for a model, in a log with pipelines. Each is a row of its own.
+    /// Repeatable, or separated by commas
+    #[arg(long, value_name = "MODEL=N", value_delimiter = ',')]
+    more: Vec<More>,
 
     /// Policies of all models [default: as recorded, each model its own]. Repeatable, or separated
     /// by commas
@@ -91,6 +122,9 @@ pub struct WhatIfArgs {
 /// ordered by their margin, the
 /// multiple of the rate that they still hold. For the first one, the smallest largest batch and the
 /// tightest SLOs that hold are searched. All runs are simulated: no device is needed.
+///
+/// If the log has requests of ensembles, the command names the step that is short of devices. It adds
+/// devices one by one, each where it helps most, until each pipeline holds the target.
 ///
 /// With --device-policies the command asks another question: which device policy, with which
 /// parameters, answers most of each model's requests in time.
@@ -126,12 +160,38 @@ pub struct AdviseArgs {
 }
 
 impl Requests {
-    /// The log, and a setting with only the changes of these flags.
-    fn read(&self) -> anyhow::Result<(Recorded, Setting)> {
+    /// The pipelines of the log, if they are in the folder that the flags name, and a setting with only
+    /// the changes of these flags. `None`: the log has no request of an ensemble.
+    fn pipelines(&self) -> anyhow::Result<Option<(RecordedPipelines, PipelineSetting)>> {
+        let [folder] = &self.logs[..] else { return Ok(None) };
+        if !folder.is_dir() {
+            return Ok(None);
+        }
+        let recorded = match RecordedPipelines::read(folder) {
+            Err(error) if error.is_without_ensembles() => return Ok(None),
+            recorded => recorded?,
+        };
+        self.check_rate()?;
+        let mut setting =
+            PipelineSetting { rate: self.rate, rehearse: !self.no_rehearsal, ..PipelineSetting::unchanged() };
+        for Slo { model, slo } in &self.slos {
+            let flow = recorded.flow(model).with_context(|| format!("--slo-ms {model}"))?;
+            setting.slos.insert(flow, *slo);
+        }
+        Ok(Some((recorded, setting)))
+    }
+
+    fn check_rate(&self) -> anyhow::Result<()> {
         let rate = self.rate;
         ensure!((1e-3..=1e3).contains(&rate), "--rate is {rate}; the rate must be from 0.001 to 1000");
+        Ok(())
+    }
+
+    /// The log, and a setting with only the changes of these flags.
+    fn read(&self) -> anyhow::Result<(Recorded, Setting)> {
+        self.check_rate()?;
         let recorded = Recorded::read(&self.logs)?;
-        let mut setting = Setting { rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
+        let mut setting = Setting { rate: self.rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
         for Slo { model, slo } in &self.slos {
             let id = recorded.model(model).with_context(|| format!("--slo-ms {model}"))?;
             setting.slos.insert(id, *slo);
@@ -145,6 +205,13 @@ impl Requests {
 /// # Errors
 /// If the log cannot be replayed, a setting is wrong, or a result cannot be written.
 pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
+    if let Some((recorded, setting)) = args.requests.pipelines()? {
+        return what_if_pipelines(args, &recorded, &setting);
+    }
+    ensure!(
+        args.more.is_empty(),
+        "--more is for a log with requests of ensembles: name the folder that the server wrote, or use --devices"
+    );
     let (recorded, mut setting) = args.requests.read()?;
     setting.max_batch = args.max_batch;
     let devices = if args.devices.is_empty() { vec![recorded.devices] } else { args.devices.clone() };
@@ -164,6 +231,57 @@ pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
     output.json.print(&comparison)
 }
 
+/// `downbeat what-if` for a log with pipelines.
+fn what_if_pipelines(args: &WhatIfArgs, recorded: &RecordedPipelines, setting: &PipelineSetting) -> anyhow::Result<()> {
+    let setting = PipelineSetting { max_batch: args.max_batch, ..setting.clone() };
+    let mut all = vec![PipelineSetting { rehearse: setting.rehearse, ..PipelineSetting::unchanged() }];
+    all.extend((!setting.is_unchanged()).then(|| setting.clone()));
+    for More { model, devices } in &args.more {
+        let index = recorded.model(model).with_context(|| format!("--more {model}"))?;
+        all.push(PipelineSetting { more: [(index, *devices)].into(), ..setting.clone() });
+    }
+    let devices = args.devices.iter();
+    all.extend(devices.map(|devices| PipelineSetting { devices: Some(*devices), ..setting.clone() }));
+    let with = |policy: Option<&Policy>| {
+        let policy = policy.cloned();
+        all.iter().map(move |setting| PipelineSetting { policy: policy.clone(), ..setting.clone() }).collect::<Vec<_>>()
+    };
+    let settings: Vec<PipelineSetting> = match &args.policies[..] {
+        [] => with(None),
+        policies => {
+            with(None).into_iter().take(1).chain(policies.iter().flat_map(|policy| with(Some(policy)))).collect()
+        }
+    };
+    let output = &args.output;
+    let progress = output.progress()?;
+    let goes_on = |done| progress.goes_on(done, settings.len());
+    let comparison = PipelineComparison::of(recorded, &settings, output.threads(), goes_on);
+    progress.end();
+    let comparison = comparison?;
+    output.html.write(|| comparison.page())?;
+    output.json.print(&comparison)
+}
+
+/// `downbeat advise` for a log with pipelines.
+fn advise_pipelines(args: &AdviseArgs, recorded: &RecordedPipelines, setting: &PipelineSetting) -> anyhow::Result<()> {
+    let policy = match &args.policies[..] {
+        [] => None,
+        [policy] => Some(policy.clone()),
+        _ => anyhow::bail!("in a log with requests of ensembles, advise takes one --policy at a time"),
+    };
+    let setting = PipelineSetting { policy, ..setting.clone() };
+    let devices: u32 = recorded.pools.iter().map(|pool| pool.devices).sum();
+    let most = args.max_devices.unwrap_or_else(|| devices.saturating_mul(4).min(1_000_000));
+    let output = &args.output;
+    let progress = output.progress()?;
+    let goes_on = |done, total| progress.goes_on(done, total);
+    let advice = recorded.advise(&setting, (args.target, most), output.threads(), &goes_on);
+    progress.end();
+    let advice = advice?;
+    output.html.write(|| advice.page())?;
+    output.json.print(&advice)
+}
+
 /// `downbeat advise`.
 ///
 /// # Errors
@@ -174,6 +292,9 @@ pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
     }
     let target = args.target;
     ensure!(target > 0.0 && target <= 1.0, "--target is {target}; the target must be above 0 and at most 1");
+    if let Some((recorded, setting)) = args.requests.pipelines()? {
+        return advise_pipelines(args, &recorded, &setting);
+    }
     let (recorded, mut setting) = args.requests.read()?;
     setting.devices = args.max_devices.unwrap_or_else(|| recorded.devices.saturating_mul(4).min(1_000_000));
     let policies = if args.policies.is_empty() {

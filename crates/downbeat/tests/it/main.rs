@@ -16,6 +16,9 @@ mod logs;
 #[allow(dead_code, reason = "the builders of the engine's tests, of which some are used here")]
 #[path = "../../../engine/tests/it/model.rs"]
 mod model;
+#[path = "../../../sim/tests/it/pipeline_log.rs"]
+mod pipeline_log;
+mod pipelines;
 mod plan;
 mod ports;
 mod profile;

@@ -1,7 +1,5 @@
 //! Answers the requests of a device, and counts each answer.
 
-use std::sync::atomic::Ordering;
-
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::{DeviceDrop, DeviceReject, GuardEnd};
 use downbeat_core::{Duration, Time};
@@ -43,8 +41,8 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
         if entry.call.is_probe && now <= entry.call.deadline {
             executable.probes.lock().was_wrong();
         }
-        if let Some(began) = &entry.call.began {
-            began.store(entry.begin.unwrap_or(now).as_nanos(), Ordering::Relaxed);
+        if let Some(step) = &entry.call.step {
+            step.set_began(entry.begin.unwrap_or(now));
         }
         let Some(outputs) = entry.outputs else {
             let model = &executable.name;

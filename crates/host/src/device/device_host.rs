@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use super::crew::{Crew, Seat};
 use super::device_state::{Actions, DeviceState, Hosted, Write};
-use super::history::History;
+use super::history::{History, MOST_STEPS};
 use super::lane_host::{LaneHost, OwnLaunch};
 use super::launch::{Grant, Head, Outcome};
 use super::occupancy::Occupancy;
@@ -530,8 +530,9 @@ impl LaneHost for DeviceHost {
         let asked = outcome.members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
         model.metrics.record_launch(&launch, asked, end.since(begin));
         let (has_failed, alone) = (!outcome.failed.is_empty(), outcome.alone);
-        self.history.lock().push(&launch, lane, partition, begin, end);
         let span = Span { start: begin, end };
+        let steps = outcome.members.iter().filter_map(|member| member.step.clone()).take(MOST_STEPS).collect();
+        self.history.lock().push(&launch, (lane, partition), steps, span);
         if !has_failed {
             model.tell_batch(&launch, span);
         }

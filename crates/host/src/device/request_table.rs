@@ -189,8 +189,8 @@ impl RequestTable {
 
     fn member(&mut self, request: RequestId) -> Option<Member> {
         let entry = self.entries.get_mut(&request)?;
-        let (rows, length, slots) = (entry.rows, entry.length, entry.slots);
-        Some(Member { request, rows, length, input: entry.input.take(), slots })
+        let (rows, length, slots, step) = (entry.rows, entry.length, entry.slots, entry.call.step.clone());
+        Some(Member { request, rows, length, input: entry.input.take(), slots, step })
     }
 
     /// Takes out the state of a launch, if another launch continues exactly that batch.
@@ -201,7 +201,7 @@ impl RequestTable {
 
     /// A member of a launch of later segments, whose client may have gone.
     fn resumed(&mut self, request: RequestId, rows: u32, launch: &Launch) -> Member {
-        let gone = Member { request, rows, length: launch.length, input: None, slots: None };
+        let gone = Member { request, rows, length: launch.length, input: None, slots: None, step: None };
         self.member(request).map_or(gone, |member| Member { rows, slots: None, ..member })
     }
 

@@ -11,6 +11,7 @@ use super::answer_watch::AnswerWatch;
 use super::input_rings::InputRings;
 use super::padding::Padding;
 use crate::request::batch_codec::{Admitted, BatchCodec, Outputs};
+use crate::request::step_mark::StepMark;
 
 /// A copy of this many bytes takes some 100 ns.
 const QUICK_BYTES: usize = 4 << 10;
@@ -25,6 +26,8 @@ pub struct Member {
     pub input: Option<Admitted>,
     /// Its slots of the ring, if the ring has its inputs.
     pub slots: Option<RingRun>,
+    /// The step of a pipeline that it is.
+    pub step: Option<Arc<StepMark>>,
 }
 
 /// How the tensors of a model's batches on a device are made of requests' inputs, and parted into

@@ -130,7 +130,7 @@ impl Served {
             deadline,
             deadline_is_slo: false,
             is_probe,
-            began: None,
+            step: None,
             reply,
         };
         let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));

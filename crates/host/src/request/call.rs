@@ -1,7 +1,6 @@
 //! A request that waits for its answer.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::{Duration, LatencyProfile, Time};
@@ -11,6 +10,7 @@ use downbeat_service::unanswered::Unanswered;
 
 use crate::request::batch_codec::Admitted;
 use crate::request::reply::Reply;
+use crate::request::step_mark::StepMark;
 use crate::request::version_record::Version;
 
 /// A request that waits for its answer.
@@ -27,8 +27,8 @@ pub struct Call {
     pub deadline_is_slo: bool,
     /// Whether it came to a device's policy without a deadline, to measure the model.
     pub is_probe: bool,
-    /// Where to note when its run began, nanoseconds of the server's clock; `None`: nobody asks.
-    pub began: Option<Arc<AtomicU64>>,
+    /// The step of a pipeline that it is.
+    pub step: Option<Arc<StepMark>>,
     /// The receiver of the answer. Closed: the client is gone.
     pub reply: Reply,
 }

@@ -37,6 +37,7 @@ use crate::device::{DeviceHost, OwnLaunch, Placement, QueuedCall};
 use crate::device_map::ModelDevices;
 use crate::groups::group_predictor::GroupPredictor;
 use crate::groups::retraining::GroupRetrainer;
+use crate::pipeline_log::PipelineLog;
 use crate::request::queue::Queue;
 use crate::run::watchdog::Watchdog;
 
@@ -55,6 +56,7 @@ pub struct Driver {
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
     predictor: Arc<GroupPredictor>,
     log: Option<Arc<DecisionLog>>,
+    pipelines: Option<PipelineLog>,
 }
 
 impl Driver {
@@ -101,7 +103,8 @@ impl Driver {
         }
         let (next_request, next_model, threads) = Default::default();
         let predictor = Arc::new(GroupPredictor::open(&options.device, rehearsal_cpu > 0.0));
-        let driver = Driver { cluster, next_request, next_model, threads, predictor, log };
+        let pipelines = sink.map(PipelineLog::new);
+        let driver = Driver { cluster, next_request, next_model, threads, predictor, log, pipelines };
         for host in driver.hosts() {
             let scheduler = Arc::downgrade(&driver.cluster);
             host.belongs_to(scheduler);
@@ -161,6 +164,12 @@ impl Driver {
     pub fn flush_log(&self) {
         self.cluster.flush_log();
         self.hosts().iter().for_each(|host| host.flush_log());
+        self.pipelines.iter().for_each(PipelineLog::flush);
+    }
+
+    /// The log of the requests of pipelines; `None`: nothing is logged.
+    pub fn pipeline_log(&self) -> Option<&PipelineLog> {
+        self.pipelines.as_ref()
     }
 
     /// Writes the decision log to its end. Later decisions are not logged.

@@ -5,18 +5,20 @@ mod waits;
 
 use std::sync::{Arc, OnceLock, Weak};
 
+use downbeat_core::{Duration, Time};
 use downbeat_engine::{Buffer, ErrorCode, Tensor};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
 use downbeat_python::{Fault, ModelCall, Named, OnAnswer, OnCall, OpenCall};
 use downbeat_service::answers::{Answers, StreamAnswer};
 use downbeat_service::error::ServiceError;
+use downbeat_service::unanswered::Unanswered;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use crate::serving::{Serving, unknown_model};
+use crate::serving::{Callers, InFlight, InPipeline, Serving, Within, unknown_model};
 use waits::Waits;
 
 /// Answers the calls of models' code.
@@ -26,6 +28,7 @@ pub struct Calls {
     /// `None`: the process only looks at models.
     runtime: Option<Handle>,
     waits: Mutex<Waits>,
+    callers: Callers,
 }
 
 /// A call that is under way.
@@ -70,7 +73,12 @@ impl Drop for Waiting {
 impl Calls {
     /// Answers calls on the runtime of this thread.
     pub fn new() -> Arc<Calls> {
-        Arc::new(Calls { serving: OnceLock::new(), runtime: Handle::try_current().ok(), waits: Mutex::default() })
+        Arc::new(Calls {
+            serving: OnceLock::new(),
+            runtime: Handle::try_current().ok(),
+            waits: Mutex::default(),
+            callers: Callers::default(),
+        })
     }
 
     /// Sends the calls to these models from now on.
@@ -143,25 +151,65 @@ impl Calls {
 
     async fn ask(&self, call: ModelCall) -> Result<Answers, ServiceError> {
         let serving = self.serving()?;
-        let decoupled = call.decoupled;
+        let (decoupled, caller, budget) = (call.decoupled, call.caller.clone(), call.budget_us);
         let request = request(call)?;
         let name = &request.model_name;
-        let Some(served) = serving.enter(name) else {
-            if let Some(pipeline) = serving.enter_pipeline(name) {
-                return Box::pin(serving.infer_pipeline(&pipeline, request, None)).await.map(Answers::one);
-            }
-            let known: Vec<String> = serving.all().iter().map(|model| model.definition.name.clone()).collect();
-            return Err(ServiceError::NotFound(unknown_model(name, &known)));
+        let callee = match serving.enter(name) {
+            Some(served) => Callee::Model(served),
+            None => match serving.enter_pipeline(name) {
+                Some(pipeline) => Callee::Ensemble(pipeline),
+                None => {
+                    let known: Vec<String> = serving.all().iter().map(|model| model.definition.name.clone()).collect();
+                    return Err(ServiceError::NotFound(unknown_model(name, &known)));
+                }
+            },
         };
-        match (served.definition.config.is_decoupled(), decoupled) {
-            (true, true) => serving.infer_many(served, request).await,
-            (true, false) => Err(ServiceError::InvalidArgument(format!(
-                "model '{name}' is decoupled and may give any number of answers; call exec(decoupled=True), and iterate \
-                 over the answers"
-            ))),
-            (false, _) => serving.infer(&served, request, None).await.map(Answers::one),
+        let deadline = budget.map_or(Time::MAX, |us| serving.now() + Duration::from_micros(us));
+        match (callee, decoupled) {
+            (Callee::Model(served), true) if served.definition.config.is_decoupled() => {
+                serving.infer_many(served, request).await
+            }
+            (Callee::Model(served), false) if served.definition.config.is_decoupled() => {
+                Err(ServiceError::InvalidArgument(format!(
+                    "model '{name}' is decoupled and may give any number of answers; call exec(decoupled=True), and \
+                     iterate over the answers"
+                )))
+            }
+            (callee, _) => self.infer(&serving, &callee, &caller, request, deadline).await.map(Answers::one),
         }
     }
+
+    /// Asks a model for the code of `caller`. The call leaves a trail.
+    async fn infer(
+        &self,
+        serving: &Serving,
+        callee: &Callee,
+        caller: &str,
+        request: InferRequest,
+        deadline: Time,
+    ) -> Result<InferResponse, ServiceError> {
+        let (mut trail, step) = serving.trail_of_call(&self.callers, (caller, &request.model_name), deadline);
+        let (mark, of) = (trail.mark(step, serving.now()), (trail.number(), step));
+        let within = Within { deadline, deadline_is_slo: false, is_alone: true, mark, of, is_call: true };
+        let mut step = trail.reached(step, &within.mark, deadline);
+        let result = match callee {
+            Callee::Model(served) => serving.infer(served, request, Some(&within)).await,
+            Callee::Ensemble(pipeline) => Box::pin(serving.infer_pipeline(pipeline, request, Some(&within))).await,
+        };
+        step.ended(&result);
+        drop(step);
+        match &result {
+            Ok(_) => trail.answered(false),
+            Err(error) => trail.failed(Unanswered::of(error)),
+        }
+        result
+    }
+}
+
+/// The model that code calls.
+enum Callee {
+    Model(InFlight),
+    Ensemble(InPipeline),
 }
 
 /// The request of a call.

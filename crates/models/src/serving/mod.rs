@@ -36,7 +36,7 @@ use crate::loaded_version::LoadedVersion;
 
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use model::{InFlight, Model, version_of};
-pub use pipeline::{FoundModel, InPipeline, Pipeline, StepPart, Within};
+pub use pipeline::{Callers, FoundModel, InPipeline, Pipeline, StepPart, Trail, Within};
 
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;
@@ -60,6 +60,8 @@ pub struct Serving {
     draining: AtomicBool,
     weighing: Mutex<Weighing>,
     next_pipeline: AtomicU64,
+    /// The number of requests of pipelines so far.
+    trails: AtomicU64,
 }
 
 impl Serving {
@@ -71,8 +73,8 @@ impl Serving {
         watchdog: Arc<Watchdog>,
     ) -> Self {
         let (models, pipelines, draining) = (RwLock::default(), RwLock::default(), AtomicBool::new(false));
-        let (weighing, next_pipeline) = Default::default();
-        Serving { options, driver, budget, models, pipelines, watchdog, draining, weighing, next_pipeline }
+        let (weighing, next_pipeline, trails) = Default::default();
+        Serving { options, driver, budget, models, pipelines, watchdog, draining, weighing, next_pipeline, trails }
     }
 
     /// A number for a new ensemble.
@@ -118,6 +120,11 @@ impl Serving {
         let mut models = with_models_of_steps(name, |name| models_of(name).unwrap_or_default());
         models.retain(|model| self.pipeline(model).is_none());
         models
+    }
+
+    /// The number of a new request of a pipeline.
+    fn next_trail(&self) -> u64 {
+        self.trails.fetch_add(1, Ordering::Relaxed)
     }
 
     /// All ensembles in service.
@@ -221,8 +228,8 @@ impl Serving {
         }
     }
 
-    /// Runs an inference, which may be a step `within` a request of an ensemble. Dropping the future
-    /// cancels the request.
+    /// Runs an inference, which may be a step `within` a request of an ensemble, or a call of models'
+    /// code. Dropping the future cancels the request.
     ///
     /// # Errors
     /// Any [`ServiceError`].
@@ -268,7 +275,7 @@ impl Serving {
             deadline: limits.deadline,
             deadline_is_slo: limits.deadline_is_slo,
             is_probe: false,
-            began: within.map(|within| within.began.clone()),
+            step: within.map(|within| within.mark.clone()),
             reply,
         };
         let hosts = &loaded.hosts;
@@ -277,6 +284,9 @@ impl Serving {
         let is_alone =
             served.occupancy.in_flight(Ordering::Relaxed) == 1 && within.is_none_or(|within| within.is_alone);
         let id = self.driver.next_request();
+        if let Some(within) = within {
+            within.mark.set_asked(id);
+        }
         let decider = if hosts.is_routed {
             let length = hosts.length(&loaded.codec, &admitted)?;
             let (host, model) = hosts.soonest();

@@ -42,6 +42,22 @@ pub struct PastLaunch {
     pub begin_ns: u64,
     /// When it ended.
     pub end_ns: u64,
+    /// The members that are steps of pipelines' requests.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<PastStep>,
+}
+
+/// A request in a launch that is a step of a pipeline's request.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct PastStep {
+    /// The name of the ensemble, or of the model whose code calls.
+    pub pipeline: String,
+    /// The number of the pipeline's request, as in the decision log.
+    pub request: u64,
+    /// The number of the step. `1.0` is step 0 of the ensemble that step 1 runs.
+    pub step: String,
+    /// When the step's inputs were there, nanoseconds of the server's clock.
+    pub reached_ns: u64,
 }
 
 /// The last launches of a model version on a device.

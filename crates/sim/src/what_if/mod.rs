@@ -4,6 +4,8 @@
 //! outcome. [`Setting`] holds the changes, and [`Recorded::run`] runs the requests in the
 //! simulator. [`advise`] searches the cheapest setting under which the requests meet a target.
 //!
+//! [`pipelines`] has the requests of pipelines in a log.
+//!
 //! [`DeviceLog`] is the same content by devices. [`DeviceLog::advise`] compares the device policies
 //! that its models may have.
 
@@ -14,6 +16,7 @@ mod device_log;
 mod device_part;
 mod figures;
 mod part;
+pub mod pipelines;
 mod recorded;
 mod setting;
 

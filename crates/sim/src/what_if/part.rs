@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use downbeat_core::cluster::{DropReason, ModelOptions, NetworkBudget, OrderPolicy, Output, Request};
+use downbeat_core::cluster::{DropReason, ModelOptions, NetworkBudget, OrderPolicy, Output, Request, StartBound};
 use downbeat_core::journal::cluster::{ClusterRecords, Decision, Input};
 use downbeat_core::journal::{Entry, LogError, MachineKind, Record, read};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
@@ -65,6 +65,8 @@ pub(super) struct Batch {
     /// The planned start and duration.
     pub start: Time,
     pub expected: Duration,
+    /// Since when the batch waited for a device; `None`: it waited for its members or its moment.
+    pub waited_since: Option<Time>,
 }
 
 /// The part of an input that a simulation of the log leaves out, in words.
@@ -178,9 +180,10 @@ impl Part {
     fn decision(&mut self, decision: Decision) {
         match decision {
             Decision::Output(Output::Drop { request, reason, .. }) => self.set(request, Fate::Dropped(reason)),
-            Decision::Output(Output::Dispatch { batch, device, model, members, size, start, expected, .. }) => {
+            Decision::Output(Output::Dispatch { batch, device, model, members, size, start, expected, reason }) => {
                 let index = self.batches.len();
-                self.batches.push(Batch { key: (device, batch), model, size, start, expected });
+                let waited_since = (reason.bound == StartBound::Device).then_some(reason.exec);
+                self.batches.push(Batch { key: (device, batch), model, size, start, expected, waited_since });
                 for member in members {
                     self.set(member, Fate::Sent(index));
                 }

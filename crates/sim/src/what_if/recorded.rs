@@ -88,8 +88,9 @@ pub enum BadLog {
 }
 
 /// All files of a log.
-struct Parts {
-    parts: Vec<Part>,
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub parts: Vec<Part>,
     completions: HashMap<(DeviceId, BatchId), Time>,
     /// Whether the log has the batches' completions.
     has_completions: bool,
@@ -102,15 +103,7 @@ impl Recorded {
     /// # Errors
     /// If a file cannot be read or is no log, or the files hold nothing to replay.
     pub fn read(paths: &[PathBuf]) -> Result<Recorded, BadLog> {
-        let mut files: BTreeSet<PathBuf> = BTreeSet::new();
-        for path in paths {
-            if path.is_dir() { files.extend(logs_in(path)?) } else { files.extend([path.clone()]) }
-        }
-        let files = files.into_iter().map(|file| {
-            let bytes = std::fs::read(&file).map_err(|error| BadLog::Read(file.clone(), error))?;
-            Ok((file, bytes))
-        });
-        Recorded::of(&files.collect::<Result<Vec<_>, BadLog>>()?)
+        Recorded::of(&files_of(paths)?)
     }
 
     /// As [`Recorded::read`], but of the files' content.
@@ -118,18 +111,7 @@ impl Recorded {
     /// # Errors
     /// As [`Recorded::read`].
     pub fn of(files: &[(PathBuf, Vec<u8>)]) -> Result<Recorded, BadLog> {
-        let parts = files.iter().map(|(file, bytes)| {
-            Part::read(bytes).map_err(|error| match error {
-                LogError::Machine(MachineKind::Device(_)) => BadLog::OfDevice(file.clone()),
-                error => BadLog::Log(file.clone(), error),
-            })
-        });
-        let mut parts: Vec<Part> = parts.collect::<Result<_, _>>()?;
-        let completions: HashMap<_, _> =
-            parts.iter_mut().flat_map(|part| std::mem::take(&mut part.completions)).collect();
-        let has_completions = parts.iter().any(|part| !matches!(part.machine, MachineKind::Shard { .. }));
-        let network = parts.iter().map(|part| part.network).find(|network| *network != NetworkBudget::default());
-        let all = Parts { parts, completions, has_completions, network: network.unwrap_or_default() };
+        let all = Parts::of(files)?;
         let (kind, devices) = all.devices()?;
         let mut seen: Vec<(&Part, &Seen)> =
             all.parts.iter().flat_map(|part| part.requests.iter().map(move |seen| (part, seen))).collect();
@@ -161,6 +143,19 @@ impl Recorded {
     }
 }
 
+/// The files of a log, with their content: files, or the folder that `downbeat serve` writes them to.
+pub(super) fn files_of(paths: &[PathBuf]) -> Result<Vec<(PathBuf, Vec<u8>)>, BadLog> {
+    let mut files: BTreeSet<PathBuf> = BTreeSet::new();
+    for path in paths {
+        if path.is_dir() { files.extend(logs_in(path)?) } else { files.extend([path.clone()]) }
+    }
+    let read = |file: PathBuf| {
+        let bytes = std::fs::read(&file).map_err(|error| BadLog::Read(file.clone(), error))?;
+        Ok((file, bytes))
+    };
+    files.into_iter().map(read).collect()
+}
+
 /// The logs of a server's scheduler in a folder.
 pub(super) fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
     let failed = |error| BadLog::Read(folder.to_owned(), error);
@@ -178,14 +173,39 @@ pub(super) fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
 }
 
 impl Parts {
-    /// The kind of the devices, and their number.
-    fn devices(&self) -> Result<(DeviceKind, u32), BadLog> {
+    /// Reads these files.
+    ///
+    /// # Errors
+    /// If a file is no log of a scheduler, or damaged.
+    pub fn of(files: &[(PathBuf, Vec<u8>)]) -> Result<Parts, BadLog> {
+        let parts = files.iter().map(|(file, bytes)| {
+            Part::read(bytes).map_err(|error| match error {
+                LogError::Machine(MachineKind::Device(_)) => BadLog::OfDevice(file.clone()),
+                error => BadLog::Log(file.clone(), error),
+            })
+        });
+        let mut parts: Vec<Part> = parts.collect::<Result<_, _>>()?;
+        let completions: HashMap<_, _> =
+            parts.iter_mut().flat_map(|part| std::mem::take(&mut part.completions)).collect();
+        let has_completions = parts.iter().any(|part| !matches!(part.machine, MachineKind::Shard { .. }));
+        let network = parts.iter().map(|part| part.network).find(|network| *network != NetworkBudget::default());
+        Ok(Parts { parts, completions, has_completions, network: network.unwrap_or_default() })
+    }
+
+    /// By kind: the largest number of devices at one time.
+    pub fn devices_by_kind(&self) -> BTreeMap<DeviceKind, u32> {
         let mut devices: BTreeMap<DeviceKind, u32> = BTreeMap::new();
         for (kind, count) in self.parts.iter().flat_map(|part| &part.devices) {
             let most = devices.entry(*kind).or_default();
             *most = (*most).max(*count);
         }
         devices.retain(|_, count| *count > 0);
+        devices
+    }
+
+    /// The kind of the devices, and their number.
+    fn devices(&self) -> Result<(DeviceKind, u32), BadLog> {
+        let devices = self.devices_by_kind();
         let mut known = devices.iter();
         match (known.next(), known.next()) {
             (None, _) if self.parts.iter().all(|part| part.requests.is_empty()) => Err(BadLog::NoRequests(false)),
@@ -215,7 +235,7 @@ impl Parts {
     }
 
     /// The end of a batch, as far as it is known.
-    fn end(&self, part: &Part, batch: usize) -> Option<Time> {
+    pub fn end(&self, part: &Part, batch: usize) -> Option<Time> {
         let batch = part.batches.get(batch)?;
         if self.has_completions {
             self.completions.get(&batch.key).copied()
@@ -279,7 +299,7 @@ impl Parts {
     }
 
     /// The times of a model's batches, as shares of this profile's times, in order.
-    fn executions(&self, model: ModelId, profile: &LatencyProfile) -> Arc<[f64]> {
+    pub fn executions(&self, model: ModelId, profile: &LatencyProfile) -> Arc<[f64]> {
         let batches = self.parts.iter().flat_map(|part| &part.batches).filter(|batch| batch.model == model);
         let shares = batches.filter_map(|batch| {
             let (took, expected) = (self.completions.get(&batch.key)?.since(batch.start), profile.latency(batch.size));

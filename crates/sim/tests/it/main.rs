@@ -8,6 +8,8 @@ mod device_advice;
 mod device_replay;
 mod measuring;
 mod pace;
+mod pipeline_log;
+mod pipelines_of_logs;
 mod runs;
 mod section_3_5;
 mod table_2;

@@ -68,7 +68,7 @@ impl Records for ClusterRecords {
     type Decision = Decision;
 
     fn are_of(machine: MachineKind) -> bool {
-        !matches!(machine, MachineKind::Device(_))
+        !matches!(machine, MachineKind::Device(_) | MachineKind::Pipelines)
     }
 
     fn refusal(reply: &Reply) -> Option<Reject> {
@@ -87,6 +87,14 @@ impl Records for ClusterRecords {
             }
             _ => true,
         }
+    }
+
+    fn request_in(input: &Input) -> Option<RequestId> {
+        if let Input::Request(request) = input { Some(request.id) } else { None }
+    }
+
+    fn request_ended_by(decision: &Decision) -> Option<RequestId> {
+        if let Decision::Output(Output::Drop { request, .. }) = decision { Some(*request) } else { None }
     }
 
     fn write_input(&mut self, log: &mut Vec<u8>, now: Time, after: i64, input: &Input) -> bool {

@@ -87,6 +87,14 @@ impl Records for DeviceRecords {
     fn refusal(reply: &Self::Reply) -> Option<String> {
         reply.as_ref().err().map(ToString::to_string)
     }
+
+    fn request_in(input: &DeviceInput) -> Option<RequestId> {
+        if let DeviceInput::Request(request) = input { Some(request.id) } else { None }
+    }
+
+    fn request_ended_by(decision: &DeviceOutput) -> Option<RequestId> {
+        if let DeviceOutput::Drop { request, .. } = decision { Some(*request) } else { None }
+    }
 }
 
 impl Machine for DeviceScheduler {

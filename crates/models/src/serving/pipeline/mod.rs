@@ -3,10 +3,11 @@
 mod flat;
 mod run;
 mod step_request;
+mod trail;
 mod weighing;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use downbeat_core::pipeline::{Shares, StepCost};
 use downbeat_core::probes::Probes;
@@ -27,6 +28,7 @@ use super::model::{Model, Occupancy, version_of};
 use crate::loaded_version::LoadedVersion;
 
 pub use run::{InPipeline, Within};
+pub use trail::{Callers, Trail};
 pub use weighing::Weighing;
 
 /// The load of devices is taken as it was over at least this long.
@@ -51,6 +53,10 @@ pub struct Pipeline {
     /// Which requests are tried although the whole seems to take too long.
     probes: Arc<Mutex<Probes>>,
     pub(super) occupancy: Arc<Occupancy>,
+    /// The name, which marks of requests share.
+    name: Arc<str>,
+    /// The number in the decision log, from the first request on.
+    logged: OnceLock<u32>,
 }
 
 /// The counts of one version of an ensemble.
@@ -128,6 +134,8 @@ impl Pipeline {
             flat,
             probes: before.map_or_else(Default::default, |before| before.probes.clone()),
             occupancy: before.map_or_else(Default::default, |before| before.occupancy.clone()),
+            name: definition.name.as_str().into(),
+            logged: OnceLock::new(),
             definition: definition.clone(),
             parts,
         };

@@ -1,11 +1,11 @@
 //! The way of one request through the steps of an ensemble.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::pipeline::graph::{StepState, Walk};
 use downbeat_core::probes::Doubt;
 use downbeat_core::{Duration, Time};
+use downbeat_host::request::step_mark::StepMark;
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::error::ServiceError;
 use downbeat_service::unanswered::Unanswered;
@@ -14,6 +14,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::flat::Plan;
 use super::step_request::{Tensors, adapt_inputs};
+use super::trail::Trail;
 use super::{Pipeline, PipelineRecord};
 use crate::serving::{Limits, Looked, Serving, Wishes};
 
@@ -28,24 +29,28 @@ pub struct Within {
     pub deadline_is_slo: bool,
     /// Whether no other step of the same request can run now.
     pub is_alone: bool,
-    /// Where the device notes when the step's run began.
-    pub began: Arc<AtomicU64>,
     /// The division of the whole's time, if the step is an ensemble.
     pub plan: Option<Box<Plan>>,
+    /// The mark of the step, in which the device notes when the step's run began.
+    pub mark: Arc<StepMark>,
+    /// The number of the pipeline's request, and of the step.
+    pub of: (u64, u32),
+    /// Whether models' code makes the request: the limits of the called model hold.
+    pub is_call: bool,
 }
 
 impl Within {
     /// The second try of a step that runs a model with a file, until this deadline.
     fn until(&self, deadline: Time) -> Within {
-        let Within { deadline_is_slo, is_alone, ref began, .. } = *self;
-        Within { deadline, last: None, deadline_is_slo, is_alone, began: began.clone(), plan: None }
+        let Within { deadline_is_slo, is_alone, ref mark, of, is_call, .. } = *self;
+        Within { deadline, last: None, deadline_is_slo, is_alone, plan: None, mark: mark.clone(), of, is_call }
     }
 }
 
 impl Looked {
     /// Puts the deadline of a step in the place of the deadline that the model has for its own clients.
     pub(in crate::serving) fn within(mut self, within: Option<&Within>) -> Self {
-        if let Some(Within { deadline, deadline_is_slo, .. }) = within {
+        if let Some(Within { deadline, deadline_is_slo, is_call: false, .. }) = within {
             (self.limits.deadline, self.limits.deadline_is_slo) = (*deadline, *deadline_is_slo);
         }
         self
@@ -118,7 +123,11 @@ impl Serving {
         let arrival = self.now();
         let record = pipeline.version(&request.model_version)?;
         let definition = &pipeline.definition;
-        let slo = if within.is_some() { None } else { self.options.slo(&definition.name, definition.slo) };
+        let slo = if within.is_some_and(|within| !within.is_call) {
+            None
+        } else {
+            self.options.slo(&definition.name, definition.slo)
+        };
         let wishes = Wishes { codec: &pipeline.codec, batching: &definition.batching, slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
         let rows = pipeline.codec.check(&request)?;
@@ -129,18 +138,21 @@ impl Serving {
             let budget = if is_bound { limits.deadline.since(arrival) } else { Duration::MAX };
             self.driver.pipeline_asked(arrival, budget, pipeline.number, rows);
         }
+        let mut trail = self.trail(pipeline, &record.version, (rows, limits.deadline), within);
         let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
-        let time = Budget::new(pipeline, &limits, arrival, plan);
-        let outcome = self.run_steps(pipeline, request, time, wanted.as_deref()).await;
+        let time = Budget::new((pipeline, &trail), &limits, arrival, plan);
+        let outcome = self.run_steps((pipeline, &trail), request, time, wanted.as_deref()).await;
         let now = self.now();
         match outcome {
             Ok((response, phases)) => {
                 counted.reason = None;
+                trail.answered(now > limits.deadline);
                 record.record(rows, phases, now.since(arrival), now > limits.deadline);
                 Ok(InferResponse { model_version: record.version.clone(), ..response })
             }
             Err(Failure { reason, error }) => {
                 counted.reason = Some(reason);
+                trail.failed(reason);
                 Err(error)
             }
         }
@@ -150,7 +162,7 @@ impl Serving {
     /// answer, and how long the steps waited and ran, all together.
     async fn run_steps(
         &self,
-        pipeline: &Pipeline,
+        (pipeline, trail): (&Pipeline, &Trail<'_>),
         mut whole: InferRequest,
         mut time: Budget<'_>,
         wanted: Option<&[usize]>,
@@ -180,7 +192,7 @@ impl Serving {
                     named(step, error)
                 })?;
                 let request = tensors.request(ensemble, step, &whole);
-                running.push(self.run_step(pipeline, step, request, within));
+                running.push(self.run_step((pipeline, trail), step, request, within));
             }
             let next = match time.left(self.now()) {
                 None => running.next().await,
@@ -209,13 +221,21 @@ impl Serving {
     }
 
     /// Runs one step.
-    async fn run_step(&self, pipeline: &Pipeline, step: usize, request: InferRequest, within: Within) -> Ended {
+    async fn run_step(
+        &self,
+        (pipeline, trail): (&Pipeline, &Trail<'_>),
+        step: usize,
+        request: InferRequest,
+        within: Within,
+    ) -> Ended {
         let (begin, record) = (self.now(), &pipeline.steps[step]);
+        let mut step_trail = trail.reached(step as u32, &within.mark, within.deadline);
         let mut count = StepCount(Some(&record.metrics.cancelled));
         let result = self.ask_twice(pipeline, step, request, &within).await;
         count.0 = None;
+        step_trail.ended(&result);
         let now = self.now();
-        let began = Time::from_nanos(within.began.load(Ordering::Relaxed)).max(begin).min(now);
+        let began = within.mark.began().unwrap_or(begin).max(begin).min(now);
         let (waited, ran) = (began.since(begin), now.since(began));
         match &result {
             Ok(_) => {
@@ -319,6 +339,7 @@ impl From<ServiceError> for Failure {
 struct Budget<'a> {
     pipeline: &'a Pipeline,
     plan: Plan,
+    trail: &'a Trail<'a>,
     limits: &'a Limits,
     /// When the client's own timeout is over; [`Time::MAX`]: it set none.
     until: Time,
@@ -328,7 +349,12 @@ struct Budget<'a> {
 
 impl<'a> Budget<'a> {
     /// `plan`: the division of the outer ensemble's time, for a step of an outer ensemble.
-    fn new(pipeline: &'a Pipeline, limits: &'a Limits, arrival: Time, plan: Option<&Plan>) -> Self {
+    fn new(
+        (pipeline, trail): (&'a Pipeline, &'a Trail<'a>),
+        limits: &'a Limits,
+        arrival: Time,
+        plan: Option<&Plan>,
+    ) -> Self {
         let own = || {
             let (shares, len) = (pipeline.shares.read().clone(), pipeline.flat.len());
             Plan { shares, base: 0, beside: Vec::new(), deadline: limits.deadline, len }
@@ -336,7 +362,7 @@ impl<'a> Budget<'a> {
         // The outer ensemble may not know yet that this one has got other steps.
         let plan = plan.filter(|plan| plan.len == pipeline.flat.len()).cloned().unwrap_or_else(own);
         let until = limits.timeout.map_or(Time::MAX, |timeout| arrival + timeout);
-        Budget { pipeline, plan, limits, until, is_probe: false }
+        Budget { pipeline, plan, trail, limits, until, is_probe: false }
     }
 
     /// The local deadline of a step that starts now.
@@ -344,12 +370,13 @@ impl<'a> Budget<'a> {
     /// # Errors
     /// `DeadlineExceeded` if the whole cannot be in time, even if no step had to wait.
     fn within(&mut self, walk: &Walk<'_>, step: usize, now: Time, is_alone: bool) -> Result<Within, ServiceError> {
-        let Budget { pipeline, plan, is_probe, .. } = self;
+        let Budget { pipeline, plan, trail, is_probe, .. } = self;
         let (flat, block) = (&pipeline.flat, pipeline.flat.block(step, plan.base));
         let firsts = plan.firsts(flat, &block);
         if !plan.shares.can_make(&firsts, now, plan.deadline) {
             let (needed, left) = (plan.needed(&firsts), plan.deadline.since(now));
             if !pipeline.probes.lock().tries(now, Doubt::Measured, needed) {
+                trail.gives_up(step as u32, now);
                 return Err(ServiceError::DeadlineExceeded(format!(
                     "dropped before the step: this step and those after it need {needed} even on idle devices, but the \
                      deadline of the whole leaves {left}"
@@ -368,7 +395,9 @@ impl<'a> Budget<'a> {
             last: if is_flattened { None } else { plan.shares.last_deadline(block.start, deadline, plan.deadline) },
             deadline_is_slo: self.limits.deadline_is_slo,
             is_alone,
-            began: Arc::default(),
+            mark: self.trail.mark(step as u32, now),
+            of: (self.trail.number(), step as u32),
+            is_call: false,
         })
     }
 

@@ -146,15 +146,16 @@ class Remote:
         self.side, self.key, self.outputs_of, self.open = side, key, outputs_of, True
 
     def send(self, response, is_final):
-        outputs = error = None
+        outputs = error = parameters = None
         parts = ()
         if response is not None and response.has_error():
             error = {"reason": response.error().message(), "code": response.error().code()}
         elif response is not None:
             named = ((None, place, *output) for place, output in self.outputs_of(response).items())
             outputs, parts = parts_of(named)
+            parameters = response._parameters
         self.open = self.side.ask_and_wait(
-            "answer", parts, request=self.key, is_final=is_final, error=error, outputs=outputs
+            "answer", parts, request=self.key, is_final=is_final, error=error, outputs=outputs, parameters=parameters
         )["ok"]
         return self.open
 
@@ -274,7 +275,7 @@ def response_of(head, data):
     if head["error"] is not None:
         return utils.InferenceResponse(error=utils.TritonError(head["error"]["reason"], head["error"]["code"]))
     if head["outputs"] is not None:
-        return utils.InferenceResponse(output_tensors=tensors_of(head["outputs"], data))
+        return utils.InferenceResponse(output_tensors=tensors_of(head["outputs"], data), parameters=head["parameters"])
     return None
 
 

@@ -104,6 +104,8 @@ class Region:
 
 def innermost(error, folder):
     """The place of an exception in the model's own code, or the last place."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({os.path.basename(error.filename)}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in frames if not frame.filename.startswith("<downbeat>")]
     own = [frame for frame in frames if frame.filename.startswith(folder)]
@@ -160,12 +162,12 @@ class Model:
             self.run("initialize", self.instance.initialize, self.arguments())
 
     def arguments(self):
-        group = (self.config.get("instance_group") or [{}])[0]
+        name, kind, device = place_of(self.config, self.name, self.settings["instance"])
         return {
             "model_config": json.dumps(self.config),
-            "model_instance_kind": "CPU",
-            "model_instance_name": f"{group.get('name') or self.name + '_0'}_{self.settings['instance']}",
-            "model_instance_device_id": "0",
+            "model_instance_kind": kind,
+            "model_instance_name": name,
+            "model_instance_device_id": str(device),
             "model_repository": self.settings["folder"],
             "model_version": str(self.settings["version"]),
             "model_name": self.name,
@@ -246,6 +248,17 @@ class Model:
                 finalize()
             except Exception:
                 traceback.print_exc()
+
+
+def place_of(config, model, number):
+    """The name, the kind and the device of an instance. Each group has `count` instances, of KIND_GPU on each of its GPUs."""
+    places = []
+    for at, group in enumerate(config.get("instance_group") or [{}]):
+        kind = (group.get("kind") or "KIND_CPU").removeprefix("KIND_").replace("AUTO", "CPU")
+        devices = (group.get("gpus") or [0]) if kind == "GPU" else [0]
+        for count in range(max(int(group.get("count") or 1), 1)):
+            places.extend((f"{group.get('name') or f'{model}_{at}'}_{count}", kind, device) for device in devices)
+    return places[number % len(places)]
 
 
 def array_of(base, placed):
@@ -409,7 +422,10 @@ class Lane:
                     {"datatype": datatype, "shape": list(array.shape), "begin": begin, "len": length}
                 )
                 arrays.append((array, data))
-            replies.append({"Outputs": places})
+            reply = {"places": places}
+            if response._parameters:
+                reply["parameters"] = response.parameters()
+            replies.append({"Outputs": reply})
         self.outputs.grow_to(end)
         memory = self.outputs.map
         for (array, data), place in zip(arrays, placed):

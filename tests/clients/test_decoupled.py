@@ -194,6 +194,40 @@ def test_answers_have_their_parameters(server):
         assert numbers == [0, 1]
 
 
+def test_coroutines_of_requests_go_on_side_by_side(binary, tmp_path):
+    """A coroutine that waits lets the next request begin, as in Triton; its error ends its own request."""
+    code = """
+        import asyncio, json
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            async def execute(self, requests):
+                for request in requests:
+                    value = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+                    sender = request.get_response_sender()
+                    if value < 0 and request.request_id():
+                        raise ValueError("a negative value")
+                    # The requests of a load have no id, and nobody ends their wait.
+                    if value == 0 and request.request_id():
+                        self.go.set()
+                    elif request.request_id():
+                        self.go = asyncio.Event()
+                        await asyncio.wait_for(self.go.wait(), 60)
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))]))
+                    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    write(tmp_path / "models", "waits", code)
+    with Server(binary, tmp_path / "models", tmp_path, "--python", sys.executable) as server, Stream(server) as stream:
+        stream.ask("waits", [5], "first")
+        stream.ask("waits", [-1], "wrong")
+        assert "ValueError: a negative value" in stream.next()[1]
+        stream.ask("waits", [0], "second")
+        answers = [stream.next() for _ in range(4)]
+        assert [answer for answer in answers if answer[0] == "second"] == [("second", 0, False), ("second", None, True)]
+        assert [answer for answer in answers if answer[0] == "first"] == [("first", 5, False), ("first", None, True)]
+
+
 def test_many_requests(server):
     with Stream(server) as stream:
         for i in range(200):

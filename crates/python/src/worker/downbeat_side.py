@@ -1,6 +1,7 @@
 """The second socket to the server: the answers of decoupled models, and the model's own requests to other models."""
 
 import asyncio
+import concurrent.futures
 import itertools
 import json
 import queue
@@ -74,6 +75,16 @@ class Side:
         replies = queue.SimpleQueue()
         self.ask(lambda head, data: replies.put(head), kind, parts, **fields)
         return waited(replies)
+
+
+def waited_for(future):
+    """The result of a future, as [`waited`] waits."""
+    while True:
+        try:
+            return future.result(timeout=LOOK_S)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
 
 
 def waited(replies):

@@ -1,7 +1,9 @@
 """Runs a Python model for the server: loads it, gives it requests, and sends its answers."""
 
 import asyncio
+import concurrent.futures
 import ctypes
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -212,14 +214,21 @@ class Model:
             dims.insert(0, -1)
         return {"name": name, "datatype": CORE_NAMES[utils._BY_CONFIG_NAME[data_type][0]], "dims": dims}
 
-    def execute(self, requests):
+    def execute(self, requests, is_made_up):
+        """The responses. A coroutine of a decoupled model goes on beside later runs: then its future."""
         responses = self.instance.execute(requests)
         if not inspect.iscoroutine(responses):
             return responses
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self.loop)
-        return self.loop.run_until_complete(responses)
+            if self.decoupled:
+                threading.Thread(target=self.loop.run_forever, daemon=True, name="downbeat-loop").start()
+            else:
+                asyncio.set_event_loop(self.loop)
+        if not self.decoupled:
+            return self.loop.run_until_complete(responses)
+        future = asyncio.run_coroutine_threadsafe(responses, self.loop)
+        return side.waited_for(future) if is_made_up else future
 
     def stand_in(self):
         """The answer of a decoupled model that gave none to a made-up request."""
@@ -306,16 +315,17 @@ class Lane:
         del base
         count, reason, callers, takers = len(requests), None, self.model.callers, self.takers
         callers_of_run = callers.enter(requests)
+        # Many models refuse the requests that the server makes up at load.
+        is_made_up = all(asked["is_made_up"] for asked in call["asked"])
         try:
-            responses = self.model.execute(requests)
+            responses = self.model.execute(requests, is_made_up)
         except side.Enough:
             responses = None
         except Exception as error:
             for taker in takers:
                 # The error is the end: the senders that go with the frames of execute tell no other.
                 taker.is_over = True
-            # Many models refuse the requests that the server makes up at load.
-            if not all(asked["is_made_up"] for asked in call["asked"]):
+            if not is_made_up:
                 traceback.print_exc()
             reason = words(error, self.model.folder)
             traceback.clear_frames(error.__traceback__)
@@ -330,7 +340,11 @@ class Lane:
             self.takers = takers = taker = None
             kept = alive() is not None
             return {"Raised": {"reason": reason, "keeps_inputs": kept, "metering": utils._take_metering()}}
-        responses = self.taken(takers, responses)
+        if isinstance(responses, concurrent.futures.Future):
+            responses.add_done_callback(functools.partial(self.end, takers))
+            responses = [utils.InferenceResponse() for _ in takers]
+        else:
+            responses = self.taken(takers, responses)
         self.takers = takers = None
         if not isinstance(responses, (list, tuple)) or len(responses) != count:
             given = f"{len(responses)}" if isinstance(responses, (list, tuple)) else type(responses).__name__
@@ -342,6 +356,19 @@ class Lane:
         if alive() is not None:
             answer["keeps_inputs"] = True
         return {"Answered": answer}
+
+    def end(self, takers, future):
+        """A coroutine of a decoupled model has ended."""
+        error = None if future.cancelled() else future.exception()
+        for taker in takers:
+            if error is not None:
+                # The senders that go with the frames of execute tell no other end.
+                taker.is_over = True
+                taker.send(utils.InferenceResponse(error=utils.TritonError(words(error, self.model.folder))), True)
+            elif not taker.is_used:
+                taker.send(None, True)
+        if error is not None:
+            traceback.print_exception(error)
 
     def taken(self, takers, responses):
         """The responses of execute, with those that went through response senders."""

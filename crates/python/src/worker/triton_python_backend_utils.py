@@ -353,14 +353,12 @@ def _checked_parameters(parameters):
     if parameters is None or parameters == {}:
         return None
     if not isinstance(parameters, dict):
-        raise TritonModelException("parameters must be a dict")
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
     for key, value in parameters.items():
         if not isinstance(key, str):
-            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key).__name__}")
-        if not isinstance(value, (bool, int, float, str)):
-            raise TritonModelException(
-                f"Expect parameters values to have type bool/int/float/str, found type {type(value).__name__}"
-            )
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
     return json.dumps(parameters)
 
 

@@ -611,7 +611,7 @@ def test_an_ensemble_answers_without_an_output_that_its_step_leaves_out(serve, r
             def execute(self, requests):
                 return [pb_utils.InferenceResponse([pb_utils.Tensor("A", r.inputs()[0].as_numpy())]) for r in requests]
     """
-    write(repository, "part", code, config([("X", "FP32", [2])], [("A", "FP32", [2]), ("B", "FP32", [2])], "max_batch_size: 4"))
+    write(repository, "part", code, config([("X", "FP32", [2])], [("A", "FP32", [2]), ("B", "FP32", [2])], "max_batch_size: 8"))
     two = ("TYPE_FP32", [2])
     ensembles.write(repository, "whole", [ensembles.step("part", {"X": "in"}, {"A": "a", "B": "b"})], {"in": two}, {"a": two, "b": two})
     steps = [ensembles.step("part", {"X": "in"}, {"B": "b"}), ensembles.step("part", {"X": "b"}, {"A": "a"})]

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use downbeat_core::Time;
 use downbeat_engine::{Answered, RunError, TakesAnswers};
 use downbeat_host::request::batch_codec::Admitted;
-use downbeat_core::Time;
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::answers::{AnswerSender, Answers, PATIENCE, StreamAnswer, channel};
 use downbeat_service::clock::Clock;

@@ -246,11 +246,7 @@ fn done(id: u64, ok: bool) -> Reply {
 }
 
 /// An answer of the code, with its outputs at their places.
-fn answer_of(
-    error: Option<Fault>,
-    outputs: Option<Vec<Placed>>,
-    data: &Bytes,
-) -> Option<Result<Answered, RunError>> {
+fn answer_of(error: Option<Fault>, outputs: Option<Vec<Placed>>, data: &Bytes) -> Option<Result<Answered, RunError>> {
     if let Some(Fault { reason, code }) = error {
         let code = ErrorCode::of_number(code);
         return Some(Err(RunError { code: Some(code), ..RunError::new(NAME, reason) }));

@@ -43,8 +43,12 @@ class Failed(Exception):
     """The model cannot be loaded; the text is for people."""
 
 
+# `json.dumps` would make an encoder for each message.
+encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
 def send(stream, message):
-    data = json.dumps(message, separators=(",", ":")).encode()
+    data = encoded(message).encode()
     stream.sendall(len(data).to_bytes(4, "little") + data)
 
 

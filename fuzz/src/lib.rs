@@ -48,7 +48,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 25] = {
+pub const TARGETS: [Target; 26] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
     }
@@ -72,6 +72,7 @@ pub const TARGETS: [Target; 25] = {
         grpc_connection,
         etcd_answer,
         executor_message,
+        python_side,
         labels,
         recipe,
         tokenizer,
@@ -261,6 +262,11 @@ const REGION: usize = 1 << 16;
 /// Messages between the server and an executor process.
 pub fn executor_message(data: &[u8]) {
     let _ = downbeat_engine::isolation::read_as_process(data, REGION);
+}
+
+/// Messages of a Python model's process beside its runs: answers, and calls of other models.
+pub fn python_side(data: &[u8]) {
+    downbeat_python::read_as_process(data);
 }
 
 /// A file with a predictor of the times of groups of operators.

@@ -69,6 +69,22 @@ SUM = HEAD + """
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([total]).reshape(-1).astype(np.int32))]))
         return responses
 """
+# Cancels after three answers, and gives their number and whether it hears of the end.
+CANCEL = HEAD + """
+    def execute(self, requests):
+        return [self.one(asked) for asked in requests]
+
+    def one(self, asked):
+        answers, count, cancelled = request(asked, "square").exec(decoupled=True), 0, False
+        for response in answers:
+            if response.has_error():
+                cancelled = response.error().code() == pb_utils.TritonError.CANCELLED
+                continue
+            count += 1
+            if count == 3:
+                answers.cancel()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([count, cancelled], np.int32))])
+"""
 # Calls a model with its own signature.
 CIRCLE = HEAD + """
     def execute(self, requests):
@@ -93,7 +109,7 @@ def server(binary, tmp_path_factory):
     models.add_sub(repository)
     models.slow(repository)
     write(repository, "square", SQUARE)
-    for name, code in (("sync", SYNC), ("async", ASYNC), ("sum", SUM), ("circle", CIRCLE)):
+    for name, code in (("sync", SYNC), ("async", ASYNC), ("sum", SUM), ("cancel", CANCEL), ("circle", CIRCLE)):
         write(repository, name, code, policy="", config=CALLER)
     write(repository, "circle_of_three", CIRCLE, policy="instance_group [ { count: 3 kind: KIND_CPU } ]", config=CALLER)
     with Server(binary, repository, folder, "--python", sys.executable) as server:
@@ -116,6 +132,11 @@ def test_the_answers_of_a_decoupled_model(server):
     assert ask(server, "sum", "simple").status_code != 200
     refused = ask(server, "sync", "square", [5]).json()["error"]
     assert "exec(decoupled=True)" in refused
+
+
+def test_a_call_that_is_cancelled_ends_with_an_error(server):
+    assert ask(server, "cancel", "square", [100_000]).json()["Y"] == [3, 1]
+    assert ask(server, "cancel", "square", [2]).json()["Y"] == [2, 0]
 
 
 def test_errors_come_back(server):

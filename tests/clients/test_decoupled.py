@@ -53,7 +53,8 @@ class TritonPythonModel:
             if given.get("fail_at") == i:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("asked to fail", pb_utils.TritonError.INVALID_ARG)))
                 continue
-            response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))])
+            parameters = {"number": i} if given.get("number") else None
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))], parameters=parameters)
             last = given.get("with_last", False) and i + 1 == len(values)
             sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
             if last:
@@ -165,6 +166,66 @@ def test_answers_of_threads(server):
             id, value, _ = stream.next()
             seen.setdefault(id, []).append(value)
     assert seen == {"0": [4] * 4 + [None], "1": [2, 2, None], "2": [None], "3": [1, None]}
+
+
+def test_answers_are_progress_and_the_first_is_timed(binary, tmp_path):
+    """A run may go on for longer than its limit, as long as it answers."""
+    repository = tmp_path / "models"
+    write(repository, "repeat", REPEAT)
+    with Server(binary, repository, tmp_path, "--python", sys.executable, "--run-timeout", "4", "--run-timeout-factor", "1") as server:
+        with Stream(server) as stream:
+            stream.ask("repeat", list(range(1, 17)), "slow", delay_s=0.5)
+            begin, values = time.monotonic(), [stream.next()[1] for _ in range(17)]
+            assert values == [*range(1, 17), None] and time.monotonic() - begin > 7
+            assert server.metric("nv_inference_first_response_histogram_ms_count", model="repeat") == 1
+            assert server.metric("nv_inference_first_response_histogram_ms_sum", model="repeat") < 1000 * (time.monotonic() - begin)
+            stream.ask("repeat", [1], "stands", delay_s=600)
+            assert "ended" in stream.next()[1]
+
+
+def test_answers_have_their_parameters(server):
+    with Stream(server) as stream:
+        stream.ask("repeat", [4, 2], "a", number=True)
+        numbers = []
+        for _ in range(2):
+            result, error = stream.answers.get(timeout=60)
+            assert error is None
+            numbers.append(result.get_response().parameters["number"].int64_param)
+        assert numbers == [0, 1]
+
+
+def test_coroutines_of_requests_go_on_side_by_side(binary, tmp_path):
+    """A coroutine that waits lets the next request begin, as in Triton; its error ends its own request."""
+    code = """
+        import asyncio, json
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            async def execute(self, requests):
+                for request in requests:
+                    value = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+                    sender = request.get_response_sender()
+                    if value < 0 and request.request_id():
+                        raise ValueError("a negative value")
+                    # The requests of a load have no id, and nobody ends their wait.
+                    if value == 0 and request.request_id():
+                        self.go.set()
+                    elif request.request_id():
+                        self.go = asyncio.Event()
+                        await asyncio.wait_for(self.go.wait(), 60)
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))]))
+                    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    write(tmp_path / "models", "waits", code)
+    with Server(binary, tmp_path / "models", tmp_path, "--python", sys.executable) as server, Stream(server) as stream:
+        stream.ask("waits", [5], "first")
+        stream.ask("waits", [-1], "wrong")
+        assert "ValueError: a negative value" in stream.next()[1]
+        stream.ask("waits", [0], "second")
+        answers = [stream.next() for _ in range(4)]
+        assert [answer for answer in answers if answer[0] == "second"] == [("second", 0, False), ("second", None, True)]
+        assert [answer for answer in answers if answer[0] == "first"] == [("first", 5, False), ("first", None, True)]
 
 
 def test_many_requests(server):

@@ -16,6 +16,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+import ensembles
+
 PATIENCE_S = 60
 EXPLICIT = ("--model-control-mode", "explicit")
 
@@ -581,9 +583,128 @@ def test_large_tensors_and_all_datatypes(serve, repository):
                 assert got.shape == sent[name].shape and np.array_equal(got, sent[name])
 
 
+def test_the_outputs_of_a_batched_model_need_no_row_for_each_of_the_inputs(serve, repository):
+    """Detectors answer a picture with any number of boxes, as Triton lets them."""
+    code = """
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                boxes = [np.full((int(np.abs(r.inputs()[0].as_numpy()).sum()) % 7, 4), 0.5, np.float32) for r in requests]
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("BOXES", one)]) for one in boxes]
+    """
+    write(repository, "boxes", code, config([("X", "FP32", [2])], [("BOXES", "FP32", [-1, 4])], "max_batch_size: 4"))
+    server = serve(repository)
+    with client_of(server) as client:
+        for count in (0, 3, 5):
+            answer = client.infer("boxes", [tensor("X", np.array([[count, 0]], np.float32))])
+            assert answer.as_numpy("BOXES").shape == (count, 4)
+
+
+def test_an_ensemble_answers_without_an_output_that_its_step_leaves_out(serve, repository):
+    """As in Triton, unless another step needs the output."""
+    code = """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("A", r.inputs()[0].as_numpy())]) for r in requests]
+    """
+    write(repository, "part", code, config([("X", "FP32", [2])], [("A", "FP32", [2]), ("B", "FP32", [2])], "max_batch_size: 8"))
+    two = ("TYPE_FP32", [2])
+    ensembles.write(repository, "whole", [ensembles.step("part", {"X": "in"}, {"A": "a", "B": "b"})], {"in": two}, {"a": two, "b": two})
+    steps = [ensembles.step("part", {"X": "in"}, {"B": "b"}), ensembles.step("part", {"X": "b"}, {"A": "a"})]
+    ensembles.write(repository, "chained", steps, {"in": two}, {"a": two})
+    server = serve(repository)
+    made = tensor("in", np.ones((1, 2), np.float32))
+    with client_of(server) as client:
+        answer = client.infer("whole", [made])
+        assert answer.as_numpy("a").tolist() == [[1, 1]] and answer.as_numpy("b") is None
+        assert "the model gave no output 'B'" in refused(lambda: client.infer("chained", [made])).message()
+
+
+def test_instances_know_their_places(serve, repository):
+    code = """
+        import time
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.place = " ".join(args[f"model_instance_{key}"] for key in ("name", "kind", "device_id"))
+
+            def execute(self, requests):
+                # Requests side by side then reach all instances.
+                time.sleep(0.2)
+                place = np.array([self.place.encode()], dtype=np.object_)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("PLACE", place)])] * len(requests)
+    """
+    groups = "instance_group [ { count: 2 kind: KIND_GPU gpus: [ 0, 3 ] }, { name: 'own' kind: KIND_CPU }, { kind: KIND_MODEL } ]"
+    write(repository, "places", code, config([("X", "FP32", [1])], [("PLACE", "STRING", [1])], groups))
+    server, seen = serve(repository), set()
+    made = tensor("X", np.zeros(1, np.float32))
+
+    def send():
+        with client_of(server) as client:
+            seen.add(client.infer("places", [made]).as_numpy("PLACE")[0].decode())
+
+    expected = {f"places_0_{count} GPU {device}" for count in (0, 1) for device in (0, 3)} | {"own_0 CPU 0", "places_2_0 MODEL 0"}
+
+    def all_seen():
+        threads = [threading.Thread(target=send) for _ in range(12)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        return seen >= expected
+
+    wait_until(lambda: all_seen() or seen > expected)
+    assert seen == expected, seen
+
+
+def test_an_answer_has_its_parameters(serve, repository):
+    code = """
+        import json
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [self.one(json.loads(request.parameters()), request.inputs()[0].as_numpy()) for request in requests]
+
+            def one(self, asked, x):
+                if "kind" in asked:
+                    try:
+                        pb_utils.InferenceResponse(parameters={"a": [1]} if asked["kind"] == "value" else {1: "a"})
+                    except pb_utils.TritonModelException as error:
+                        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+                parameters = {"text": "a", "count": 7, "sure": True} if asked.get("some") else None
+                return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)], parameters=parameters)
+    """
+    write(repository, "told", code, config([("X", "FP32", [1])], [("Y", "FP32", [1])]))
+    server = serve(repository)
+    for module, address in ((httpclient, server.http), (grpcclient, server.grpc)):
+        made = tensor("X", np.zeros(1, np.float32), module)
+        with module.InferenceServerClient(address) as client:
+            assert "parameters" not in answer_of(client.infer("told", [made]), module)
+            told = answer_of(client.infer("told", [made], parameters={"some": True}), module)["parameters"]
+            if module is grpcclient:
+                told = {key: next(iter(value.values())) for key, value in told.items()}
+                told["count"] = int(told["count"])
+            assert told == {"text": "a", "count": 7, "sure": True}
+    with client_of(server) as client:
+        for kind, words in (("value", "values to have type bool/int/str, found type <class 'list'>"), ("key", "keys to have type str, found type <class 'int'>")):
+            error = refused(lambda kind=kind: client.infer("told", [tensor("X", np.zeros(1, np.float32))], parameters={"kind": kind}))
+            assert words in error.message()
+    generated = requests.post(f"{server.url}/v2/models/told/generate", json={"X": 1.0, "some": True}, timeout=PATIENCE_S).json()
+    assert generated["text"] == "a" and generated["count"] == 7 and generated["Y"] == 1.0
+
+
+def answer_of(result, module):
+    return result.get_response(as_json=True) if module is grpcclient else result.get_response()
+
+
 BROKEN = {
     "no_class": ("x = 1", "the file has no class TritonPythonModel"),
-    "syntax": ("def (", "SyntaxError"),
+    "syntax": ("\ndef (", "the import failed: SyntaxError: invalid syntax (model.py, line 2)"),
     "missing": ("import surely_not_installed", "pip install surely_not_installed"),
     "initialize": ("class TritonPythonModel:\n    def initialize(self, args):\n        raise KeyError('weights')\n"
                    "    def execute(self, requests):\n        return []", "initialize failed: KeyError: 'weights' (model.py, line 3, in initialize)"),

@@ -44,6 +44,11 @@ pub trait Interrupt: Send + Sync {
         false
     }
 
+    /// A number that changes whenever the call makes progress, if the engine knows.
+    fn progress(&self) -> u64 {
+        0
+    }
+
     /// Forgets the interrupt once the call is over, so that the next call goes on.
     fn clear(&self) {}
 }
@@ -82,6 +87,11 @@ impl Stop {
     /// The number of the thread's present run.
     pub fn run_in_progress(&self) -> Option<u64> {
         self.state().calls.iter().rev().find_map(|call| call.run)
+    }
+
+    /// A number that changes whenever the thread's present call makes progress.
+    pub fn progress(&self) -> u64 {
+        self.state().calls.iter().filter_map(|call| call.interrupt.as_ref()).map(|interrupt| interrupt.progress()).sum()
     }
 
     fn state(&self) -> MutexGuard<'_, StopState> {

@@ -26,7 +26,7 @@ pub use peek::{Peek, decoded_bytes, model_name};
 /// An unknown datatype, a parameter without a value, or raw and typed contents together. Contents
 /// that are missing, left over, or of another type or size than datatype and shape demand.
 pub fn request_from_message(message: ModelInferRequest) -> Result<InferRequest, CodecError> {
-    let mut raw = RawContents::new(message.raw_input_contents, "input");
+    let mut raw = RawContents::new(message.raw_input_contents, "input", &message.model_name);
     let mut inputs = Vec::with_capacity(message.inputs.len());
     for input in message.inputs {
         let InferInputTensor { name, datatype, shape, parameters, contents } = input;
@@ -55,7 +55,7 @@ pub fn request_from_message(message: ModelInferRequest) -> Result<InferRequest, 
 pub fn response_from_message(message: ModelInferResponse) -> Result<InferResponse, CodecError> {
     // For data in shared memory, some servers leave an empty raw tensor and others none.
     let aligned = message.raw_output_contents.len() == message.outputs.len();
-    let mut raw = RawContents::new(message.raw_output_contents, "output");
+    let mut raw = RawContents::new(message.raw_output_contents, "output", &message.model_name);
     let mut outputs = Vec::with_capacity(message.outputs.len());
     for output in message.outputs {
         let InferOutputTensor { name, datatype, shape, parameters, contents } = output;
@@ -173,16 +173,18 @@ fn write_parameters(parameters: Parameters) -> BTreeMap<String, InferParameter> 
 }
 
 /// The raw tensors of a message, handed out in the order of its tensors.
-struct RawContents {
+struct RawContents<'a> {
     count: usize,
     rest: std::vec::IntoIter<Bytes>,
     /// `input` or `output`, for messages.
     kind: &'static str,
+    /// The name of the model, for messages.
+    model: &'a str,
 }
 
-impl RawContents {
-    fn new(raw: Vec<Bytes>, kind: &'static str) -> Self {
-        RawContents { count: raw.len(), rest: raw.into_iter(), kind }
+impl<'a> RawContents<'a> {
+    fn new(raw: Vec<Bytes>, kind: &'static str, model: &'a str) -> Self {
+        RawContents { count: raw.len(), rest: raw.into_iter(), kind, model }
     }
 
     fn tensor(
@@ -205,8 +207,11 @@ impl RawContents {
         }
         let data = match contents {
             Some(_) if self.count > 0 => {
+                // The words are Triton's.
                 return Err(error(format!(
-                    "has 'contents' in a message with 'raw_{kind}_contents'; expected either for all {kind}s"
+                    "contents field must not be specified when using raw_{kind}_contents for '{name}' for model \
+                     '{model}'; expected either for all {kind}s",
+                    model = self.model
                 )));
             }
             Some(contents) => typed_data(datatype, &shape, contents).map_err(error)?,

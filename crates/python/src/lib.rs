@@ -13,5 +13,5 @@ mod side;
 mod worker;
 
 pub use engine::{OnMetering, PythonEngine};
-pub use side::{Fault, ModelCall, Named, OnAnswer, OnCall, OpenCall};
+pub use side::{CallAnswer, Fault, ModelCall, Named, OnAnswer, OnCall, OpenCall, read_as_process};
 pub use worker::NAME;

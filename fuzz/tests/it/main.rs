@@ -117,6 +117,7 @@ tests!(
     grpc_connection,
     etcd_answer,
     executor_message,
+    python_side,
     labels,
     recipe,
     tokenizer,

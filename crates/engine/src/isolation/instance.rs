@@ -82,7 +82,12 @@ impl InstanceStarter {
         let link = LaneLink::new(0, None);
         handle.executor.add(&link)?;
         on_metering(metering);
-        let end = Arc::new(EndRun { lane: link.number, run: AtomicU64::new(0), process: Mutex::default() });
+        let end = Arc::new(EndRun {
+            lane: link.number,
+            run: AtomicU64::new(0),
+            process: Mutex::default(),
+            answers: answers.clone(),
+        });
         let loaded = LoadedInstance { signature: Signature { inputs, outputs }, configuration };
         Ok((Instance { handle, link, end, runs: 0, on_metering, answers }, loaded))
     }
@@ -109,6 +114,7 @@ impl Instance {
         self.end.run.store(self.runs, Ordering::Relaxed);
         *self.end.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(lane.process.clone());
         let call = stop::run(Some(self.end.clone())).map_err(|reason| RunError::new(engine, reason))?;
+        self.answers.begin_run();
         let numbers = numbers(&self.answers, requests);
         let asked = lane.ask(engine, self.runs, requests, &numbers);
         requests.iter().filter_map(|request| request.about.as_ref()).for_each(|about| about.left.unwatch());
@@ -192,7 +198,7 @@ impl Open {
         match self.wire.receive()? {
             RunAnswer::Answered { batch, requests: replies, keeps_inputs, metering } => {
                 let outputs = batch.read(&mut self.outputs)?;
-                let answers = Ok(self::answers(engine, outputs, replies, requests.len())?);
+                let answers = Ok(self::answers(engine, outputs, replies, requests)?);
                 Ok(BatchAnswer { answers, keeps_inputs, metering })
             }
             RunAnswer::Raised { reason, keeps_inputs, metering } => {
@@ -206,9 +212,14 @@ impl Open {
     }
 }
 
-/// The answers of `count` requests. Their outputs are copied, as the next run overwrites the region.
-fn answers(engine: &'static str, outputs: Vec<Tensor>, replies: Vec<Reply>, count: usize) -> io::Result<Answers> {
-    if replies.len() != count {
+/// The answers of requests. Their outputs are copied, as the next run overwrites the region.
+fn answers(
+    engine: &'static str,
+    outputs: Vec<Tensor>,
+    replies: Vec<Reply>,
+    requests: &[AskedRequest],
+) -> io::Result<Answers> {
+    if replies.len() != requests.len() {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut outputs: Vec<Option<Tensor>> = outputs.into_iter().map(Some).collect();
@@ -218,12 +229,17 @@ fn answers(engine: &'static str, outputs: Vec<Tensor>, replies: Vec<Reply>, coun
         tensor.data = tensor.data.as_slice().into();
         Ok(Some(tensor))
     };
-    let reply = |reply| match reply {
-        Reply::Outputs(places) => Ok(Ok(places.into_iter().map(&mut take).collect::<io::Result<Answered>>()?)),
+    let reply = |(reply, request): (Reply, &AskedRequest)| match reply {
+        Reply::Outputs { places, parameters } => {
+            if let (Some(about), Some(parameters)) = (&request.about, parameters) {
+                let _ = about.answer_parameters.set(parameters);
+            }
+            Ok(Ok(places.into_iter().map(&mut take).collect::<io::Result<Answered>>()?))
+        }
         Reply::Error { reason, code } => {
             let code = code.map_or(ErrorCode::Unknown, ErrorCode::of_number);
             Ok(Err(RunError { code: Some(code), ..RunError::new(engine, reason) }))
         }
     };
-    replies.into_iter().map(reply).collect()
+    replies.into_iter().zip(requests).map(reply).collect()
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::executor::Process;
 use super::message::{Answer, Batch, Call, LaneCall, RunAnswer, RunCall, WarmRun, Wire};
 use super::model::Handle;
+use super::side::AnswerTable;
 use crate::memory::region::Region;
 use crate::memory::run_memory::RunMemory;
 use crate::stop::{self, Interrupt};
@@ -92,6 +93,8 @@ pub(super) struct EndRun {
     /// The number of the run.
     pub run: AtomicU64,
     pub process: Mutex<Option<Arc<Process>>>,
+    /// The answers that tell the run's progress.
+    pub answers: Arc<AnswerTable>,
 }
 
 impl EndRun {
@@ -110,6 +113,10 @@ impl Interrupt for EndRun {
     fn kill(&self) -> bool {
         self.process().as_ref().inspect(|process| process.kill()).is_some()
     }
+
+    fn progress(&self) -> u64 {
+        self.answers.progress()
+    }
 }
 
 /// An engine's lane in an executor process.
@@ -123,7 +130,12 @@ pub(super) struct IsolatedLane {
 
 impl IsolatedLane {
     pub fn new(handle: Arc<Handle>, link: Arc<LaneLink>, memory: Option<Arc<RunMemory>>) -> Self {
-        let end = Arc::new(EndRun { lane: link.number, run: AtomicU64::new(0), process: Mutex::default() });
+        let end = Arc::new(EndRun {
+            lane: link.number,
+            run: AtomicU64::new(0),
+            process: Mutex::default(),
+            answers: Arc::default(),
+        });
         IsolatedLane { handle, link, memory, end, runs: 0 }
     }
 

@@ -196,8 +196,13 @@ pub(super) enum RunAnswer {
 /// The answer to a request.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// The places of the outputs among the tensors of the batch; `None`: there is no such output.
-    Outputs(Vec<Option<usize>>),
+    Outputs {
+        /// The places of the outputs among the tensors of the batch; `None`: there is no such output.
+        places: Vec<Option<usize>>,
+        /// The parameters of the answer, as a JSON object.
+        #[serde(default)]
+        parameters: Option<String>,
+    },
     /// The model's code refused the request, with Triton's number of the kind of error.
     Error { reason: String, code: Option<u32> },
 }

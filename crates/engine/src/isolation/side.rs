@@ -32,6 +32,10 @@ impl Side {
 pub struct AnswerTable {
     /// Counts requests. The numbers of a later process are above those of an earlier one.
     next: AtomicU64,
+    /// The number of the first request of the present run.
+    run: AtomicU64,
+    /// Counts the answers to the requests of the present run and of earlier ones.
+    progress: AtomicU64,
     takers: Mutex<BTreeMap<u64, Arc<dyn TakesAnswers>>>,
 }
 
@@ -57,6 +61,23 @@ impl AnswerTable {
         self.takers().remove(&number)
     }
 
+    /// A run begins with the next request.
+    pub(super) fn begin_run(&self) {
+        self.run.store(self.next(), Ordering::Relaxed);
+    }
+
+    /// Notes that the model has answered a request.
+    pub fn answered(&self, number: u64) {
+        if number >= self.run.load(Ordering::Relaxed) {
+            self.progress.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A number that rises whenever the present run answers a request.
+    pub(super) fn progress(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
+    }
+
     /// The number that the next request will have.
     pub fn next(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
@@ -69,6 +90,6 @@ impl AnswerTable {
             let later = takers.split_off(&end);
             std::mem::replace(&mut *takers, later)
         };
-        ended.into_values().for_each(|taker| taker.take(Some(Err(error.clone())), true, Box::new(drop)));
+        ended.into_values().for_each(|taker| taker.take(Some(Err(error.clone())), None, true, Box::new(drop)));
     }
 }

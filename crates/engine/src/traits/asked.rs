@@ -46,13 +46,22 @@ pub struct RequestAbout {
     pub left: ClientLeft,
     /// Takes the answers, if the model may give any number of them.
     pub answers: AnswersTo,
+    /// The parameters of the answer, as a JSON object, if the model gives one answer with some.
+    pub answer_parameters: OnceLock<String>,
 }
 
 /// Takes the answers of a model that may give any number of answers to a request.
 pub trait TakesAnswers: Send + Sync {
-    /// Takes an answer, and calls `done` with whether the client waits for more. `None`: the answers
-    /// end without another. A client that reads slowly delays the call of `done`, and nothing else.
-    fn take(&self, answer: Option<Result<Answered, RunError>>, is_final: bool, done: Box<dyn FnOnce(bool) + Send>);
+    /// Takes an answer with its `parameters` (a JSON object), and calls `done` with whether the client
+    /// waits for more. `None`: the answers end without another. A client that reads slowly delays the
+    /// call of `done`, and nothing else.
+    fn take(
+        &self,
+        answer: Option<Result<Answered, RunError>>,
+        parameters: Option<String>,
+        is_final: bool,
+        done: Box<dyn FnOnce(bool) + Send>,
+    );
 
     /// Whether the client waits for more answers.
     fn is_open(&self) -> bool;

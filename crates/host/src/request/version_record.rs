@@ -137,6 +137,11 @@ impl VersionRecord {
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
     }
 
+    /// Notes that the first answer of a decoupled model came `after` the arrival of its request.
+    pub fn record_first_answer(&self, after: Duration) {
+        self.metrics.record_first_answer(after);
+    }
+
     /// Counts a request that got no result, `after` its arrival.
     pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
         // A model that refuses all requests runs nothing, and the server would rest instead of

@@ -84,6 +84,8 @@ struct Run {
     device: usize,
     begin: Time,
     limit: Duration,
+    /// The engine's progress in the run, and since when it has this value.
+    progress: Option<(u64, Time)>,
     /// Whether it was told to end because no client waits for it.
     is_useless: bool,
     /// Since when it must end, and why.
@@ -262,7 +264,16 @@ impl Post {
         let is_first = matches!(*doing, Doing::Nothing);
         if is_first {
             let (begin, health) = (self.watchdog.clock.now(), health.clone());
-            *doing = Doing::Run(Run { health, device, begin, limit, is_useless: false, told: None, is_killed: false });
+            *doing = Doing::Run(Run {
+                health,
+                device,
+                begin,
+                limit,
+                progress: None,
+                is_useless: false,
+                told: None,
+                is_killed: false,
+            });
             drop(doing);
             self.watchdog.activity.stir();
         }
@@ -319,11 +330,19 @@ impl Post {
     /// Ends a run that takes too long, and at last its process. Returns why the thread must be
     /// left behind, if neither helps.
     fn look_at_run(&self, run: &mut Run, now: Time) -> Option<String> {
-        let Run { health, device, begin, limit, told, is_killed, .. } = run;
+        let Run { health, device, begin, limit, progress, told, is_killed, .. } = run;
         let elapsed = now.since(*begin);
+        // Answers before the end of a run are progress.
+        let engine = self.stop.progress();
+        let since = match *progress {
+            Some((before, since)) if before == engine => since,
+            Some(_) => now,
+            None => *begin,
+        };
+        *progress = Some((engine, since));
         let ModelHealth { name, version, .. } = &**health;
         match told {
-            None if elapsed <= *limit => {
+            None if now.since(since) <= *limit => {
                 self.end_useless_run(run, elapsed);
                 None
             }
@@ -407,6 +426,10 @@ impl Post {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use downbeat_engine::stop::Interrupt;
+
     use super::*;
 
     struct Nobody;
@@ -436,6 +459,34 @@ mod tests {
         assert!(watchdog.is_busy() && watchdog.hopeless().is_some());
         assert!(post.end().is_some());
         assert!(!watchdog.is_busy() && watchdog.hopeless().is_none());
+    }
+
+    #[test]
+    fn a_run_that_makes_progress_goes_on() {
+        #[derive(Default)]
+        struct Answers(AtomicU64);
+        impl Interrupt for Answers {
+            fn interrupt(&self) {}
+            fn progress(&self) -> u64 {
+                self.0.load(Ordering::Relaxed)
+            }
+        }
+        let (limits, second) = (RunLimits::default(), Duration::from_millis(1_000));
+        let watchdog = Watchdog::start(limits, Clock::start(), Arc::new(downbeat_engine::Emulated::new())).unwrap();
+        let post = watchdog.post(Weak::<Nobody>::new());
+        let answers = Arc::new(Answers::default());
+        let _call = downbeat_engine::stop::run(Some(answers.clone())).unwrap();
+        // Far from the time of the watchdog's own thread.
+        assert!(post.begin(&Arc::new(ModelHealth::new("m".into(), "1".into())), 0, second * 3_600));
+        let hour = |hours: u64| Time::ZERO + second * (3_600 * hours);
+        for hours in 0..10 {
+            answers.0.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(post.look(hour(hours), &limits), None);
+            assert!(!post.stop.is_stopped(), "an answer came within the limit");
+        }
+        assert_eq!(post.look(hour(11), &limits), None);
+        assert!(post.stop.is_stopped(), "no answer came within the limit");
+        post.end();
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use downbeat_core::{Duration, Time};
 use downbeat_engine::{Buffer, ErrorCode, Tensor};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
-use downbeat_python::{Fault, ModelCall, Named, OnAnswer, OnCall, OpenCall};
+use downbeat_python::{CallAnswer, Fault, ModelCall, Named, OnAnswer, OnCall, OpenCall};
 use downbeat_service::answers::{Answers, StreamAnswer};
 use downbeat_service::error::ServiceError;
 use downbeat_service::unanswered::Unanswered;
@@ -120,7 +120,7 @@ impl Calls {
             if let Ok(permit) = wanted.acquire().await {
                 permit.forget();
             }
-            let answer = answer.map(|answer| answer.and_then(named).map_err(|error| fault(&error)));
+            let answer = answer.map(|answer| answer.and_then(answer_of).map_err(|error| fault(&error)));
             on_answer(answer, is_final);
             if is_final {
                 return;
@@ -239,15 +239,17 @@ fn request(call: ModelCall) -> Result<InferRequest, ServiceError> {
     })
 }
 
-/// The outputs of a response.
-fn named(response: InferResponse) -> Result<Vec<Named>, ServiceError> {
+/// A response as the code of the caller gets it.
+fn answer_of(response: InferResponse) -> Result<CallAnswer, ServiceError> {
+    let parameters = (!response.parameters.is_empty()).then(|| serde_json::to_string(&response.parameters));
     let output = |output: InferTensor| {
         let shape: Option<Vec<usize>> = output.shape.iter().map(|size| usize::try_from(*size).ok()).collect();
         let lost = || ServiceError::Internal(format!("output '{}' has the shape {:?}", output.name, output.shape));
         let (datatype, shape) = (output.datatype, shape.ok_or_else(lost)?);
         Ok((output.name, Tensor { datatype, shape, data: Buffer::from_bytes(output.data) }))
     };
-    response.outputs.into_iter().map(output).collect()
+    let outputs = response.outputs.into_iter().map(output).collect::<Result<_, _>>()?;
+    Ok(CallAnswer { outputs, parameters: parameters.and_then(Result::ok) })
 }
 
 /// An error in the form of `TritonError`.

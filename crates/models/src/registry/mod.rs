@@ -450,11 +450,11 @@ impl Registry {
         let mut definition = match &overlay {
             None => self.repository.definition(name, config),
             Some(overlay) => {
-                let repository = self.repository.at(overlay.path()).map_err(|error| load_failed(name, &error))?;
+                let repository = self.repository.at(overlay.path()).map_err(|error| poll_failed(name, &error))?;
                 repository.definition(name, config)
             }
         }
-        .map_err(|error| load_failed(name, &error))?;
+        .map_err(|error| poll_failed(name, &error))?;
         self.check_uploaded_code(name, &definition, &overrides)?;
         for warning in &definition.warnings {
             tracing::warn!(model = %name, "{warning}");
@@ -775,20 +775,26 @@ fn load_failed(model: &str, error: &dyn std::fmt::Display) -> ServiceError {
     ServiceError::InvalidArgument(format!("load failed for model '{model}': {error}"))
 }
 
+/// The error of a load whose configuration or files are wrong, in Triton's words.
+fn poll_failed(model: &str, error: &dyn std::fmt::Display) -> ServiceError {
+    ServiceError::InvalidArgument(format!("failed to load '{model}', failed to poll from model repository: {error}"))
+}
+
 /// The folder with the files of a load request, if the request brought files.
 ///
 /// # Errors
-/// `InvalidArgument` if the request has no configuration beside its files, or the files cannot be
-/// written.
+/// `InvalidArgument` if the request has no configuration beside its files, or a file has no path in
+/// the model's folder; `Internal` if the files cannot be written.
 fn overlay_of(name: &str, overrides: &LoadOverrides) -> Result<Option<Overlay>, ServiceError> {
     if overrides.files.is_empty() {
         return Ok(None);
     }
     if overrides.config.is_none() {
-        return Err(ServiceError::InvalidArgument(format!(
-            "failed to load '{name}', failed to poll from model repository: a load request with files needs a 'config' \
-             parameter beside them"
-        )));
+        return Err(poll_failed(name, &"a load request with files needs a 'config' parameter beside them"));
     }
-    Ok(Some(write_overlay(name, &overrides.files).map_err(|error| load_failed(name, &error))?))
+    let overlay = write_overlay(name, &overrides.files).map_err(|error| match poll_failed(name, &error) {
+        ServiceError::InvalidArgument(words) if error.is::<std::io::Error>() => ServiceError::Internal(words),
+        refused => refused,
+    });
+    overlay.map(Some)
 }

@@ -1,17 +1,20 @@
 //! Requests to models that may give any number of answers.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use downbeat_core::Time;
 use downbeat_engine::{Answered, RunError, TakesAnswers};
 use downbeat_host::request::batch_codec::Admitted;
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::answers::{AnswerSender, Answers, PATIENCE, StreamAnswer, channel};
+use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{InFlight, Serving, response};
+use super::{InFlight, Serving, answer_parameters, response};
 use crate::loaded_version::LoadedVersion;
 
 /// Ends a request when its answers are dropped.
@@ -55,9 +58,11 @@ impl Serving {
     ) {
         let wanted = request.outputs.iter().map(|output| output.name.clone()).collect();
         let (model, id) = (request.model_name.clone(), request.id.clone());
+        let (clock, arrival) = (self.driver.clock(), self.now());
         let taker = |admitted: &Admitted, loaded: &Arc<LoadedVersion>| {
             let (sender, runtime) = (sender.clone(), Handle::current());
-            let taker = Taker { sender, runtime, loaded: loaded.clone(), model, id, wanted };
+            let first = FirstAnswer { clock, arrival, has_come: AtomicBool::new(false) };
+            let taker = Taker { sender, runtime, loaded: loaded.clone(), model, id, wanted, first };
             if let Some(about) = &admitted.about {
                 let _ = about.answers.0.set(Arc::new(taker));
             }
@@ -80,14 +85,34 @@ struct Taker {
     id: String,
     /// The names of the wanted outputs; empty: all.
     wanted: Vec<String>,
+    first: FirstAnswer,
+}
+
+/// Measures the time until the first answer to a request.
+struct FirstAnswer {
+    clock: Clock,
+    arrival: Time,
+    has_come: AtomicBool,
+}
+
+impl FirstAnswer {
+    /// An answer has come.
+    fn came(&self, loaded: &LoadedVersion) {
+        if !self.has_come.swap(true, Ordering::Relaxed) {
+            loaded.record_first_answer(self.clock.now().since(self.arrival));
+        }
+    }
 }
 
 impl Taker {
-    fn response(&self, answered: Answered) -> Result<InferResponse, ServiceError> {
+    fn response(&self, answered: Answered, parameters: Option<String>) -> Result<InferResponse, ServiceError> {
         let codec = &self.loaded.codec;
         let outputs = codec.answered(answered).map_err(ServiceError::Internal)?;
         let request = InferRequest { model_name: self.model.clone(), id: self.id.clone(), ..InferRequest::default() };
         let mut response = response(request, codec, &self.loaded.version, None, outputs);
+        if let Some(parameters) = parameters {
+            response.parameters = answer_parameters(&parameters)?;
+        }
         if !self.wanted.is_empty() {
             response.outputs.retain(|output| self.wanted.contains(&output.name));
         }
@@ -96,9 +121,18 @@ impl Taker {
 }
 
 impl TakesAnswers for Taker {
-    fn take(&self, answer: Option<Result<Answered, RunError>>, is_final: bool, done: Box<dyn FnOnce(bool) + Send>) {
+    fn take(
+        &self,
+        answer: Option<Result<Answered, RunError>>,
+        parameters: Option<String>,
+        is_final: bool,
+        done: Box<dyn FnOnce(bool) + Send>,
+    ) {
+        if answer.is_some() {
+            self.first.came(&self.loaded);
+        }
         let answer = answer.map(|answer| match answer {
-            Ok(answered) => self.response(answered),
+            Ok(answered) => self.response(answered, parameters),
             Err(error) => Err(self.loaded.failed_answer(error)),
         });
         let sender = self.sender.clone();

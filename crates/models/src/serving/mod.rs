@@ -22,7 +22,7 @@ use downbeat_host::request::reply::Reply;
 use downbeat_host::request::ticket::{Decider, Ticket};
 use downbeat_host::run::watchdog::Watchdog;
 use downbeat_host::scheduler::Driver;
-use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
+use downbeat_protocol::{InferRequest, InferResponse, Parameters, inference as pb};
 use downbeat_repository::ModelDefinition;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
@@ -312,9 +312,13 @@ impl Serving {
             return Err(limits.overrun(&request.model_name));
         };
         ticket.close();
-        leaving.stays();
+        let about = leaving.stays();
         let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };
-        Ok(response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs))
+        let mut response = response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs);
+        if let Some(parameters) = about.as_ref().and_then(|about| about.answer_parameters.get()) {
+            response.parameters = answer_parameters(parameters)?;
+        }
+        Ok(response)
     }
 
     /// Holds the bytes of a request's inputs and checks that the version has memory to run them.
@@ -402,8 +406,8 @@ impl Leaving {
     }
 
     /// The client got its answer.
-    fn stays(mut self) {
-        self.0 = None;
+    fn stays(mut self) -> Option<Arc<RequestAbout>> {
+        self.0.take()
     }
 }
 
@@ -413,6 +417,12 @@ impl Drop for Leaving {
             about.left.leave();
         }
     }
+}
+
+/// The parameters of a model's answer, which the model's code gives as a JSON object.
+fn answer_parameters(json: &str) -> Result<Parameters, ServiceError> {
+    serde_json::from_str(json)
+        .map_err(|error| ServiceError::Internal(format!("the parameters of the model's answer are wrong: {error}")))
 }
 
 /// A model, and the models that its steps and theirs run, each once. `models_of` has the models of

@@ -106,7 +106,7 @@ fn wrong_contents_are_named() {
         (message(vec![input("INT32", &[-1], Some(ints(&[])))], vec![]), "negative size -1"),
         (
             message(vec![input("INT32", &[2], Some(ints(&[1, 2])))], vec![vec![0; 8].into()]),
-            "has 'contents' in a message with 'raw_input_contents'",
+            "contents field must not be specified when using raw_input_contents for",
         ),
     ];
     for (message, expected) in cases {

@@ -40,7 +40,16 @@ pub struct Fault {
 #[serde(rename_all = "snake_case")]
 pub enum Told {
     /// An answer to a request of a client.
-    Answer { id: u64, request: u64, is_final: bool, error: Option<Fault>, outputs: Option<Vec<Placed>> },
+    Answer {
+        id: u64,
+        request: u64,
+        is_final: bool,
+        error: Option<Fault>,
+        outputs: Option<Vec<Placed>>,
+        /// A JSON object.
+        #[serde(default)]
+        parameters: Option<String>,
+    },
     /// Asks whether the client of a request waits for more.
     Look { id: u64, request: u64 },
     /// A request to another model.
@@ -78,6 +87,8 @@ pub struct Reply {
     pub ok: bool,
     pub error: Option<Fault>,
     pub outputs: Option<Vec<Placed>>,
+    /// The parameters of an answer, as a JSON object.
+    pub parameters: Option<String>,
 }
 
 /// Reads a frame; `None` at the end of the socket.
@@ -160,7 +171,7 @@ mod tests {
         let bytes = frame(text, &[1, 0, 0, 0, 2, 0, 0, 0]);
         let mut stream = &bytes[..];
         let (told, data) = read(&mut stream).unwrap().unwrap();
-        let Told::Answer { id: 3, request: 7, is_final: true, error: None, outputs: Some(placed) } = told else {
+        let Told::Answer { id: 3, request: 7, is_final: true, error: None, outputs: Some(placed), .. } = told else {
             panic!("{told:?}")
         };
         let tensors = tensors(&placed, &data).unwrap();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use bytes::Bytes;
-use downbeat_engine::{AnswerTable, ErrorCode, RunError, Side, Tensor};
+use downbeat_engine::{AnswerTable, Answered, ErrorCode, RunError, Side, Tensor};
 pub use frame::Fault;
 use frame::{Called, Placed, Reply, Told};
 
@@ -45,8 +45,17 @@ pub struct ModelCall {
     pub blocks: bool,
 }
 
-/// Hears the answers to a call: the outputs or an error, or `None`, and whether it is the last.
-pub type OnAnswer = Box<dyn FnMut(Option<Result<Vec<Named>, Fault>>, bool) + Send>;
+/// An answer of a called model.
+#[derive(Debug, Default)]
+pub struct CallAnswer {
+    /// The outputs.
+    pub outputs: Vec<Named>,
+    /// The parameters, as a JSON object; `None`: there are none.
+    pub parameters: Option<String>,
+}
+
+/// Hears the answers to a call: an answer or an error, or `None`, and whether it is the last.
+pub type OnAnswer = Box<dyn FnMut(Option<Result<CallAnswer, Fault>>, bool) + Send>;
 
 /// A call that is under way. Dropping it ends the call.
 pub trait OpenCall: Send {
@@ -145,8 +154,8 @@ impl Process {
 
     fn hear(&self, told: Told, data: &Bytes) {
         match told {
-            Told::Answer { id, request, is_final, error, outputs } => {
-                self.answer(id, request, is_final, answer_of(error, outputs, data));
+            Told::Answer { id, request, is_final, error, outputs, parameters } => {
+                self.answer(id, request, is_final, answer_of(error, outputs, data), parameters);
             }
             Told::Look { id, request } => {
                 let ok = self.answers.get(request).is_some_and(|taker| taker.is_open());
@@ -162,12 +171,20 @@ impl Process {
         }
     }
 
-    fn answer(&self, id: u64, request: u64, is_final: bool, answer: Option<Result<Vec<Option<Tensor>>, RunError>>) {
+    fn answer(
+        &self,
+        id: u64,
+        request: u64,
+        is_final: bool,
+        answer: Option<Result<Answered, RunError>>,
+        parameters: Option<String>,
+    ) {
+        self.answers.answered(request);
         let taker = if is_final { self.answers.remove(request) } else { self.answers.get(request) };
         let replies = self.replies.clone();
         let reply = move |ok| drop(replies.send((done(id, ok), Vec::new())));
         match taker {
-            Some(taker) => taker.take(answer, is_final, Box::new(reply)),
+            Some(taker) => taker.take(answer, parameters, is_final, Box::new(reply)),
             None => reply(false),
         }
     }
@@ -209,16 +226,27 @@ impl Process {
     }
 }
 
+/// Reads arbitrary bytes as the messages of a process, with their tensors. Returns the number of
+/// messages that could be read. For fuzz tests.
+pub fn read_as_process(mut bytes: &[u8]) -> usize {
+    let mut messages = 0;
+    while let Ok(Some((told, data))) = frame::read(&mut bytes) {
+        match told {
+            Told::Answer { error, outputs, .. } => drop(answer_of(error, outputs, &data)),
+            Told::Call(call) => drop(frame::tensors(&call.inputs, &data)),
+            Told::Look { .. } | Told::Pull { .. } | Told::Drop { .. } => {}
+        }
+        messages += 1;
+    }
+    messages
+}
+
 fn done(id: u64, ok: bool) -> Reply {
-    Reply { id, is_final: true, ok, error: None, outputs: None }
+    Reply { id, is_final: true, ok, error: None, outputs: None, parameters: None }
 }
 
 /// An answer of the code, with its outputs at their places.
-fn answer_of(
-    error: Option<Fault>,
-    outputs: Option<Vec<Placed>>,
-    data: &Bytes,
-) -> Option<Result<Vec<Option<Tensor>>, RunError>> {
+fn answer_of(error: Option<Fault>, outputs: Option<Vec<Placed>>, data: &Bytes) -> Option<Result<Answered, RunError>> {
     if let Some(Fault { reason, code }) = error {
         let code = ErrorCode::of_number(code);
         return Some(Err(RunError { code: Some(code), ..RunError::new(NAME, reason) }));
@@ -238,13 +266,14 @@ fn answer_of(
 /// Most outputs of a model's answer.
 const MOST_OUTPUTS: usize = 4096;
 
-fn reply_of(id: u64, answer: Option<Result<Vec<Named>, Fault>>, is_final: bool) -> Frame {
-    let mut reply = Reply { id, is_final, ok: true, error: None, outputs: None };
+fn reply_of(id: u64, answer: Option<Result<CallAnswer, Fault>>, is_final: bool) -> Frame {
+    let mut reply = Reply { id, is_final, ok: true, error: None, outputs: None, parameters: None };
     let mut data = Vec::new();
     match answer {
         None => {}
         Some(Err(fault)) => reply.error = Some(fault),
-        Some(Ok(outputs)) => {
+        Some(Ok(CallAnswer { outputs, parameters })) => {
+            reply.parameters = parameters;
             let place = |(place, (name, tensor)): (usize, Named)| {
                 let bytes = tensor.data.into_bytes();
                 let placed = Placed {

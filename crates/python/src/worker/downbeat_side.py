@@ -1,6 +1,7 @@
 """The second socket to the server: the answers of decoupled models, and the model's own requests to other models."""
 
 import asyncio
+import concurrent.futures
 import itertools
 import json
 import queue
@@ -11,6 +12,8 @@ import time
 utils = sys.modules.get("triton_python_backend_utils")
 np = sys.modules.get("numpy")
 
+# `json.dumps` would make an encoder for each message.
+encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 # A wait is looked at this often, so that the server can end it.
 LOOK_S = 0.2
 # Most answers to a made-up request.
@@ -49,7 +52,7 @@ class Side:
     def write(self):
         while True:
             head, parts = self.out.get()
-            head = json.dumps(head, separators=(",", ":")).encode()
+            head = encoded(head).encode()
             length = sum(len(part) for part in parts)
             try:
                 self.stream.sendall(len(head).to_bytes(4, "little") + length.to_bytes(8, "little") + head)
@@ -74,6 +77,16 @@ class Side:
         replies = queue.SimpleQueue()
         self.ask(lambda head, data: replies.put(head), kind, parts, **fields)
         return waited(replies)
+
+
+def waited_for(future):
+    """The result of a future, as [`waited`] waits."""
+    while True:
+        try:
+            return future.result(timeout=LOOK_S)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
 
 
 def waited(replies):
@@ -146,15 +159,16 @@ class Remote:
         self.side, self.key, self.outputs_of, self.open = side, key, outputs_of, True
 
     def send(self, response, is_final):
-        outputs = error = None
+        outputs = error = parameters = None
         parts = ()
         if response is not None and response.has_error():
             error = {"reason": response.error().message(), "code": response.error().code()}
         elif response is not None:
             named = ((None, place, *output) for place, output in self.outputs_of(response).items())
             outputs, parts = parts_of(named)
+            parameters = response._parameters
         self.open = self.side.ask_and_wait(
-            "answer", parts, request=self.key, is_final=is_final, error=error, outputs=outputs
+            "answer", parts, request=self.key, is_final=is_final, error=error, outputs=outputs, parameters=parameters
         )["ok"]
         return self.open
 
@@ -247,22 +261,24 @@ class Callers:
         return response_of(*waited(replies)) or no_answer()
 
     async def async_exec(self, request, decoupled, timeout):
-        if decoupled:
-            return self.exec(request, True, timeout)
-        loop, reply = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        loop, first, replies = asyncio.get_running_loop(), asyncio.get_running_loop().create_future(), queue.SimpleQueue()
 
-        def done(head, data):
-            if not reply.done():
-                reply.set_result((head, data))
+        def done():
+            if not first.done():
+                first.set_result(None)
 
         def hear(head, data):
+            replies.put((head, data))
             try:
-                loop.call_soon_threadsafe(done, head, data)
+                loop.call_soon_threadsafe(done)
             except RuntimeError:
                 pass  # The loop has ended.
 
-        self.begin(request, False, timeout, hear)
-        return response_of(*await reply) or no_answer()
+        number = self.begin(request, decoupled, timeout, hear)
+        answers = Iterator(self.side, number, replies) if decoupled else None
+        # Others go on until the first answer is there.
+        await first
+        return answers if decoupled else response_of(*replies.get()) or no_answer()
 
 
 def no_answer():
@@ -274,7 +290,7 @@ def response_of(head, data):
     if head["error"] is not None:
         return utils.InferenceResponse(error=utils.TritonError(head["error"]["reason"], head["error"]["code"]))
     if head["outputs"] is not None:
-        return utils.InferenceResponse(output_tensors=tensors_of(head["outputs"], data))
+        return utils.InferenceResponse(output_tensors=tensors_of(head["outputs"], data), parameters=head["parameters"])
     return None
 
 
@@ -282,7 +298,7 @@ class Iterator:
     """The answers of a decoupled model. The next is fetched when it is wanted."""
 
     def __init__(self, side, number, replies):
-        self.side, self.number, self.replies, self.ended = side, number, replies, False
+        self.side, self.number, self.replies, self.ended, self.cancelled = side, number, replies, False, False
 
     def __iter__(self):
         return self
@@ -290,6 +306,10 @@ class Iterator:
     def __next__(self):
         if self.ended:
             raise StopIteration
+        if self.cancelled:
+            self.ended = True
+            error = utils.TritonError("the code that asked has cancelled the request", utils.TritonError.CANCELLED)
+            return utils.InferenceResponse(error=error)
         head, data = waited(self.replies)
         self.ended = head["is_final"]
         if not self.ended:
@@ -310,8 +330,8 @@ class Iterator:
         return response
 
     def cancel(self):
-        if not self.ended:
-            self.ended = True
+        if not self.ended and not self.cancelled:
+            self.cancelled = True
             self.side.waiting.pop(self.number, None)
             self.side.tell("drop", id=self.number)
 

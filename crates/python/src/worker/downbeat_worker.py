@@ -1,7 +1,9 @@
 """Runs a Python model for the server: loads it, gives it requests, and sends its answers."""
 
 import asyncio
+import concurrent.futures
 import ctypes
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -41,8 +43,12 @@ class Failed(Exception):
     """The model cannot be loaded; the text is for people."""
 
 
+# `json.dumps` would make an encoder for each message.
+encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
 def send(stream, message):
-    data = json.dumps(message, separators=(",", ":")).encode()
+    data = encoded(message).encode()
     stream.sendall(len(data).to_bytes(4, "little") + data)
 
 
@@ -104,6 +110,8 @@ class Region:
 
 def innermost(error, folder):
     """The place of an exception in the model's own code, or the last place."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({os.path.basename(error.filename)}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in frames if not frame.filename.startswith("<downbeat>")]
     own = [frame for frame in frames if frame.filename.startswith(folder)]
@@ -160,12 +168,12 @@ class Model:
             self.run("initialize", self.instance.initialize, self.arguments())
 
     def arguments(self):
-        group = (self.config.get("instance_group") or [{}])[0]
+        name, kind, device = place_of(self.config, self.name, self.settings["instance"])
         return {
             "model_config": json.dumps(self.config),
-            "model_instance_kind": "CPU",
-            "model_instance_name": f"{group.get('name') or self.name + '_0'}_{self.settings['instance']}",
-            "model_instance_device_id": "0",
+            "model_instance_kind": kind,
+            "model_instance_name": name,
+            "model_instance_device_id": str(device),
             "model_repository": self.settings["folder"],
             "model_version": str(self.settings["version"]),
             "model_name": self.name,
@@ -210,14 +218,21 @@ class Model:
             dims.insert(0, -1)
         return {"name": name, "datatype": CORE_NAMES[utils._BY_CONFIG_NAME[data_type][0]], "dims": dims}
 
-    def execute(self, requests):
+    def execute(self, requests, is_made_up):
+        """The responses. A coroutine of a decoupled model goes on beside later runs: then its future."""
         responses = self.instance.execute(requests)
         if not inspect.iscoroutine(responses):
             return responses
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self.loop)
-        return self.loop.run_until_complete(responses)
+            if self.decoupled:
+                threading.Thread(target=self.loop.run_forever, daemon=True, name="downbeat-loop").start()
+            else:
+                asyncio.set_event_loop(self.loop)
+        if not self.decoupled:
+            return self.loop.run_until_complete(responses)
+        future = asyncio.run_coroutine_threadsafe(responses, self.loop)
+        return side.waited_for(future) if is_made_up else future
 
     def stand_in(self):
         """The answer of a decoupled model that gave none to a made-up request."""
@@ -246,6 +261,17 @@ class Model:
                 finalize()
             except Exception:
                 traceback.print_exc()
+
+
+def place_of(config, model, number):
+    """The name, the kind and the device of an instance. Each group has `count` instances, of KIND_GPU on each of its GPUs."""
+    places = []
+    for at, group in enumerate(config.get("instance_group") or [{}]):
+        kind = (group.get("kind") or "KIND_CPU").removeprefix("KIND_").replace("AUTO", "CPU")
+        devices = (group.get("gpus") or [0]) if kind == "GPU" else [0]
+        for count in range(max(int(group.get("count") or 1), 1)):
+            places.extend((f"{group.get('name') or f'{model}_{at}'}_{count}", kind, device) for device in devices)
+    return places[number % len(places)]
 
 
 def array_of(base, placed):
@@ -293,16 +319,17 @@ class Lane:
         del base
         count, reason, callers, takers = len(requests), None, self.model.callers, self.takers
         callers_of_run = callers.enter(requests)
+        # Many models refuse the requests that the server makes up at load.
+        is_made_up = all(asked["is_made_up"] for asked in call["asked"])
         try:
-            responses = self.model.execute(requests)
+            responses = self.model.execute(requests, is_made_up)
         except side.Enough:
             responses = None
         except Exception as error:
             for taker in takers:
                 # The error is the end: the senders that go with the frames of execute tell no other.
                 taker.is_over = True
-            # Many models refuse the requests that the server makes up at load.
-            if not all(asked["is_made_up"] for asked in call["asked"]):
+            if not is_made_up:
                 traceback.print_exc()
             reason = words(error, self.model.folder)
             traceback.clear_frames(error.__traceback__)
@@ -317,7 +344,11 @@ class Lane:
             self.takers = takers = taker = None
             kept = alive() is not None
             return {"Raised": {"reason": reason, "keeps_inputs": kept, "metering": utils._take_metering()}}
-        responses = self.taken(takers, responses)
+        if isinstance(responses, concurrent.futures.Future):
+            responses.add_done_callback(functools.partial(self.end, takers))
+            responses = [utils.InferenceResponse() for _ in takers]
+        else:
+            responses = self.taken(takers, responses)
         self.takers = takers = None
         if not isinstance(responses, (list, tuple)) or len(responses) != count:
             given = f"{len(responses)}" if isinstance(responses, (list, tuple)) else type(responses).__name__
@@ -329,6 +360,19 @@ class Lane:
         if alive() is not None:
             answer["keeps_inputs"] = True
         return {"Answered": answer}
+
+    def end(self, takers, future):
+        """A coroutine of a decoupled model has ended."""
+        error = None if future.cancelled() else future.exception()
+        for taker in takers:
+            if error is not None:
+                # The senders that go with the frames of execute tell no other end.
+                taker.is_over = True
+                taker.send(utils.InferenceResponse(error=utils.TritonError(words(error, self.model.folder))), True)
+            elif not taker.is_used:
+                taker.send(None, True)
+        if error is not None:
+            traceback.print_exception(error)
 
     def taken(self, takers, responses):
         """The responses of execute, with those that went through response senders."""
@@ -409,7 +453,10 @@ class Lane:
                     {"datatype": datatype, "shape": list(array.shape), "begin": begin, "len": length}
                 )
                 arrays.append((array, data))
-            replies.append({"Outputs": places})
+            reply = {"places": places}
+            if response._parameters:
+                reply["parameters"] = response.parameters()
+            replies.append({"Outputs": reply})
         self.outputs.grow_to(end)
         memory = self.outputs.map
         for (array, data), place in zip(arrays, placed):

@@ -331,7 +331,7 @@ class InferenceResponse:
                 )
         if error is not None and not isinstance(error, TritonError):
             error = TritonError(error)
-        self._error, self._parameters = error, parameters
+        self._error, self._parameters = error, _checked_parameters(parameters)
 
     def output_tensors(self):
         return self._outputs
@@ -343,7 +343,23 @@ class InferenceResponse:
         return self._error
 
     def parameters(self):
-        return self._parameters if isinstance(self._parameters, str) else json.dumps(self._parameters or {})
+        return self._parameters or "{}"
+
+
+def _checked_parameters(parameters):
+    """The parameters of a response as JSON; None: there are none."""
+    if isinstance(parameters, str):
+        parameters = json.loads(parameters)
+    if parameters is None or parameters == {}:
+        return None
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+    return json.dumps(parameters)
 
 
 def get_input_tensor_by_name(request, name):

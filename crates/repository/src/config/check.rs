@@ -399,7 +399,10 @@ impl<'a> Report<'a> {
         for (i, group) in config.instance_group.iter().enumerate() {
             let path = format!("instance_group[{i}]");
             match u32::try_from(group.count) {
-                Ok(count) => instances = instances.saturating_add(count),
+                Ok(count) => {
+                    let is_python = config.backend == ModelFormat::Python.backend();
+                    instances = instances.saturating_add(if is_python { places(count, group) } else { count });
+                }
                 Err(_) => self.error(&format!("{path}.count"), format!("is {}; must be 1 or larger", group.count)),
             }
             for (given, field) in [
@@ -460,4 +463,9 @@ impl<'a> Report<'a> {
             }
         }
     }
+}
+
+/// The instances of a group of a Python model: `count` of them on each GPU that the code gets.
+fn places(count: u32, group: &ModelInstanceGroup) -> u32 {
+    count.max(1).saturating_mul(u32::try_from(group.gpus.len()).unwrap_or(u32::MAX).max(1))
 }

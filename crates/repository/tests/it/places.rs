@@ -66,6 +66,23 @@ fn gpus_are_for_instances_on_gpus() {
     }
 }
 
+/// The number of instances of a Python model.
+fn instances(groups: &str) -> u32 {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("m");
+    fs::create_dir_all(model.join("1")).unwrap();
+    fs::write(model.join("1/model.py"), "").unwrap();
+    fs::write(model.join("config.pbtxt"), format!("backend: 'python'\n{groups}")).unwrap();
+    ModelRepository::open(folder.path()).unwrap().definition("m", None).unwrap().instances
+}
+
+#[test]
+fn a_python_model_has_its_instances_on_each_of_its_gpus() {
+    assert_eq!(instances("instance_group { kind: KIND_GPU gpus: [0, 2] }"), 2);
+    assert_eq!(instances("instance_group { count: 2 kind: KIND_GPU gpus: [0, 1, 2] }\ninstance_group { }"), 7);
+    assert_eq!(instances("instance_group { count: 2 kind: KIND_GPU }"), 2, "the server knows of no GPU");
+}
+
 /// The GPUs on which a model with these groups may run, on a server that uses 0, 2 and 5.
 fn kept(groups: &str, places: &[(&str, &[u32])]) -> Option<Vec<u32>> {
     let folder = tempfile::tempdir().unwrap();

@@ -664,7 +664,7 @@ async fn a_broken_model_does_not_keep_the_others_from_being_served() {
     let error = registry.infer(request("bad", 1, 4)).await.unwrap_err();
     assert!(
         error.to_string().starts_with(
-            "Request for unknown model: 'bad' has no available versions: UNAVAILABLE: load failed for model 'bad'"
+            "Request for unknown model: 'bad' has no available versions: UNAVAILABLE: failed to load 'bad'"
         ),
         "{error}"
     );

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use downbeat_core::Duration;
 use downbeat_core::cluster::Advice;
 use prometheus::core::Collector;
-use prometheus::{Encoder, Histogram, IntCounter, Registry, TextEncoder};
+use prometheus::{Encoder, Histogram, HistogramVec, IntCounter, Registry, TextEncoder};
 
 use crate::budget::ByteBudget;
 use crate::metrics::code_metrics::CodeMetrics;
@@ -31,6 +31,8 @@ pub use lanes::{LaneMetrics, LaneMetricsFamily};
 /// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.
 const LATENCY: [f64; 18] =
     [50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 35e-3, 50e-3, 75e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 10.0];
+/// Upper bounds of the histogram of first answers in milliseconds: Triton's.
+const FIRST: [f64; 4] = [100.0, 500.0, 2000.0, 5000.0];
 /// Upper bounds of the batch size histogram.
 const SIZES: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 /// The parts of a version's CPU memory: the values of the label `part`.
@@ -61,6 +63,8 @@ metric_table! {
             "Time in each phase: queue a request; compute_input, compute_infer and compute_output a launch";
         request: HistogramVec["model", "version"] LATENCY, "downbeat_request_duration_seconds", "Time from arrival to result of the requests that got one";
         batch_size: HistogramVec["model", "version"] SIZES, "downbeat_batch_size", "Items in a launch";
+        first_answer: HistogramVec["model", "version"] FIRST, "nv_inference_first_response_histogram_ms",
+            "Duration from request to first response in milliseconds, of decoupled models";
         step_time: HistogramVec["ensemble", "step", "model", "phase"] LATENCY, "downbeat_pipeline_step_duration_seconds",
             "Time of an ensemble's requests in a step: waiting, from the step's inputs to its run, and running";
         step_failures: IntCounterVec["ensemble", "step", "model", "reason"], "downbeat_pipeline_step_failures_total",
@@ -203,6 +207,7 @@ impl Metrics {
             compute_infer: timed(&table.compute_infer_us, phase("compute_infer")),
             compute_output: timed(&table.compute_output_us, phase("compute_output")),
             batch_size: table.batch_size.with_label_values(&labels),
+            first_answer: (table.first_answer.clone(), labels.map(str::to_owned)),
         }
     }
 
@@ -386,9 +391,17 @@ pub struct ModelMetrics {
     compute_infer: Timed,
     compute_output: Timed,
     batch_size: Histogram,
+    /// Models with one answer have no such histogram, so that it is made at the first answer.
+    first_answer: (HistogramVec, [String; 2]),
 }
 
 impl ModelMetrics {
+    /// Notes that the first answer of a decoupled model came `after` the arrival of its request.
+    pub fn record_first_answer(&self, after: Duration) {
+        let (family, labels) = &self.first_answer;
+        family.with_label_values(labels).observe(after.as_secs_f64() * 1_000.0);
+    }
+
     /// Counts a launch of `rows` items with the time of each phase. `requests` has for each request
     /// its time in the queue, its time from arrival to result, and whether it was late.
     pub fn record_batch(

@@ -373,6 +373,10 @@ impl BatchCodec {
     pub fn separate(&self, state: State, rows: &[u32]) -> Result<Vec<Outputs>, String> {
         let total: usize = rows.iter().map(|r| *r as usize).sum();
         let mut members: Vec<Outputs> = rows.iter().map(|_| Outputs::new()).collect();
+        // Requests of such a model share no output. Only made-up requests are joined, to be timed.
+        if self.takes_requests {
+            return Ok(members);
+        }
         let mut tensors: Vec<Option<Tensor>> = state.tensors.into_iter().map(Some).collect();
         for binding in &self.outputs {
             let Some(tensor) = tensors.get_mut(binding.model_index).and_then(Option::take) else {

@@ -83,13 +83,18 @@ impl Tensors {
     /// Keeps the outputs of a step.
     ///
     /// # Errors
-    /// `QueueFull` if all requests together hold too many bytes; `Internal` if an output is missing.
+    /// `QueueFull` if all requests together hold too many bytes; `Internal` if an output is missing
+    /// that another step needs.
     pub fn keep(&mut self, ensemble: &Ensemble, step: usize, outputs: Vec<InferTensor>) -> Result<(), ServiceError> {
         for (name, tensor) in &ensemble.steps[step].outputs {
             if self.uses[*tensor] == 0 {
                 continue;
             }
             let Some(output) = outputs.iter().find(|output| output.name == *name) else {
+                // As in Triton, the answer then lacks this output.
+                if !ensemble.steps.iter().any(|step| step.inputs.iter().any(|(_, input)| input == tensor)) {
+                    continue;
+                }
                 return Err(ServiceError::Internal(format!("the model gave no output '{name}'")));
             };
             self.held.grow(output.data.len() as u64)?;
@@ -98,10 +103,10 @@ impl Tensors {
         Ok(())
     }
 
-    /// The outputs at these places, as clients see them.
+    /// The outputs at these places, as clients see them, without those that no step gave.
     ///
     /// # Errors
-    /// `Internal` if one is missing or has other sizes than the ensemble declares.
+    /// `Internal` if one has other sizes than the ensemble declares.
     pub fn outputs(
         &mut self,
         ensemble: &Ensemble,
@@ -113,9 +118,11 @@ impl Tensors {
             let (Some(tensor), Some(binding)) = (ensemble.outputs.get(*place), codec.outputs.get(*place)) else {
                 continue;
             };
-            let made = self
-                .take(*tensor)
-                .ok_or_else(|| ServiceError::Internal(format!("no step gave the output '{}'", binding.client.name)))?;
+            let Some(made) = self.take(*tensor) else {
+                // The words are Triton's.
+                tracing::debug!(output = %binding.client.name, "Composing models did not output tensor {}", binding.client.name);
+                continue;
+            };
             let mut shape = made.shape;
             adapt(&mut shape, &binding.model_dims, binding.batched);
             if binding.is_reshaped() {

@@ -117,7 +117,7 @@ async fn requests_that_do_not_fit() {
         (
             change(|r| r.inputs[0].contents = Some(pb::InferTensorContents::default())),
             Code::InvalidArgument,
-            "input 'INPUT0': has 'contents' in a message with 'raw_input_contents'",
+            "input 'INPUT0': contents field must not be specified when using raw_input_contents for 'INPUT0' for model 'simple'",
         ),
         (
             change(|r| r.raw_input_contents.push(Bytes::new())),

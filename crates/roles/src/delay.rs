@@ -35,11 +35,11 @@ fn end_of(bucket: usize) -> Duration {
 /// The weight of a value that was just measured.
 const WEIGHT: u32 = 256;
 /// This many of the largest values never decide. One stall of a network delays several messages at
-/// once, and of a few hundred values the 99.9th percentile is the maximum.
+/// once. The 99.9th percentile of a few hundred values would be the maximum.
 const OUTLIERS: u64 = 8;
 /// With fewer values, one in so many is an outlier.
 const OUTLIERS_ONE_IN: u64 = 8;
-/// How long a value is fresh, at least. It is fresh for twice as long at most.
+/// A value is fresh for one to two times as long as this.
 const FRESH: Duration = Duration::from_millis(150);
 
 /// A high percentile of measured values, whose weight halves again and again. Recording a value
@@ -65,7 +65,7 @@ pub struct DelayEstimate {
 }
 
 impl DelayEstimate {
-    /// One value in `one_in` may be above the reported percentile, and some outliers. A value's
+    /// One value in `one_in` and some outliers may be above the reported percentile. A value's
     /// weight halves each `half_life`.
     pub fn new(one_in: u64, half_life: Duration, now: Time) -> Self {
         DelayEstimate {
@@ -213,7 +213,7 @@ impl FetchEstimate {
         }
     }
 
-    /// The least fresh time by class of size, for the classes that have one.
+    /// The least fresh time of each class of sizes. Classes without a fresh fetch are left out.
     pub fn fresh(&self, now: Time) -> Vec<(u8, Duration)> {
         let fresh = |(class, estimate): (u8, &Option<DelayEstimate>)| Some((class, estimate.as_ref()?.fresh(now)?));
         (0..).zip(&self.by_size).filter_map(fresh).collect()
@@ -280,7 +280,7 @@ mod tests {
         assert!(is_about(high, us(990)), "{high}");
     }
 
-    /// A stall delays some messages at once. They are more than one in a thousand of a few hundred.
+    /// A stall delays some messages at once, which are more than a thousandth of all messages.
     #[test]
     fn a_few_outliers_do_not_decide() {
         let mut estimate = DelayEstimate::new(1_000, SPAN, Time::ZERO);

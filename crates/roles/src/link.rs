@@ -259,7 +259,7 @@ impl<P: Clone> Link<P> {
         let at = since_start(now);
         self.least_offset.record(now, i128::from(at.as_nanos()) - i128::from(frame.sent.as_nanos()));
         let way = self.way_of(now, frame.sent);
-        // While this process stood still, the frame waited for it.
+        // An own pause delayed the frame; the network did not.
         let waited = pauses.within(now - way, now);
         self.echo = Some((frame.sent, now - waited));
         if let Some((sent, held)) = frame.echo

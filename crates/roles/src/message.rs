@@ -267,8 +267,8 @@ pub struct Delays {
 }
 
 impl Delays {
-    /// The least time that a fetch of `bytes` takes by fresh fetches: a larger fetch takes no less
-    /// than a smaller one. Zero if no fetch of that size or a smaller one is fresh.
+    /// The least time that a fetch of `bytes` takes by fresh fetches: larger fetches take no less
+    /// than smaller fetches. Zero if no fetch of that size or a smaller one is fresh.
     pub(super) fn fresh_fetch(&self, bytes: u64) -> Duration {
         let up_to = self.fresh_fetches.iter().filter(|(class, _)| *class <= class_of(bytes));
         up_to.map(|(_, took)| *took).max().unwrap_or_default()
@@ -282,7 +282,8 @@ impl Delays {
             more > less.saturating_mul(2) && more.saturating_sub(less) > Duration::from_millis(1)
         };
         let mebibyte = |delays: &Delays| Duration::from_nanos(delays.fetch_per_kib.saturating_mul(1024));
-        let mut classes = self.fresh_fetches.iter().chain(&other.fresh_fetches).map(|(class, _)| 1u64 << class.min(&63));
+        let mut classes =
+            self.fresh_fetches.iter().chain(&other.fresh_fetches).map(|(class, _)| 1u64 << class.min(&63));
         differs(self.control, other.control)
             || differs(self.fetch, other.fetch)
             || differs(mebibyte(self), mebibyte(other))

@@ -108,7 +108,7 @@ pub struct BackendNode<P> {
     fetches: FetchEstimate,
     /// The delays that the leader last heard, and when.
     said: Option<(Delays, Time)>,
-    /// When the delays are next compared with them.
+    /// When the delays are next compared with `said`.
     checks_at: Time,
     is_draining: bool,
     /// The leader has said that no more batches come.
@@ -421,7 +421,7 @@ impl<P: Clone> BackendNode<P> {
             return;
         };
         if let Some((bytes, since)) = batch.fetched(from, granted.len()) {
-            // While this process stood still, the inputs waited for it.
+            // An own pause delayed the inputs; the network did not.
             let waited = self.links.paused_within(since, now);
             self.fetches.record(now, bytes, now.since(since).saturating_sub(waited));
         }

@@ -85,8 +85,8 @@ pub(super) fn cost(planned: &Planned, size: u32) -> Duration {
     planned.iter().map(|(_, network)| network.delay(size)).min().unwrap_or_default() + reply
 }
 
-/// The budgets that a queue is planned with, whose requests have `room` for messages: the high
-/// budgets if there is room for them, else budgets between the high and the least ones.
+/// The budgets that a queue is planned with, if its requests have `room` for messages. These are the
+/// high budgets if they fit, and otherwise budgets between the high and the least ones.
 pub(super) fn fitting(budgets: &Budgets, room: Duration) -> Planned {
     let shares = SHARES.into_iter().map(|share| between(budgets, share));
     let mut fitting = shares.skip_while(|planned| cost(planned, 1) > room);
@@ -168,7 +168,10 @@ mod tests {
         let planned = |room| fitting(&stalled, ms(room))[0].1;
         assert_eq!(planned(1_000), network(400, 0, 400));
         assert_eq!(planned(500), network(201, 0, 200));
-        assert_eq!(planned(125), network(51, 0, 50).worse(NetworkBudget { control: Duration::from_micros(51_750), ..network(0, 0, 50) }));
+        assert_eq!(
+            planned(125),
+            network(51, 0, 50).worse(NetworkBudget { control: Duration::from_micros(51_750), ..network(0, 0, 50) })
+        );
         assert_eq!(planned(5), network(2, 0, 0));
         assert_eq!(planned(1), network(2, 0, 0), "fresh samples say that messages take so long");
     }

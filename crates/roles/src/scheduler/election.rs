@@ -3,8 +3,8 @@
 //! All schedulers have the same list. A closed connection is evidence that the leader is dead: the
 //! live spare of the lowest rank takes the next epoch at once. Silence is weaker evidence. The
 //! leader sends the others a heartbeat, and on a busy machine heartbeats are late. A spare waits
-//! [`TIMES_USUAL`] times as long as heartbeats are usually apart, and `takeover_after` at least. It
-//! waits so long again for each live spare before it, so that spares do not all take over at once.
+//! [`TIMES_LATE`] times as long as heartbeats were late in the last seconds, and `takeover_after` at
+//! least. It waits so long again for each live spare before it, so that spares do not all take over at once.
 //! Two spares that cannot hear each other may both take over. The two epochs then differ in rank,
 //! and everyone obeys the lower rank.
 //!
@@ -15,7 +15,6 @@
 
 use std::collections::VecDeque;
 
-use crate::delay::DelayEstimate;
 use crate::epoch::Epoch;
 use downbeat_core::time::{Duration, Time};
 
@@ -31,12 +30,14 @@ const MOST_PATIENCE: Duration = Duration::from_millis(1_000);
 /// How long a spare waits before it asks a store again that had no epoch, in `takeover_after`.
 const ASK_AGAIN: u64 = 10;
 
-/// The leader's silence is evidence from this many times the usual distance of its frames on.
-const TIMES_USUAL: u64 = 4;
-/// After this time a measured distance counts for half.
-const HALF_LIFE: Duration = Duration::from_millis(5_000);
-/// With fewer measured distances than this, a spare waits [`TIMES_USUAL`] times `takeover_after`.
-const ENOUGH: u32 = 64;
+/// The leader's silence is evidence once it is this many times as long as the longest gap between
+/// its frames lately.
+const TIMES_LATE: u64 = 3;
+/// In this time a remembered gap shrinks to about a third.
+const FORGETS_IN: Duration = Duration::from_millis(5_000);
+/// Until a spare has heard a leader for `first_wait`, it waits this many times `takeover_after`. At
+/// the start it waits so long for each rank before its own.
+const TIMES_NEW: u64 = 10;
 
 /// One scheduler's view of the lead.
 #[derive(Debug)]
@@ -57,10 +58,11 @@ pub(super) struct Election {
     others: Vec<Option<Time>>,
     /// When this scheduler came back from a pause so long that others may have given it up.
     back: Option<Time>,
-    /// How far apart the leader's frames are, without this scheduler's own pauses; a high
-    /// percentile. `distances`: how many were measured.
-    usual: DelayEstimate,
-    distances: u32,
+    /// The longest gap between frames of the leader, without this scheduler's own pauses. The value
+    /// shrinks as time goes by.
+    gap: Duration,
+    /// Since when the leader is connected.
+    up_since: Time,
     /// Whether the leader's connection has ended.
     is_lost: bool,
     /// The pauses of this scheduler that do not count as the leader's silence.
@@ -94,7 +96,8 @@ pub(super) enum ElectionEvent {
 
 impl Election {
     /// The election of the scheduler of `rank` among `schedulers`. A new election waits for a
-    /// leader for `first_wait`, plus a `takeover_after` for each rank before its own.
+    /// leader for `first_wait`, and longer for each rank before its own: how late messages are is
+    /// not known yet.
     pub fn new(
         (rank, schedulers): (u32, u32),
         takeover_after: Duration,
@@ -103,7 +106,8 @@ impl Election {
         now: Time,
     ) -> Self {
         let first_wait = if schedulers > 1 { first_wait } else { Duration::ZERO };
-        let turn = if schedulers > 1 { takeover_after.saturating_mul(rank.into()) } else { Duration::ZERO };
+        let turns = if schedulers > 1 { TIMES_NEW * u64::from(rank) } else { 0 };
+        let turn = takeover_after.saturating_mul(turns);
         Election {
             rank,
             takeover_after,
@@ -115,8 +119,8 @@ impl Election {
             leader_is_up: false,
             others: vec![None; schedulers.max(rank.saturating_add(1)).min(MOST_SCHEDULERS) as usize],
             back: None,
-            usual: DelayEstimate::new(1_000, HALF_LIFE, now),
-            distances: 0,
+            gap: Duration::ZERO,
+            up_since: now,
             is_lost: false,
             forgiven: Duration::ZERO,
             changes: 0,
@@ -163,8 +167,10 @@ impl Election {
             *at = now;
         }
         if self.leader_is_up && rank == self.heard.rank {
-            self.usual.record(now, now.since(self.leader_heard));
-            self.distances = self.distances.saturating_add(1);
+            let gap = now.since(self.leader_heard);
+            let forgotten = u128::from(self.gap.as_nanos()) * u128::from(gap.min(FORGETS_IN).as_nanos());
+            let forgotten = Duration::from_nanos((forgotten / u128::from(FORGETS_IN.as_nanos())) as u64);
+            self.gap = self.gap.saturating_sub(forgotten).max(gap);
             self.leader_was_heard(now);
         }
     }
@@ -200,6 +206,9 @@ impl Election {
     /// and whether that scheduler leads.
     pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) {
         let leads = epoch.number > 0 && scheduler == Some((epoch.rank, true));
+        if leads && epoch >= self.heard && !(self.leader_is_up && epoch == self.heard) {
+            self.up_since = now;
+        }
         if epoch > self.heard {
             self.heard = epoch;
             self.leader_is_up = leads;
@@ -258,18 +267,15 @@ impl Election {
         }
     }
 
-    /// The silence of the leader after which this scheduler takes over: as long as its frames are
-    /// usually apart on this machine, several times.
+    /// The silence of the leader after which this scheduler takes over.
     fn silence(&self) -> Duration {
         if !self.leader_is_up {
             return self.takeover_after;
         }
-        let usual = match self.distances {
-            ENOUGH.. => self.usual.high().unwrap_or_default(),
-            _ => self.takeover_after,
-        };
+        let is_new = self.leader_heard < self.up_since + self.first_wait;
+        let unknown = if is_new { self.takeover_after.saturating_mul(TIMES_NEW) } else { Duration::ZERO };
         let most = Duration::from_nanos(self.first_wait.as_nanos() / 2);
-        usual.saturating_mul(TIMES_USUAL).min(most).max(self.takeover_after)
+        self.gap.saturating_mul(TIMES_LATE).max(unknown).min(most).max(self.takeover_after)
     }
 
     /// Spares of lower rank that were heard since the leader was last heard.
@@ -366,10 +372,24 @@ mod tests {
         let mut busy = spare_that_hears(1, false, times.collect::<Vec<_>>().into_iter());
         let (took_over, event) = pass(&mut busy, 100, &[2]);
         assert_eq!(event, Some(ElectionEvent::Leads(epoch(2, 1))));
-        assert!((122..=125).contains(&took_over), "four times 5.5 ms, or an eighth more: {took_over}");
-        // Nobody knows yet how late heartbeats are.
-        let mut new = spare_that_hears(1, false, std::iter::empty());
-        assert_eq!(pass(&mut new, 100, &[2]).0, 112);
+        assert!((116..=117).contains(&took_over), "three times 5.5 ms: {took_over}");
+        // How late the heartbeats of a new leader are is not known yet: half of `first_wait`.
+        let mut new = spare(1, false);
+        new.handle_standing(ms(100), epoch(2, 0), Some((0, true)));
+        new.poll_event();
+        assert_eq!(pass(&mut new, 100, &[2]), (125, Some(ElectionEvent::Leads(epoch(3, 1)))));
+    }
+
+    #[test]
+    fn a_late_heartbeat_is_forgotten() {
+        let late = (0..20_000).map(|n| Duration::from_micros(if n == 0 { 8_000 } else { 8_000 + 500 * n }));
+        let mut election = spare_that_hears(1, false, late.take_while(|at| *at < Duration::from_millis(100)));
+        assert_eq!(pass(&mut election, 100, &[2]).0, 124, "three times 8 ms, less a little");
+        let mut calm = spare(1, false);
+        (0..1_000).for_each(|n| calm.handle_heard(ms(108) + Duration::from_millis(10 * n), 0));
+        (0..100_000).for_each(|n| calm.handle_heard(ms(10_098) + Duration::from_micros(500 * n), 0));
+        let last = 10_098 + 49_999;
+        assert_eq!(pass(&mut calm, last, &[]).0, last + 4);
     }
 
     /// The end of a connection is evidence on any machine.
@@ -415,7 +435,7 @@ mod tests {
     fn at_the_start_a_leader_is_waited_for_in_the_order_of_ranks() {
         for rank in 0..3 {
             let mut election = Election::new((rank, 3), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
-            let due = 50 + 3 + 3 * u64::from(rank);
+            let due = 50 + 3 + 30 * u64::from(rank);
             assert_eq!(pass(&mut election, 0, &[]), (due, Some(ElectionEvent::Leads(epoch(1, rank)))));
         }
         let mut alone = Election::new((0, 1), TAKEOVER, false, FIRST_WAIT, Time::ZERO);

@@ -152,12 +152,12 @@ impl ServedModels {
         }
     }
 
-    /// Handles a request that the scheduler refuses for want of time. If fresh measurements of the
-    /// network would allow the request, its queue is planned with lower budgets from now on, and the
-    /// request may be handed in again.
+    /// Handles a request that the scheduler refuses for want of time. Fresh measurements of the
+    /// network may allow the request. Its queue is then planned with lower budgets from now on, and
+    /// the caller hands the request in again.
     ///
     /// # Errors
-    /// If the request is rightly refused, with the better reason if there is one.
+    /// If the refusal is right, perhaps with a better reason.
     pub fn relent(
         &mut self,
         now: Time,
@@ -188,7 +188,8 @@ impl ServedModels {
 
     /// The network budgets of each model on each kind of device.
     pub fn budgets(&self) -> impl Iterator<Item = (&ModelKey, (DeviceKind, NetworkBudget))> {
-        let of = |served: &'_ Served| served.budgets.iter().map(|budget| (budget.kind, budget.high)).collect::<Vec<_>>();
+        let of =
+            |served: &'_ Served| served.budgets.iter().map(|budget| (budget.kind, budget.high)).collect::<Vec<_>>();
         self.models.iter().flat_map(move |(key, served)| of(served).into_iter().map(move |budget| (key, budget)))
     }
 

@@ -162,7 +162,7 @@ fn a_budget_refuses_only_what_fresh_samples_would_refuse_too() {
     }
 }
 
-/// A model that needs longer than the deadline is to blame, whatever the network does.
+/// A model that needs longer than the deadline is to blame, with a slow network too.
 #[test]
 fn a_slow_model_is_not_the_networks_fault() {
     let mut world = World::leading();

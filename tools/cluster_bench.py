@@ -6,6 +6,8 @@
     tools/cluster_bench.py kill         the scheduler that leads is killed (SIGKILL) under 2,000 requests/s, 20 times
     tools/cluster_bench.py pause        the same, stopped for a second (SIGSTOP)
     tools/cluster_bench.py backend      one of two backends is killed: what is lost, and how many requests are handed in again
+    tools/cluster_bench.py stops        each role in turn is stopped for 0.4 s under 450 requests/s with an SLO of 250 ms: what is not answered
+    tools/cluster_bench.py busy         beside 60 busy processes, with an SLO of 250 ms: what is not answered, and how often the lead changes
     tools/cluster_bench.py tensors      inputs of 600 KB, by each transport
     tools/cluster_bench.py incast       8 inputs of 150 KB into one backend, by each transport, and one copy of them
     tools/cluster_bench.py feed         a scheduler alone, of one core, fed over sockets by processes that are played
@@ -229,13 +231,13 @@ def failover(args):
             flags = [*args.engine, "--default-slo-ms", "100"]
             cluster = processes.cluster(args.models, flags, backends=2 if of_backend else 1)
             (frontend,) = cluster["frontends"]
-            calm = bench(args, frontend, "--rate", args.rate, "-d", "2")
+            calm = bench(args, frontend, "--rate", args.rate or "2000", "-d", "2")
             if of_backend:
                 hit = cluster["backends"][0]
             else:
                 hit = next(process for process in cluster["schedulers"] if process.status()["leads"])
             again = frontend.metric("downbeat_cluster_run_again_total")
-            load = Load(args, frontend, "--rate", args.rate, "-d", "3")
+            load = Load(args, frontend, "--rate", args.rate or "2000", "-d", "3")
             time.sleep(2)
             if args.what == "pause":
                 hit.child.send_signal(signal.SIGSTOP)
@@ -254,6 +256,54 @@ def failover(args):
     print("longest: median %.1f ms, worst %.1f ms; failed %d of %d; handed in again: median %d, most %d" % (
         statistics.median(longest), longest[-1], sum(columns[4]), sum(columns[5]), statistics.median(columns[6]), max(columns[6])))
     print("before:  median %.1f ms, worst %.1f ms" % (statistics.median(columns[0]), max(columns[0])))
+
+
+def stops(args):
+    """A role stands still for 0.4 s, with a spare scheduler and without."""
+    rate = args.rate or "450"
+    for hit, schedulers in [("backends", 1), ("schedulers", 1), ("frontends", 1), ("schedulers", 2)]:
+        rows = []
+        for _ in range(args.rounds):
+            with Processes(args) as processes:
+                cluster = processes.cluster(args.models, [*args.engine, "--default-slo-ms", "250"], schedulers)
+                (frontend,) = cluster["frontends"]
+                _, calm, _ = summary(bench(args, frontend, "--rate", rate, "-d", "5"))
+                stopped = next((process for process in cluster[hit] if process.status().get("leads", True)), cluster[hit][0])
+                load = Load(args, frontend, "--rate", rate, "-d", "5", "-w", "0")
+                time.sleep(2)
+                stopped.child.send_signal(signal.SIGSTOP)
+                time.sleep(0.4)
+                stopped.child.send_signal(signal.SIGCONT)
+                measured = load.end()
+                _, bad, scheduled = summary(measured)
+                rows.append([calm, bad, scheduled, 1e3 * bad / float(rate)])
+                print(f"one of the {hit}, {schedulers} schedulers: not answered before %d, with the pause %d, of %d; the load of %.0f ms" % tuple(rows[-1]),
+                      {why: its["count"] for why, its in measured["total"]["failures"].items()}, flush=True)
+        medians(f"medians of {hit} with {schedulers} schedulers:", rows)
+
+
+def busy(args):
+    """A cluster and `serve` in turns, beside so many processes that compute."""
+    rows = []
+    computes = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(args.beside)]
+    try:
+        with Processes(args) as processes:
+            flags = [*args.engine, "--default-slo-ms", "250"]
+            cluster = processes.cluster(args.models, flags, schedulers=3)
+            (frontend,), whole = cluster["frontends"], processes.start("serve", *flags, args.models)
+            ready(whole)
+            for _ in range(args.rounds):
+                bad = []
+                for process in (frontend, whole):
+                    _, failed, scheduled = summary(bench(args, process, "--rate", args.rate or "100", "-d", "20"))
+                    bad.append(100 * failed / scheduled)
+                rows.append([*bad, frontend.status()["epoch"]])
+                print("cluster %.2f%% not answered, serve %.2f%%; epoch %d" % tuple(rows[-1]), flush=True)
+    finally:
+        for process in computes:
+            process.kill()
+    medians(f"medians beside {args.beside} processes:", rows)
+    print("load average", *os.getloadavg())
 
 
 def summary(measured):
@@ -400,13 +450,15 @@ def bad_shares(args, frontends, rate, seconds, models):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     measurements = {"lone": (lone, 7), "loop": (loop, 7), "kill": (failover, 20), "pause": (failover, 20), "backend": (failover, 20),
+                    "stops": (stops, 3), "busy": (busy, 5),
                     "tensors": (tensors, 5), "incast": (incast, 3), "feed": (feed, 3), "end-to-end": (end_to_end, 1)}
     parser.add_argument("what", choices=measurements)
     parser.add_argument("--binary", default=os.path.join(ROOT, "target/release/downbeat"))
     parser.add_argument("--models", default=os.path.join(ROOT, "examples/models"))
     parser.add_argument("--engine", type=str.split, default=["--engine", "rten"])
     parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--rate", default="2000", help="of kill, pause and backend")
+    parser.add_argument("--rate", help="of kill, pause and backend (2000), stops (450) and busy (100)")
+    parser.add_argument("--beside", type=int, default=60, help="of busy: the processes that compute")
     parser.add_argument("--transports", type=lambda text: text.split(","), default=list(TRANSPORTS), help="of tensors and incast: " + ",".join(TRANSPORTS))
     parser.add_argument("--rates", type=lambda text: [float(rate) for rate in text.split(",")], default=[5e5, 1e6, 1.5e6, 2e6], help="of feed")
     parser.add_argument("--scale", type=float, default=4, help="of end-to-end: how many times the paper's times")

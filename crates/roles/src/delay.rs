@@ -1,5 +1,5 @@
 //! Estimates of message delays (Symphony §4.3, appendix D): high percentiles of the delays measured
-//! in the last one or two spans of time.
+//! lately, and the least of the fresh ones.
 
 use downbeat_core::time::{Duration, Time};
 
@@ -32,81 +32,109 @@ fn end_of(bucket: usize) -> Duration {
     Duration::from_nanos(base + base / STEPS as u64 * (above % STEPS + 1) as u64)
 }
 
-/// A high percentile of the values measured in the last one or two spans. Recording a value takes
-/// one step on average.
+/// The weight of a value that was just measured.
+const WEIGHT: u32 = 256;
+/// This many of the largest values never decide. One stall of a network delays several messages at
+/// once. The 99.9th percentile of a few hundred values would be the maximum.
+const OUTLIERS: u64 = 8;
+/// With fewer values, one in so many is an outlier.
+const OUTLIERS_ONE_IN: u64 = 8;
+/// A value is fresh for one to two times as long as this.
+const FRESH: Duration = Duration::from_millis(150);
+
+/// A high percentile of measured values, whose weight halves again and again. Recording a value
+/// takes one step on average.
+///
+/// The percentile is as high as the number of values supports: the [`OUTLIERS`] largest do not
+/// count. Example: of 300 values, the 99.9th percentile would be the largest one; the reported
+/// percentile is the 97th. With 10 000 values, it is the 99.9th.
 #[derive(Clone, Debug)]
 pub struct DelayEstimate {
     /// One value in `one_in` may be above the reported percentile.
     one_in: u64,
-    span: Duration,
-    /// When the current span ends.
-    until: Time,
-    current: Box<[u32; BUCKETS]>,
-    previous: Box<[u32; BUCKETS]>,
-    /// Values in both spans.
+    half_life: Duration,
+    /// When all weights are next halved.
+    halves_at: Time,
+    weights: Box<[u32; BUCKETS]>,
     total: u64,
     /// The bucket of the percentile.
     at: usize,
-    /// Values above it.
+    /// The weight of the values above it.
     above: u64,
+    fresh: Least<Duration>,
 }
 
 impl DelayEstimate {
-    /// One value in `one_in` may be above the reported percentile. A value counts for one to two
-    /// `span`s.
-    pub fn new(one_in: u64, span: Duration, now: Time) -> Self {
-        let empty = || Box::new([0; BUCKETS]);
-        let (current, previous) = (empty(), empty());
-        DelayEstimate { one_in: one_in.max(1), span, until: now + span, current, previous, total: 0, at: 0, above: 0 }
-    }
-
-    fn count(&self, bucket: usize) -> u64 {
-        u64::from(self.current[bucket]) + u64::from(self.previous[bucket])
+    /// One value in `one_in` and some outliers may be above the reported percentile. A value's
+    /// weight halves each `half_life`.
+    pub fn new(one_in: u64, half_life: Duration, now: Time) -> Self {
+        DelayEstimate {
+            one_in: one_in.max(1),
+            half_life: half_life.max(Duration::from_nanos(1)),
+            halves_at: now + half_life,
+            weights: Box::new([0; BUCKETS]),
+            total: 0,
+            at: 0,
+            above: 0,
+            fresh: Least::new(FRESH, now),
+        }
     }
 
     /// Records a measured value.
     pub fn record(&mut self, now: Time, value: Duration) {
-        self.roll(now);
+        self.decay(now);
+        self.fresh.record(now, value);
         let bucket = bucket_of(value);
-        self.current[bucket] = self.current[bucket].saturating_add(1);
-        self.total += 1;
+        self.weights[bucket] = self.weights[bucket].saturating_add(WEIGHT);
+        self.total += u64::from(WEIGHT);
         if bucket > self.at {
-            self.above += 1;
+            self.above += u64::from(WEIGHT);
         }
         self.settle();
     }
 
+    /// The weight that may be above the percentile.
+    fn allowed(&self) -> u64 {
+        let outliers = (OUTLIERS * u64::from(WEIGHT)).min(self.total / OUTLIERS_ONE_IN);
+        (self.total / self.one_in).max(outliers)
+    }
+
     fn settle(&mut self) {
-        let allowed = self.total / self.one_in;
+        let allowed = self.allowed();
         while self.above > allowed && self.at + 1 < BUCKETS {
             self.at += 1;
-            self.above = self.above.saturating_sub(self.count(self.at));
+            self.above = self.above.saturating_sub(self.weights[self.at].into());
         }
-        while self.at > 0 && self.above + self.count(self.at) <= allowed {
-            self.above += self.count(self.at);
+        while self.at > 0 && self.above + u64::from(self.weights[self.at]) <= allowed {
+            self.above += u64::from(self.weights[self.at]);
             self.at -= 1;
         }
     }
 
-    fn roll(&mut self, now: Time) {
-        if now < self.until {
+    fn decay(&mut self, now: Time) {
+        if now < self.halves_at {
             return;
         }
-        std::mem::swap(&mut self.current, &mut self.previous);
-        self.current.fill(0);
-        if now >= self.until + self.span {
-            self.previous.fill(0);
+        let halvings = 1 + now.since(self.halves_at).as_nanos() / self.half_life.as_nanos();
+        for weight in self.weights.iter_mut() {
+            *weight = weight.checked_shr(u32::try_from(halvings).unwrap_or(u32::MAX)).unwrap_or(0);
         }
-        self.until = now + self.span;
-        self.total = self.previous.iter().map(|count| u64::from(*count)).sum();
+        self.halves_at += self.half_life.saturating_mul(halvings);
+        self.total = self.weights.iter().map(|weight| u64::from(*weight)).sum();
         (self.at, self.above) = (BUCKETS - 1, 0);
         self.settle();
     }
 
-    /// The percentile; `None` before the first value. The last value stays the estimate until a new
+    /// The percentile; `None` before the first value. The last values stay the estimate until a new
     /// one comes.
     pub fn high(&self) -> Option<Duration> {
         (self.total > 0).then(|| end_of(self.at))
+    }
+
+    /// The least of the fresh values; `None` if there are none. The true delay of the moment may be
+    /// as little as that.
+    pub fn fresh(&self, now: Time) -> Option<Duration> {
+        self.fresh.fresh(now)
     }
 }
 
@@ -134,11 +162,20 @@ impl<T: Ord + Copy> Least<T> {
         self.current = Some(self.current.map_or(value, |least| least.min(value)));
     }
 
-    /// The least value; `None` before the first one.
+    /// The least value; `None` before the first one. The last value stays until a new one comes.
     pub fn get(&self) -> Option<T> {
         match (self.current, self.previous) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
+        }
+    }
+
+    /// The least value; `None` if all values are older than two spans.
+    pub fn fresh(&self, now: Time) -> Option<T> {
+        match now {
+            now if now < self.until => self.get(),
+            now if now < self.until + self.span => self.current,
+            _ => None,
         }
     }
 }
@@ -148,7 +185,7 @@ impl<T: Ord + Copy> Least<T> {
 #[derive(Clone, Debug)]
 pub struct FetchEstimate {
     one_in: u64,
-    span: Duration,
+    half_life: Duration,
     /// By the logarithm of the bytes; `None` for sizes that were never fetched.
     by_size: Vec<Option<DelayEstimate>>,
 }
@@ -156,19 +193,30 @@ pub struct FetchEstimate {
 /// Sizes from `2^SIZES` bytes on share one class.
 const SIZES: usize = 40;
 
+/// The class of a size: the logarithm of the bytes.
+pub(super) fn class_of(bytes: u64) -> u8 {
+    bytes.max(1).ilog2().min(SIZES as u32 - 1) as u8
+}
+
 impl FetchEstimate {
     /// See [`DelayEstimate::new`].
-    pub fn new(one_in: u64, span: Duration) -> Self {
-        FetchEstimate { one_in, span, by_size: vec![None; SIZES] }
+    pub fn new(one_in: u64, half_life: Duration) -> Self {
+        FetchEstimate { one_in, half_life, by_size: vec![None; SIZES] }
     }
 
     /// Records the time that a fetch of `bytes` took.
     pub fn record(&mut self, now: Time, bytes: u64, took: Duration) {
-        let class = (bytes.max(1).ilog2() as usize).min(SIZES - 1);
-        let (one_in, span) = (self.one_in, self.span);
+        let class = usize::from(class_of(bytes));
+        let (one_in, half_life) = (self.one_in, self.half_life);
         if let Some(entry) = self.by_size.get_mut(class) {
-            entry.get_or_insert_with(|| DelayEstimate::new(one_in, span, now)).record(now, took);
+            entry.get_or_insert_with(|| DelayEstimate::new(one_in, half_life, now)).record(now, took);
         }
+    }
+
+    /// The least fresh time of each class of sizes. Classes without a fresh fetch are left out.
+    pub fn fresh(&self, now: Time) -> Vec<(u8, Duration)> {
+        let fresh = |(class, estimate): (u8, &Option<DelayEstimate>)| Some((class, estimate.as_ref()?.fresh(now)?));
+        (0..).zip(&self.by_size).filter_map(fresh).collect()
     }
 
     /// The line: a part that does not depend on size, and nanoseconds for each KiB. No size's
@@ -232,14 +280,67 @@ mod tests {
         assert!(is_about(high, us(990)), "{high}");
     }
 
+    /// A stall delays some messages at once, which are more than a thousandth of all messages.
     #[test]
-    fn it_forgets_what_was_two_spans_ago() {
-        let mut estimate = DelayEstimate::new(100, SPAN, Time::ZERO);
-        estimate.record(at(0), us(5_000));
-        for ms in 1..=250 {
-            estimate.record(at(ms), us(50));
+    fn a_few_outliers_do_not_decide() {
+        let mut estimate = DelayEstimate::new(1_000, SPAN, Time::ZERO);
+        for n in 0..300 {
+            estimate.record(at(1), if n % 40 == 0 { us(400_000) } else { us(50) });
         }
         assert!(is_about(estimate.high().unwrap(), us(50)));
+        estimate.record(at(1), us(400_000));
+        assert!(is_about(estimate.high().unwrap(), us(400_000)), "these are too many for outliers");
+    }
+
+    #[test]
+    fn with_many_values_the_percentile_is_as_high_as_asked() {
+        let mut estimate = DelayEstimate::new(1_000, SPAN, Time::ZERO);
+        for n in 1..=20_000 {
+            estimate.record(at(1), us(n));
+        }
+        let high = estimate.high().unwrap();
+        assert!(is_about(high, us(19_980)), "{high}");
+    }
+
+    #[test]
+    fn values_lose_their_weight() {
+        let mut estimate = DelayEstimate::new(100, SPAN, Time::ZERO);
+        (0..100).for_each(|_| estimate.record(at(0), us(5_000)));
+        let mut falls_at = None;
+        for ms in 1..=1_000 {
+            estimate.record(at(ms), us(50));
+            falls_at = falls_at.or((estimate.high().unwrap() < us(100)).then_some(ms));
+        }
+        // 100 old values against one new one each millisecond: four halvings leave 8 outliers or less.
+        assert_eq!(falls_at, Some(400));
+    }
+
+    #[test]
+    fn the_least_fresh_value_is_known_while_it_is_fresh() {
+        let mut estimate = DelayEstimate::new(100, SPAN, Time::ZERO);
+        estimate.record(at(0), us(5_000));
+        estimate.record(at(100), us(300_000));
+        assert_eq!(estimate.fresh(at(149)), Some(us(5_000)));
+        assert_eq!(estimate.fresh(at(299)), Some(us(5_000)));
+        assert_eq!(estimate.fresh(at(300)), None);
+        estimate.record(at(400), us(70));
+        assert_eq!(estimate.fresh(at(401)), Some(us(70)));
+        assert_eq!(estimate.fresh(at(10_000)), None);
+        assert!(estimate.high().is_some());
+    }
+
+    #[test]
+    fn fresh_fetches_are_known_by_size() {
+        let mut fetches = FetchEstimate::new(100, SPAN);
+        fetches.record(at(0), 1024, us(100));
+        fetches.record(at(200), 1 << 20, us(900));
+        assert_eq!(fetches.fresh(at(140)), [(10, us(100)), (20, us(900))]);
+        assert_eq!(fetches.fresh(at(340)), [(20, us(900))]);
+        assert_eq!(fetches.fresh(at(900)), []);
+    }
+
+    #[test]
+    fn it_forgets_old_values() {
         let mut estimate = DelayEstimate::new(100, SPAN, Time::ZERO);
         estimate.record(at(0), us(5_000));
         estimate.record(at(1_000), us(50));
@@ -288,7 +389,8 @@ mod tests {
             }
             let mut sorted: Vec<u64> = values.iter().map(|value| (*value).clamp(1, 1 << HIGHEST)).collect();
             sorted.sort_unstable();
-            let above = sorted.len() as u64 / one_in.max(1);
+            let count = sorted.len() as u64;
+            let above = (count / one_in.max(1)).max((count / OUTLIERS_ONE_IN).min(OUTLIERS));
             let truth = if above as usize == sorted.len() { 1 } else { sorted[sorted.len() - 1 - above as usize] };
             let said = estimate.high().unwrap();
             prop_assert!(is_about(said, Duration::from_nanos(truth)), "{} for {}", said, truth);

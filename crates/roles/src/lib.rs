@@ -33,6 +33,7 @@
 //! |---|---|
 //! | `message.rs` | the messages |
 //! | `link.rs`, `links.rs` | messages in order and once between two nodes; all links of one node |
+//! | `own_pauses.rs` | the times in which the process itself stood still, which nobody else is blamed for |
 //! | `delay.rs`, `scheduler/budgets.rs` | measured delays of messages (Symphony appendix D); the budgets that models are planned with |
 //! | `epoch.rs`, `scheduler/election.rs` | the choice of the leader |
 //! | `assignment.rs`, `scheduler/assigner.rs`, `backend/loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
@@ -48,6 +49,7 @@ mod frontend;
 mod link;
 mod links;
 mod message;
+mod own_pauses;
 mod queue_names;
 mod role_node;
 mod scheduler;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::delay::{DelayEstimate, Least};
 use crate::message::{Message, NodeId};
+use crate::own_pauses::OwnPauses;
 use downbeat_core::time::{Duration, Time};
 
 /// The most messages in one frame.
@@ -23,8 +24,10 @@ const RESEND_AFTER: Duration = Duration::from_millis(2);
 const RESEND_TENSORS_AFTER: Duration = Duration::from_millis(25);
 /// The time between repeats doubles at most this often while nothing is heard.
 const MOST_DOUBLINGS: u32 = 6;
-/// How long a measured delay counts.
+/// How long the least round trip and the clocks' difference count.
 const SPAN: Duration = Duration::from_millis(2_000);
+/// After this time a measured delay counts for half.
+const HALF_LIFE: Duration = Duration::from_millis(500);
 
 /// The unit that goes over a wire.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -157,10 +160,10 @@ impl<P: Clone> Link<P> {
             heard_at: now,
             is_forgiven: false,
             echo: None,
-            round_trip: DelayEstimate::new(100, SPAN, now),
+            round_trip: DelayEstimate::new(100, HALF_LIFE, now),
             least_round_trip: Least::new(SPAN, now),
             least_offset: Least::new(SPAN, now),
-            way: DelayEstimate::new(1_000, SPAN, now),
+            way: DelayEstimate::new(1_000, HALF_LIFE, now),
         }
     }
 
@@ -185,6 +188,12 @@ impl<P: Clone> Link<P> {
         self.way.high()
     }
 
+    /// The least time that a message without tensors took lately from the peer. `None` if there is no
+    /// fresh one.
+    pub fn fresh_way(&self, now: Time) -> Option<Duration> {
+        self.way.fresh(now)
+    }
+
     /// A high percentile of the time to the peer and back. `None` before the first round trip.
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trip.high()
@@ -205,7 +214,8 @@ impl<P: Clone> Link<P> {
         self.is_urgent = true;
     }
 
-    pub fn handle_frame(&mut self, now: Time, mut frame: Frame<P>) -> Heard<P> {
+    /// Handles a frame. Measured delays count without the time in which this process stood still.
+    pub fn handle_frame(&mut self, now: Time, mut frame: Frame<P>, pauses: &OwnPauses) -> Heard<P> {
         if frame.session == 0 || frame.session < self.theirs {
             return Heard::Nothing;
         }
@@ -225,7 +235,7 @@ impl<P: Clone> Link<P> {
         let is_first = !self.is_up;
         self.is_up = true;
         (self.heard_at, self.is_forgiven) = (now, false);
-        self.measure(now, &frame);
+        self.measure(now, &frame, pauses);
         self.handle_ack(now, frame.ack, frame.echo.map(|(sent, _)| sent));
         let had = self.received.checked_sub(frame.first).and_then(|had| usize::try_from(had).ok());
         let mut messages = std::mem::take(&mut frame.messages);
@@ -245,19 +255,25 @@ impl<P: Clone> Link<P> {
         Heard::Came { is_first, messages }
     }
 
-    fn measure(&mut self, now: Time, frame: &Frame<P>) {
+    fn measure(&mut self, now: Time, frame: &Frame<P>, pauses: &OwnPauses) {
         let at = since_start(now);
-        self.echo = Some((frame.sent, now));
+        self.least_offset.record(now, i128::from(at.as_nanos()) - i128::from(frame.sent.as_nanos()));
+        let way = self.way_of(now, frame.sent);
+        // An own pause delayed the frame; the network did not.
+        let waited = pauses.within(now - way, now);
+        self.echo = Some((frame.sent, now - waited));
         if let Some((sent, held)) = frame.echo
             && let Some(nanos) = at.as_nanos().checked_sub(sent.as_nanos())
             && let Some(nanos) = nanos.checked_sub(held.as_nanos())
         {
+            let nanos = nanos.saturating_sub(waited.as_nanos());
             self.round_trip.record(now, Duration::from_nanos(nanos));
-            self.least_round_trip.record(now, Duration::from_nanos(nanos));
+            if waited == Duration::ZERO {
+                self.least_round_trip.record(now, Duration::from_nanos(nanos));
+            }
         }
-        self.least_offset.record(now, i128::from(at.as_nanos()) - i128::from(frame.sent.as_nanos()));
         if !frame.messages.iter().any(Message::has_tensors) {
-            self.way.record(now, self.way_of(now, frame.sent));
+            self.way.record(now, way.saturating_sub(waited));
         }
     }
 

@@ -4,10 +4,16 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::link::{Frame, Heard, Link, LinkTiming};
 use crate::message::{Hello, Message, NodeId, PROTOCOL};
+use crate::own_pauses::OwnPauses;
 use downbeat_core::time::{Duration, Time};
 
 /// The most links of a node. The node sends further peers away.
 const MOST_LINKS: usize = 4096;
+/// While there are messages, a node wakes up at least this often. A node that is not due to wake up
+/// would not notice that it stood still.
+const TICK: Duration = Duration::from_millis(5);
+/// The ticks end so long after the last message.
+const TICKS_FOR: Duration = Duration::from_millis(500);
 
 /// An event on the links. Each peer has one `Up`, then messages, then one `Lost`, and so on.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -56,17 +62,43 @@ pub struct Links<P> {
     events: VecDeque<LinkEvent<P>>,
     /// The earliest instant at which anything is due, and why.
     alarm: (Time, &'static str),
+    /// The next tick, and the end of the ticks unless messages come.
+    tick: Time,
+    ticks_until: Time,
+    pauses: OwnPauses,
 }
 
 impl<P: Clone> Links<P> {
     /// No links.
     pub fn new(node: NodeId) -> Self {
         let (peers, ready, events) = (BTreeMap::new(), VecDeque::new(), VecDeque::new());
-        Links { node, session: 0, peers, ready, events, alarm: (Time::MAX, "nothing") }
+        let (alarm, pauses) = ((Time::MAX, "nothing"), OwnPauses::default());
+        let (tick, ticks_until) = (Time::MAX, Time::ZERO);
+        Links { node, session: 0, peers, ready, events, alarm, tick, ticks_until, pauses }
+    }
+
+    /// Notes that this process runs. Every input of the node must come here first. Returns how long
+    /// the process stood still before; zero if it was in time.
+    pub(super) fn handle_awake(&mut self, now: Time) -> Duration {
+        self.pauses.handle_awake(now, self.tick.min(self.alarm.0))
+    }
+
+    /// How long this process stood still between two instants.
+    pub(super) fn paused_within(&self, from: Time, to: Time) -> Duration {
+        self.pauses.within(from, to)
+    }
+
+    /// Ticks for a while, because there are messages.
+    fn is_busy(&mut self, now: Time) {
+        self.ticks_until = now + TICKS_FOR;
+        if self.tick == Time::MAX {
+            self.tick = now + TICK;
+        }
     }
 
     /// A connection to a peer is there. An existing link goes on over the new connection.
     pub fn handle_connected(&mut self, now: Time, hello: &Hello, timing: LinkTiming) {
+        self.handle_awake(now);
         let peer = hello.node;
         if let Some(known) = self.peers.get_mut(&peer)
             && known.hello.role == hello.role
@@ -107,8 +139,12 @@ impl<P: Clone> Links<P> {
     /// Handles a frame. A frame from a peer without a [`Hello`] is ignored.
     pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
         let from = frame.from;
+        self.handle_awake(now);
+        if !frame.messages.is_empty() {
+            self.is_busy(now);
+        }
         let Some(peer) = self.peers.get_mut(&from) else { return };
-        match peer.link.handle_frame(now, frame) {
+        match peer.link.handle_frame(now, frame, &self.pauses) {
             Heard::Nothing => {}
             Heard::Anew(theirs) => {
                 self.session += 1;
@@ -129,6 +165,7 @@ impl<P: Clone> Links<P> {
     pub fn say(&mut self, now: Time, peer: NodeId, message: Message<P>) {
         let Some(known) = self.peers.get_mut(&peer).filter(|known| known.link.is_up()) else { return };
         if known.link.say(now, message) {
+            self.is_busy(now);
             self.attend(peer);
         } else {
             self.remove(peer, true);
@@ -137,10 +174,15 @@ impl<P: Clone> Links<P> {
 
     /// Does everything that is due.
     pub fn handle_timeout(&mut self, now: Time) {
-        if now < self.alarm.0 {
+        self.handle_awake(now);
+        let due = self.tick.min(self.alarm.0);
+        if now < due {
             return;
         }
-        let late = now.since(self.alarm.0);
+        if self.tick <= now {
+            self.tick = if now < self.ticks_until { now + TICK } else { Time::MAX };
+        }
+        let late = now.since(due);
         for peer in self.peers.values_mut() {
             peer.link.forgive(now, late);
         }
@@ -193,7 +235,8 @@ impl<P: Clone> Links<P> {
     /// When to call [`Links::handle_timeout`], and why. The instant may be too early, because a
     /// frame sent since may have done the work.
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
-        (self.alarm.0 < Time::MAX).then_some(self.alarm)
+        let due = self.alarm.min((self.tick, "a look for pauses of its own"));
+        (due.0 < Time::MAX).then_some(due)
     }
 
     /// Whether a peer is up.
@@ -210,6 +253,12 @@ impl<P: Clone> Links<P> {
     /// the first one.
     pub fn one_way(&self, peer: NodeId) -> Option<Duration> {
         self.peers.get(&peer)?.link.one_way()
+    }
+
+    /// The least time that a message without tensors took lately from a peer. `None` if there is no
+    /// fresh one.
+    pub fn fresh_way(&self, now: Time, peer: NodeId) -> Option<Duration> {
+        self.peers.get(&peer)?.link.fresh_way(now)
     }
 
     /// A high percentile of the time to a peer and back. `None` before the first round trip.

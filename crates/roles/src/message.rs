@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::Assignment;
+use crate::delay::class_of;
 use crate::epoch::Epoch;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
 use downbeat_core::ids::BatchId;
@@ -13,7 +14,7 @@ use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
-pub const PROTOCOL: u16 = 5;
+pub const PROTOCOL: u16 = 6;
 
 /// The identity of a process. A process draws it at random when it starts, so a restarted process
 /// is a different node.
@@ -247,8 +248,9 @@ pub struct ServedModel {
     pub may_repeat: bool,
 }
 
-/// Message delays that a backend has measured (Symphony appendix D): high percentiles.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+/// Message delays that a backend has measured (Symphony appendix D): high percentiles, and the least
+/// of the fresh values. The backend's own pauses do not count.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Delays {
     /// The time of a message without tensors to or from a frontend, for the slowest frontend.
     pub control: Duration,
@@ -256,6 +258,38 @@ pub struct Delays {
     pub fetch: Duration,
     /// Fetching inputs: nanoseconds for each KiB.
     pub fetch_per_kib: u64,
+    /// The least fresh time of a message without tensors, for the quickest frontend. Zero if there
+    /// is no fresh value.
+    pub fresh_control: Duration,
+    /// The least fresh time of a fetch, for each class of sizes that was fetched lately: the
+    /// logarithm of the bytes, and the time.
+    pub fresh_fetches: Vec<(u8, Duration)>,
+}
+
+impl Delays {
+    /// The least time that a fetch of `bytes` takes by fresh fetches: larger fetches take no less
+    /// than smaller fetches. Zero if no fetch of that size or a smaller one is fresh.
+    pub(super) fn fresh_fetch(&self, bytes: u64) -> Duration {
+        let up_to = self.fresh_fetches.iter().filter(|(class, _)| *class <= class_of(bytes));
+        up_to.map(|(_, took)| *took).max().unwrap_or_default()
+    }
+
+    /// Whether plans should follow the other values soon: a value has doubled or halved, and by
+    /// more than a millisecond.
+    pub(super) fn differs(&self, other: &Delays) -> bool {
+        let differs = |a: Duration, b: Duration| {
+            let (less, more) = (a.min(b), a.max(b));
+            more > less.saturating_mul(2) && more.saturating_sub(less) > Duration::from_millis(1)
+        };
+        let mebibyte = |delays: &Delays| Duration::from_nanos(delays.fetch_per_kib.saturating_mul(1024));
+        let mut classes =
+            self.fresh_fetches.iter().chain(&other.fresh_fetches).map(|(class, _)| 1u64 << class.min(&63));
+        differs(self.control, other.control)
+            || differs(self.fetch, other.fetch)
+            || differs(mebibyte(self), mebibyte(other))
+            || differs(self.fresh_control, other.fresh_control)
+            || classes.any(|bytes| differs(self.fresh_fetch(bytes), other.fresh_fetch(bytes)))
+    }
 }
 
 /// The result of a request on a backend.

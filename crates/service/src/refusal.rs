@@ -38,6 +38,14 @@ pub fn rejected(model: &str, reject: &Reject, deadline_is_slo: bool, full: FullB
             );
             (Unanswered::Impossible, ServiceError::DeadlineExceeded(message))
         }
+        Reject::NetworkTooSlow { network, needed, allowed } => {
+            let message = format!(
+                "the network between the processes of the cluster is too slow for this request: messages take \
+                 {network}, model '{model}' itself only {needed}, and the request's deadline allows {allowed}; look \
+                 at `budgets` in GET /v2/cluster of the leading scheduler"
+            );
+            (Unanswered::Impossible, ServiceError::DeadlineExceeded(message))
+        }
         Reject::UnknownModel => {
             (Unanswered::Unloaded, ServiceError::Unavailable(format!("model '{model}' is being unloaded")))
         }

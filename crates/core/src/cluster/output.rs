@@ -77,6 +77,18 @@ pub enum Reject {
         /// Time left until the deadline.
         allowed: Duration,
     },
+    /// The request cannot meet its deadline only because messages between the processes of a
+    /// cluster take too long. [`super::Scheduler`] itself gives [`Reject::DeadlineImpossible`]; its
+    /// caller knows the network.
+    #[error("messages take too long for the deadline: {network}, and the execution {needed}; {allowed} are left")]
+    NetworkTooSlow {
+        /// The least time of messages by fresh measurements.
+        network: Duration,
+        /// `l(size)`.
+        needed: Duration,
+        /// Time left until the deadline.
+        allowed: Duration,
+    },
     /// The request is larger than the largest batch.
     #[error("the request is larger than the largest batch ({max_batch})")]
     TooLarge {

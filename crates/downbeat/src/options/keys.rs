@@ -462,7 +462,7 @@ fn cluster() -> Vec<Key<Draft>> {
         key("cluster.heartbeat_ms", millis(), |d| &mut d.options.cluster.heartbeat)
             .flag("heartbeat-ms", "Longest silence between schedulers"),
         key("cluster.takeover_after_ms", millis(), |d| &mut d.options.cluster.takeover_after)
-            .flag("takeover-after-ms", "Silence of the leading scheduler after which the next one leads; the end of its connection counts as this silence"),
+            .flag("takeover-after-ms", "Shortest silence of the leading scheduler after which the next one leads; longer where heartbeats are usually late"),
         key("cluster.lost_after_ms", millis(), |d| &mut d.options.cluster.lost_after)
             .flag("lost-after-ms", "Silence after which any other process is lost; the end of its connection counts as this silence"),
         key("cluster.fetch_within_ms", millis(), |d| &mut d.options.cluster.fetch_within)

@@ -22,8 +22,10 @@ const MOST_BATCHES: usize = 4096;
 const MOST_ADDRESSES: usize = 4096;
 /// How often the leader hears of measured delays.
 const DELAYS_EVERY: Duration = Duration::from_millis(1_000);
-/// How long a measured fetch counts.
-const SPAN: Duration = Duration::from_millis(5_000);
+/// How often the backend checks whether the leader must hear of them earlier.
+const CHECKS_EVERY: Duration = Duration::from_millis(100);
+/// After this time a measured fetch counts for half.
+const HALF_LIFE: Duration = Duration::from_millis(1_000);
 
 /// Options of a backend.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -104,9 +106,10 @@ pub struct BackendNode<P> {
     names: BTreeMap<NodeId, HeardNames>,
     met: BTreeMap<NodeId, Met>,
     fetches: FetchEstimate,
-    said: Option<Delays>,
-    /// When the leader next hears of delays.
-    delays_at: Time,
+    /// The delays that the leader last heard, and when.
+    said: Option<(Delays, Time)>,
+    /// When the delays are next compared with `said`.
+    checks_at: Time,
     is_draining: bool,
     /// The leader has said that no more batches come.
     is_let_go: bool,
@@ -129,9 +132,9 @@ impl<P: Clone> BackendNode<P> {
             under_way: UnderWay::new(),
             names: BTreeMap::new(),
             met: BTreeMap::new(),
-            fetches: FetchEstimate::new(1_000, SPAN),
+            fetches: FetchEstimate::new(1_000, HALF_LIFE),
             said: None,
-            delays_at: now + DELAYS_EVERY,
+            checks_at: now + CHECKS_EVERY,
             is_draining: false,
             is_let_go: false,
             leaderless_since: now,
@@ -417,8 +420,10 @@ impl<P: Clone> BackendNode<P> {
             self.release(now, from, key, late);
             return;
         };
-        if let Some((bytes, took)) = batch.fetched(now, from, granted.len()) {
-            self.fetches.record(now, bytes, took);
+        if let Some((bytes, since)) = batch.fetched(from, granted.len()) {
+            // An own pause delayed the inputs; the network did not.
+            let waited = self.links.paused_within(since, now);
+            self.fetches.record(now, bytes, now.since(since).saturating_sub(waited));
         }
         for (number, left, payload) in granted {
             let request = RequestKey { frontend: from, number };
@@ -479,14 +484,29 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
-    /// Tells the leader the measured delays if they have changed.
+    /// Tells the leader the measured delays if they have changed: soon if they differ much.
     fn tell_delays(&mut self, now: Time) {
+        if self.following.leader().is_none() {
+            return;
+        }
         let frontends = self.links.peers().filter(|peer| peer.role == Role::Frontend).map(|peer| peer.node);
-        let control = frontends.filter_map(|peer| self.links.one_way(peer)).max().unwrap_or_default();
+        let frontends: Vec<NodeId> = frontends.collect();
+        let ways = frontends.iter().filter_map(|peer| self.links.one_way(*peer));
+        let fresh = frontends.iter().filter_map(|peer| self.links.fresh_way(now, *peer));
         let (fetch, fetch_per_kib) = self.fetches.line().unwrap_or_default();
-        let delays = Delays { control, fetch, fetch_per_kib };
-        if delays != Delays::default() && self.said != Some(delays) && self.following.leader().is_some() {
-            self.said = Some(delays);
+        let delays = Delays {
+            control: ways.max().unwrap_or_default(),
+            fetch,
+            fetch_per_kib,
+            fresh_control: fresh.min().unwrap_or_default(),
+            fresh_fetches: self.fetches.fresh(now),
+        };
+        let is_news = match &self.said {
+            None => delays != Delays::default(),
+            Some((said, at)) => delays.differs(said) || (*at + DELAYS_EVERY <= now && delays != *said),
+        };
+        if is_news {
+            self.said = Some((delays.clone(), now));
             self.tell_leader(now, Message::Delays(delays));
         }
     }
@@ -524,8 +544,8 @@ impl<P: Clone> RoleNode<P> for BackendNode<P> {
             self.start(now, slot);
         }
         self.is_let_go |= self.is_left_alone_at().is_some_and(|at| at <= now);
-        if self.delays_at <= now {
-            self.delays_at = now + DELAYS_EVERY;
+        if self.checks_at <= now {
+            self.checks_at = now + CHECKS_EVERY;
             self.tell_delays(now);
         }
         self.settle(now);
@@ -533,7 +553,7 @@ impl<P: Clone> RoleNode<P> for BackendNode<P> {
 
     fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         let gathers = self.under_way.next_due().map(|at| (at, "inputs that have not come"));
-        let delays = self.following.leader().map(|_| (self.delays_at, "delays"));
+        let delays = self.following.leader().map(|_| (self.checks_at, "delays"));
         let alone = self.is_left_alone_at().map(|at| (at, "a scheduler that lets it go"));
         [self.links.poll_timeout(), gathers, delays, alone].into_iter().flatten().min()
     }

@@ -110,11 +110,11 @@ impl<P> Batch<P> {
     }
 
     /// Records that a frontend has answered with `inputs` inputs. Returns their approximate bytes,
-    /// and the time since the question.
-    pub fn fetched(&mut self, now: Time, frontend: NodeId, inputs: usize) -> Option<(u64, Duration)> {
+    /// and the time of the question.
+    pub fn fetched(&mut self, frontend: NodeId, inputs: usize) -> Option<(u64, Time)> {
         let place = self.asked.iter().position(|(asked, _)| *asked == frontend)?;
         let (_, since) = self.asked.swap_remove(place);
-        (inputs > 0).then(|| (self.bytes.saturating_mul(inputs as u64), now.since(since)))
+        (inputs > 0).then(|| (self.bytes.saturating_mul(inputs as u64), since))
     }
 
     fn find(&mut self, request: RequestKey) -> Option<&mut Place<P>> {

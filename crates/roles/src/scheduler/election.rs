@@ -1,13 +1,15 @@
 //! Elects the leader: one scheduler's view of the others, and the instant at which it takes over.
 //!
-//! All schedulers have the same list. The leader sends the others a heartbeat. After
-//! `takeover_after` without one, the live spare of the lowest rank takes the next epoch. A spare
-//! waits one `takeover_after` more for each live spare before it, so that spares do not all take
-//! over at once. Two spares that cannot hear each other may both take over. The two epochs then
-//! differ in rank, and everyone obeys the lower rank.
+//! All schedulers have the same list. A closed connection is evidence that the leader is dead: the
+//! live spare of the lowest rank takes the next epoch at once. Silence is weaker evidence. The
+//! leader sends the others a heartbeat, and on a busy machine heartbeats are late. A spare waits
+//! [`TIMES_LATE`] times as long as heartbeats were late in the last seconds, and `takeover_after` at
+//! least. It waits so long again for each live spare before it, so that spares do not all take over at once.
+//! Two spares that cannot hear each other may both take over. The two epochs then differ in rank,
+//! and everyone obeys the lower rank.
 //!
-//! A scheduler that was itself stopped for a while cannot know that the others were silent, so it
-//! begins to listen anew. The lead may change again and again. Example: two schedulers cannot hear
+//! A scheduler that stood still itself cannot know that the others were silent meanwhile, so this
+//! time does not count as their silence. The lead may change again and again. Example: two schedulers cannot hear
 //! each other, and a third hears both. After a few changes each scheduler waits longer before it
 //! takes over, by up to a second.
 
@@ -28,6 +30,15 @@ const MOST_PATIENCE: Duration = Duration::from_millis(1_000);
 /// How long a spare waits before it asks a store again that had no epoch, in `takeover_after`.
 const ASK_AGAIN: u64 = 10;
 
+/// The leader's silence is evidence once it is this many times as long as the longest gap between
+/// its frames lately.
+const TIMES_LATE: u64 = 3;
+/// In this time a remembered gap shrinks to about a third.
+const FORGETS_IN: Duration = Duration::from_millis(5_000);
+/// Until a spare has heard a leader for `first_wait`, it waits this many times `takeover_after`. At
+/// the start it waits so long for each rank before its own.
+const TIMES_NEW: u64 = 10;
+
 /// One scheduler's view of the lead.
 #[derive(Debug)]
 pub(super) struct Election {
@@ -45,12 +56,17 @@ pub(super) struct Election {
     leader_is_up: bool,
     /// By rank: when each other scheduler was last heard; `None`: not connected.
     others: Vec<Option<Time>>,
-    /// When this scheduler last ran. `back`: when it came back from a pause so long that others may
-    /// have given it up.
-    awake: Time,
+    /// When this scheduler came back from a pause so long that others may have given it up.
     back: Option<Time>,
-    /// Whether this scheduler noticed the leader's silence late, and so listens once more.
-    listens_again: bool,
+    /// The longest gap between frames of the leader, without this scheduler's own pauses. The value
+    /// shrinks as time goes by.
+    gap: Duration,
+    /// Since when the leader is connected.
+    up_since: Time,
+    /// Whether the leader's connection has ended.
+    is_lost: bool,
+    /// The pauses of this scheduler that do not count as the leader's silence.
+    forgiven: Duration,
     /// Changes of the lead without a calm between them, and the instant of the last change.
     changes: u32,
     changed_at: Time,
@@ -80,7 +96,8 @@ pub(super) enum ElectionEvent {
 
 impl Election {
     /// The election of the scheduler of `rank` among `schedulers`. A new election waits for a
-    /// leader for `first_wait`, plus a `takeover_after` for each rank before its own.
+    /// leader for `first_wait`, and longer for each rank before its own: how late messages are is
+    /// not known yet.
     pub fn new(
         (rank, schedulers): (u32, u32),
         takeover_after: Duration,
@@ -89,7 +106,8 @@ impl Election {
         now: Time,
     ) -> Self {
         let first_wait = if schedulers > 1 { first_wait } else { Duration::ZERO };
-        let turn = if schedulers > 1 { takeover_after.saturating_mul(rank.into()) } else { Duration::ZERO };
+        let turns = if schedulers > 1 { TIMES_NEW * u64::from(rank) } else { 0 };
+        let turn = takeover_after.saturating_mul(turns);
         Election {
             rank,
             takeover_after,
@@ -100,22 +118,33 @@ impl Election {
             leader_heard: now + first_wait + turn,
             leader_is_up: false,
             others: vec![None; schedulers.max(rank.saturating_add(1)).min(MOST_SCHEDULERS) as usize],
-            awake: now,
             back: None,
-            listens_again: false,
+            gap: Duration::ZERO,
+            up_since: now,
+            is_lost: false,
+            forgiven: Duration::ZERO,
             changes: 0,
             changed_at: now,
             events: VecDeque::new(),
         }
     }
 
-    /// Notes that this scheduler runs, to detect its own pauses. Call this before handling any
-    /// event.
-    pub fn handle_awake(&mut self, now: Time) {
-        if now.since(self.awake).saturating_mul(2) > self.first_wait {
+    /// Notes that this scheduler itself stood still until now. Call this before handling any other
+    /// event. This time does not count as the silence of others. Once pauses of `first_wait` have
+    /// been forgiven they count: a scheduler that always stands still must take over, too.
+    pub fn handle_pause(&mut self, now: Time, stood_still: Duration) {
+        if stood_still.saturating_mul(2) > self.first_wait {
             self.back = Some(now);
         }
-        self.awake = now;
+        if self.forgiven >= self.first_wait {
+            return;
+        }
+        self.forgiven += stood_still;
+        let moved = |heard: Time| heard.max((heard + stood_still).min(now));
+        if !self.is_lost {
+            self.leader_heard = moved(self.leader_heard);
+        }
+        self.others.iter_mut().flatten().for_each(|heard| *heard = moved(*heard));
     }
 
     /// The epoch in which this scheduler leads.
@@ -138,6 +167,10 @@ impl Election {
             *at = now;
         }
         if self.leader_is_up && rank == self.heard.rank {
+            let gap = now.since(self.leader_heard);
+            let forgotten = u128::from(self.gap.as_nanos()) * u128::from(gap.min(FORGETS_IN).as_nanos());
+            let forgotten = Duration::from_nanos((forgotten / u128::from(FORGETS_IN.as_nanos())) as u64);
+            self.gap = self.gap.saturating_sub(forgotten).max(gap);
             self.leader_was_heard(now);
         }
     }
@@ -164,9 +197,8 @@ impl Election {
                 self.leader_heard = now + self.first_wait;
                 return;
             }
-            // A lost leader is as good as a silent one.
-            let silent_since = Time::from_nanos(now.as_nanos().saturating_sub(self.takeover_after.as_nanos()));
-            self.leader_heard = self.leader_heard.min(silent_since);
+            self.is_lost = true;
+            self.leader_heard = self.leader_heard.min(now - self.silence());
         }
     }
 
@@ -174,6 +206,9 @@ impl Election {
     /// and whether that scheduler leads.
     pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) {
         let leads = epoch.number > 0 && scheduler == Some((epoch.rank, true));
+        if leads && epoch >= self.heard && !(self.leader_is_up && epoch == self.heard) {
+            self.up_since = now;
+        }
         if epoch > self.heard {
             self.heard = epoch;
             self.leader_is_up = leads;
@@ -203,12 +238,7 @@ impl Election {
 
     /// Does everything that is due.
     pub fn handle_timeout(&mut self, now: Time) {
-        let Some(due) = self.poll_timeout().filter(|due| *due <= now) else { return };
-        if now.since(due).saturating_mul(2) > self.takeover_after && !self.listens_again {
-            // This scheduler was itself stopped, or too slow. Messages from the others may still
-            // wait to be read.
-            self.listens_again = true;
-            self.leader_heard = now;
+        if self.poll_timeout().is_none_or(|due| due > now) {
             return;
         }
         if self.epochs_are_allotted {
@@ -232,9 +262,20 @@ impl Election {
             State::Asking { again } => again,
             State::Spare => {
                 let turns = 1 + self.live_before();
-                Some(self.leader_heard + self.takeover_after.saturating_mul(turns) + self.patience())
+                Some(self.leader_heard + self.silence().saturating_mul(turns) + self.patience())
             }
         }
+    }
+
+    /// The silence of the leader after which this scheduler takes over.
+    fn silence(&self) -> Duration {
+        if !self.leader_is_up {
+            return self.takeover_after;
+        }
+        let is_new = self.leader_heard < self.up_since + self.first_wait;
+        let unknown = if is_new { self.takeover_after.saturating_mul(TIMES_NEW) } else { Duration::ZERO };
+        let most = Duration::from_nanos(self.first_wait.as_nanos() / 2);
+        self.gap.saturating_mul(TIMES_LATE).max(unknown).min(most).max(self.takeover_after)
     }
 
     /// Spares of lower rank that were heard since the leader was last heard.
@@ -274,7 +315,7 @@ impl Election {
 
     fn leader_was_heard(&mut self, now: Time) {
         self.leader_heard = now;
-        self.listens_again = false;
+        (self.is_lost, self.forgiven) = (false, Duration::ZERO);
         if let State::Asking { .. } = self.state {
             self.state = State::Spare;
         }
@@ -299,15 +340,82 @@ mod tests {
         Epoch { number, rank }
     }
 
-    /// A spare of this rank among three. At 100 ms it hears the leader of `1/0` and all others.
+    /// A spare of this rank among three. Up to 100 ms it hears the leader of `1/0` and all others,
+    /// every half of a millisecond.
     fn spare(rank: u32, epochs_are_allotted: bool) -> Election {
+        spare_that_hears(rank, epochs_are_allotted, (0..=200).map(|half| Duration::from_micros(500 * half)))
+    }
+
+    /// [`spare`], which hears the others at these times, and at last at 100 ms.
+    fn spare_that_hears(rank: u32, epochs_are_allotted: bool, times: impl Iterator<Item = Duration>) -> Election {
         let mut election = Election::new((rank, 3), TAKEOVER, epochs_are_allotted, FIRST_WAIT, Time::ZERO);
-        for other in (0..3).filter(|other| *other != rank) {
-            election.handle_up(ms(100), other);
-        }
-        election.handle_standing(ms(100), epoch(1, 0), Some((0, true)));
+        let others = || (0..3).filter(|other| *other != rank);
+        others().for_each(|other| election.handle_up(Time::ZERO, other));
+        election.handle_standing(Time::ZERO, epoch(1, 0), Some((0, true)));
         assert_eq!(election.poll_event(), Some(ElectionEvent::StandsBy(epoch(1, 0))));
+        for time in times {
+            others().for_each(|other| election.handle_heard(Time::ZERO + time, other));
+        }
+        others().for_each(|other| election.handle_heard(ms(100), other));
         election
+    }
+
+    /// On a busy machine, heartbeats of a live leader are late again and again.
+    #[test]
+    fn silence_is_evidence_once_it_is_longer_than_usual() {
+        // Every tenth of 100 heartbeats is 5 ms late.
+        let mut at = Duration::ZERO;
+        let times = (0..100).map(|n| {
+            at += if n % 10 == 9 { Duration::from_micros(5_500) } else { Duration::from_micros(500) };
+            at
+        });
+        let mut busy = spare_that_hears(1, false, times.collect::<Vec<_>>().into_iter());
+        let (took_over, event) = pass(&mut busy, 100, &[2]);
+        assert_eq!(event, Some(ElectionEvent::Leads(epoch(2, 1))));
+        assert!((116..=117).contains(&took_over), "three times 5.5 ms: {took_over}");
+        // How late the heartbeats of a new leader are is not known yet: half of `first_wait`.
+        let mut new = spare(1, false);
+        new.handle_standing(ms(100), epoch(2, 0), Some((0, true)));
+        new.poll_event();
+        assert_eq!(pass(&mut new, 100, &[2]), (125, Some(ElectionEvent::Leads(epoch(3, 1)))));
+    }
+
+    #[test]
+    fn a_late_heartbeat_is_forgotten() {
+        let late = (0..20_000).map(|n| Duration::from_micros(if n == 0 { 8_000 } else { 8_000 + 500 * n }));
+        let mut election = spare_that_hears(1, false, late.take_while(|at| *at < Duration::from_millis(100)));
+        assert_eq!(pass(&mut election, 100, &[2]).0, 124, "three times 8 ms, less a little");
+        let mut calm = spare(1, false);
+        (0..1_000).for_each(|n| calm.handle_heard(ms(108) + Duration::from_millis(10 * n), 0));
+        (0..100_000).for_each(|n| calm.handle_heard(ms(10_098) + Duration::from_micros(500 * n), 0));
+        let last = 10_098 + 49_999;
+        assert_eq!(pass(&mut calm, last, &[]).0, last + 4);
+    }
+
+    /// The end of a connection is evidence on any machine.
+    #[test]
+    fn a_closed_connection_is_evidence_at_once_on_a_busy_machine_too() {
+        let mut busy = spare_that_hears(1, false, (0..10).map(|n| Duration::from_millis(10 * n)));
+        busy.handle_lost(ms(101), 0);
+        busy.handle_timeout(ms(101));
+        assert_eq!(busy.poll_event(), Some(ElectionEvent::Leads(epoch(2, 1))));
+    }
+
+    /// A scheduler that stands still again and again does not take this for silence, but takes over
+    /// in the end.
+    #[test]
+    fn own_pauses_are_forgiven_for_a_while() {
+        let mut election = spare(1, false);
+        for n in 1..20 {
+            let now = ms(100 + 10 * n);
+            election.handle_pause(now, Duration::from_millis(10));
+            election.handle_timeout(now);
+            let took_over = election.poll_event().is_some();
+            assert_eq!(took_over, n == 6, "{now:?}: 50 ms are forgiven");
+            if took_over {
+                return;
+            }
+        }
     }
 
     /// Lets time pass in steps of a millisecond, in which these ranks are heard, until the election
@@ -327,7 +435,7 @@ mod tests {
     fn at_the_start_a_leader_is_waited_for_in_the_order_of_ranks() {
         for rank in 0..3 {
             let mut election = Election::new((rank, 3), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
-            let due = 50 + 3 + 3 * u64::from(rank);
+            let due = 50 + 3 + 30 * u64::from(rank);
             assert_eq!(pass(&mut election, 0, &[]), (due, Some(ElectionEvent::Leads(epoch(1, rank)))));
         }
         let mut alone = Election::new((0, 1), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
@@ -363,9 +471,10 @@ mod tests {
     #[test]
     fn who_was_stopped_itself_listens_once_more() {
         let mut election = spare(1, false);
-        election.handle_timeout(ms(1_000));
+        election.handle_pause(ms(140), Duration::from_millis(40));
+        election.handle_timeout(ms(140));
         assert_eq!(election.poll_event(), None, "what the leader said meanwhile may be still to be read");
-        assert_eq!(pass(&mut election, 1_000, &[]), (1_003, Some(ElectionEvent::Leads(epoch(2, 1)))));
+        assert_eq!(pass(&mut election, 140, &[]), (143, Some(ElectionEvent::Leads(epoch(2, 1)))));
     }
 
     /// The leader has given this scheduler up for its silence. The end of the connection says
@@ -373,8 +482,7 @@ mod tests {
     #[test]
     fn a_stopped_spare_does_not_take_a_lost_connection_for_silence() {
         let mut election = spare(1, false);
-        election.handle_awake(ms(100));
-        election.handle_awake(ms(1_000));
+        election.handle_pause(ms(1_000), Duration::from_millis(900));
         election.handle_lost(ms(1_000), 0);
         let (at, event) = pass(&mut election, 1_000, &[]);
         assert_eq!((at, event), (1_053, Some(ElectionEvent::Leads(epoch(2, 1)))));

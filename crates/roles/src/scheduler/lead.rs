@@ -17,7 +17,7 @@ use crate::links::Links;
 use crate::message::{
     BatchKey, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
 };
-use downbeat_core::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler};
+use downbeat_core::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler, Ticket};
 use downbeat_core::ids::{BatchId, DeviceId, ModelId, RequestId};
 use downbeat_core::time::{Duration, Time};
 
@@ -209,6 +209,9 @@ impl Lead {
             (Role::Backend, Message::Offer(offer)) => self.handle_offer(now, from, offer),
             (Role::Backend, Message::Delays(delays)) => {
                 if let Some(backend) = self.map.backend_mut(from) {
+                    if backend.delays.as_ref().is_some_and(|known| known.differs(&delays)) {
+                        self.measures_at = self.measures_at.min(now);
+                    }
                     backend.delays = Some(delays);
                 }
             }
@@ -233,7 +236,8 @@ impl Lead {
                 // requests again.
                 continue;
             }
-            let id = match self.waiting.admit(frontend, handed.number, end_of(now, handed.left)) {
+            let (deadline, queue_expiry) = (end_of(now, handed.left), end_of(now, handed.queue_left));
+            let id = match self.waiting.admit(frontend, handed.number, (deadline, queue_expiry, handed.level)) {
                 Admitted::New(id) => id,
                 Admitted::Known => continue,
                 Admitted::Full => {
@@ -244,8 +248,8 @@ impl Lead {
             let request = Request {
                 id,
                 model: ModelId(u32::MAX),
-                deadline: end_of(now, handed.left),
-                queue_expiry: end_of(now, handed.queue_left),
+                deadline,
+                queue_expiry,
                 level: handed.level,
                 size: handed.size,
             };
@@ -265,7 +269,7 @@ impl Lead {
             Ok(model) => {
                 parked.request.model = model;
                 self.rates.arrived(model);
-                match self.scheduler.handle_request(now, parked.request) {
+                match self.admit(now, parked.request) {
                     Ok(ticket) => return self.waiting.set_place(id, Place::Queued(model, ticket)),
                     Err(reject) => reject,
                 }
@@ -278,6 +282,34 @@ impl Lead {
             Err(NoQueue::Full) => Reject::QueueFull { bound: 0 },
         };
         self.refuse(id, Refusal::Rejected(reject));
+    }
+
+    /// Puts a request into its queue. No network budget refuses a request that fresh measurements
+    /// would allow.
+    fn admit(&mut self, now: Time, request: Request) -> Result<Ticket, Reject> {
+        let reject = match self.scheduler.handle_request(now, request) {
+            Err(reject @ Reject::DeadlineImpossible { .. }) => reject,
+            other => return other,
+        };
+        let given = (request.size, request.deadline.since(now));
+        match self.models.relent(now, &mut self.scheduler, request.model, given) {
+            Ok(()) => self.scheduler.handle_request(now, request),
+            Err(better) => Err(better.unwrap_or(reject)),
+        }
+    }
+
+    /// Puts a request back that its queue has given up as hopeless, if fresh measurements of the
+    /// network would allow it. Returns whether it waits again.
+    fn readmit(&mut self, now: Time, id: RequestId, model: ModelId, size: u32) -> bool {
+        let Some(request) = self.waiting.request(id, model, size).filter(|request| request.deadline > now) else {
+            return false;
+        };
+        let given = (size, request.deadline.since(now));
+        if self.models.relent(now, &mut self.scheduler, model, given).is_err() {
+            return false;
+        }
+        let ticket = self.scheduler.handle_request(now, request);
+        ticket.map(|ticket| self.waiting.set_place(id, Place::Queued(model, ticket))).is_ok()
     }
 
     /// The place of the queue that a frontend's alias stands for.
@@ -421,7 +453,9 @@ impl Lead {
     fn measure<P: Clone>(&mut self, now: Time, links: &Links<P>) {
         let measured = self.map.backends().filter_map(|(node, backend)| {
             let kinds = backend.slots.iter().filter_map(|slot| slot.kind).collect();
-            Some(Measured { kinds, there: links.one_way(node).unwrap_or_default(), delays: backend.delays? })
+            let there = links.one_way(node).unwrap_or_default();
+            let fresh_there = links.fresh_way(now, node).unwrap_or_default();
+            Some(Measured { kinds, there, fresh_there, delays: backend.delays.clone()? })
         });
         let measured: Vec<Measured> = measured.collect();
         self.models.set_budgets(now, &mut self.scheduler, &measured);
@@ -430,11 +464,11 @@ impl Lead {
     /// The network budget of each model, by the backends that have the model.
     pub fn budgets(&self) -> impl Iterator<Item = ModelBudget> {
         self.models.budgets().filter_map(|((model, version), (kind, network))| {
-            let has = |backend: &Backend| backend.slots.iter().any(|slot| slot.kind == Some(*kind));
+            let has = |backend: &Backend| backend.slots.iter().any(|slot| slot.kind == Some(kind));
             let backends = self.map.backends().filter(|(_, backend)| has(backend));
             let backends: Vec<String> = backends.map(|(_, backend)| backend.name.clone()).collect();
             let is_there = !backends.is_empty();
-            is_there.then(|| ModelBudget { model: model.clone(), version: *version, backends, network: *network })
+            is_there.then(|| ModelBudget { model: model.clone(), version: *version, backends, network })
         })
     }
 
@@ -446,7 +480,10 @@ impl Lead {
                     let times = (start.since(now), expected);
                     self.dispatch(now, links, (batch, device, model), members, size, times);
                 }
-                Output::Drop { request, model, reason, .. } => {
+                Output::Drop { request, model, reason, detail } => {
+                    if reason == DropReason::Hopeless && self.readmit(now, request, model, detail.size) {
+                        continue;
+                    }
                     let key = self.models.queue_of(model).map(|(_, key)| (key.model.clone(), key.version));
                     let is_known = || key.as_ref().is_some_and(|key| self.models.fingerprint(key).is_some());
                     // The queue begins anew with other settings. Frontends hand its requests in

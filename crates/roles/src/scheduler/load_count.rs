@@ -30,6 +30,7 @@ impl LoadCount {
             Refusal::Rejected(reject) => {
                 matches!(
                     reject,
+                    // More devices would not help against a slow network.
                     Reject::QueueFull { .. } | Reject::DeadlineImpossible { .. } | Reject::WaitTooLong { .. }
                 )
             }

@@ -164,6 +164,14 @@ impl<P: Clone> SchedulerNode<P> {
         self.lead.as_ref().map(Lead::sub_clusters).unwrap_or_default()
     }
 
+    /// Notes that this process runs, and whether it stood still before.
+    fn awake(&mut self, now: Time) {
+        let stood_still = self.links.handle_awake(now);
+        if stood_still > Duration::ZERO {
+            self.election.handle_pause(now, stood_still);
+        }
+    }
+
     /// Handles the events of links and of the election.
     fn attend(&mut self, now: Time) {
         while let Some(event) = self.links.poll_event() {
@@ -297,7 +305,7 @@ impl<P: Clone> RoleNode<P> for SchedulerNode<P> {
     }
 
     fn handle_connected(&mut self, now: Time, peer: &Hello) {
-        self.election.handle_awake(now);
+        self.awake(now);
         let heartbeat = match peer.role {
             Role::Scheduler { .. } => self.options.heartbeat,
             Role::Frontend | Role::Backend => self.options.peer_heartbeat,
@@ -307,13 +315,13 @@ impl<P: Clone> RoleNode<P> for SchedulerNode<P> {
     }
 
     fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
-        self.election.handle_awake(now);
+        self.awake(now);
         self.links.handle_disconnected(peer);
         self.attend(now);
     }
 
     fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
-        self.election.handle_awake(now);
+        self.awake(now);
         if let Some(Role::Scheduler { rank }) = self.roles.get(&frame.from) {
             self.election.handle_heard(now, *rank);
         }
@@ -322,7 +330,7 @@ impl<P: Clone> RoleNode<P> for SchedulerNode<P> {
     }
 
     fn handle_timeout(&mut self, now: Time) {
-        self.election.handle_awake(now);
+        self.awake(now);
         self.links.handle_timeout(now);
         self.attend(now);
         self.election.handle_timeout(now);

@@ -1,12 +1,14 @@
 //! The models that the leading scheduler serves, and the queues of each.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::budgets::{Budgets, Measured, are_near, budgets};
+use super::budgets::{Budgets, Measured, Planned, are_near, budgets, cost, fitting, least};
 use super::orphans::Orphans;
+use crate::delay::Least;
 use crate::message::{OfferedModel, QueueKey, ServedModel};
-use downbeat_core::cluster::{ModelOptions, NetworkBudget, Scheduler};
+use downbeat_core::cluster::{ModelOptions, NetworkBudget, Reject, Scheduler};
 use downbeat_core::device_profiles::DeviceProfiles;
 use downbeat_core::ids::{DeviceKind, ModelId};
 use downbeat_core::profile::LatencyProfile;
@@ -20,6 +22,8 @@ const MOST_SHAPES: u32 = 1024;
 const MOST_QUEUES: usize = 1 << 14;
 /// A queue unused for this long may be forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
+/// How long the time budgets of a queue's requests count.
+const LEFT_FOR: Duration = Duration::from_millis(1_000);
 
 /// The device kind of models that no device runs. Such a model keeps its last profile for this
 /// kind, so that its waiting requests are still judged.
@@ -27,6 +31,11 @@ pub(super) const NOBODY: DeviceKind = DeviceKind::LARGEST;
 
 /// Name and version.
 pub(super) type ModelKey = (String, u64);
+
+/// The model of a queue.
+fn model_key(queue: &QueueKey) -> ModelKey {
+    (queue.model.clone(), queue.version)
+}
 
 /// A shape, and its profile on each kind that has one.
 type ShapeProfiles = (Vec<i64>, Vec<(DeviceKind, LatencyProfile)>);
@@ -51,6 +60,27 @@ struct Queue {
     /// The time budget of the first request, for guessed profiles.
     slo: Option<Duration>,
     used: Time,
+    /// The profiles of the queue's model, as the scheduler has them.
+    profiles: Option<DeviceProfiles>,
+    /// The longest time until the deadline of a request that came lately.
+    left: Least<Reverse<Duration>>,
+    /// The network budgets that the queue is planned with.
+    planned: Planned,
+}
+
+impl Queue {
+    /// The least time that a request of `size` items runs.
+    fn run_time(&self, size: u32) -> Duration {
+        let profiles = self.profiles.iter().flat_map(|profiles| profiles.iter());
+        profiles.map(|(_, profile)| profile.latency(size)).min().unwrap_or_default()
+    }
+
+    /// The budgets to plan the queue with. Messages may take half of the time that its requests
+    /// have besides their run, unless fresh measurements say more.
+    fn fitting(&self, budgets: &Budgets, left: Option<Duration>) -> Planned {
+        let room = left.map_or(Duration::MAX, |left| left.saturating_sub(self.run_time(1)));
+        fitting(budgets, Duration::from_nanos(room.as_nanos() / 2))
+    }
 }
 
 /// Why a request has no queue.
@@ -104,28 +134,63 @@ impl ServedModels {
     /// Sets each model's network budgets from the present delays of the backends that have the
     /// model.
     pub fn set_budgets(&mut self, now: Time, scheduler: &mut Scheduler, backends: &[Measured]) {
-        let mut changed = Vec::new();
-        for (key, served) in &mut self.models {
+        for served in self.models.values_mut() {
             let budgets = budgets(backends, &served.kinds(), served.offered.item_bytes);
             // A model without a backend keeps its last budgets.
-            if !budgets.is_empty() && !are_near(&budgets, &served.budgets) {
+            if !budgets.is_empty() {
                 served.budgets = budgets;
-                changed.push(key.clone());
             }
         }
-        for key in changed {
-            let Some(served) = self.models.get(&key) else { continue };
-            for place in self.places_of(&key) {
-                if let Some(Some(Queue { model: Some(model), .. })) = self.queues.get(place as usize) {
-                    scheduler.set_model_network(now, *model, &served.budgets);
-                }
+        for queue in self.queues.iter_mut().flatten() {
+            let Some(model) = queue.model else { continue };
+            let Some(served) = self.models.get(&model_key(&queue.key)) else { continue };
+            let planned = queue.fitting(&served.budgets, queue.left.get().map(|Reverse(left)| left));
+            if !are_near(&planned, &queue.planned) {
+                scheduler.set_model_network(now, model, &planned);
+                queue.planned = planned;
             }
         }
     }
 
+    /// Handles a request that the scheduler refuses for want of time. Fresh measurements of the
+    /// network may allow the request. Its queue is then planned with lower budgets from now on, and
+    /// the caller hands the request in again.
+    ///
+    /// # Errors
+    /// If the refusal is right, perhaps with a better reason.
+    pub fn relent(
+        &mut self,
+        now: Time,
+        scheduler: &mut Scheduler,
+        model: ModelId,
+        (size, left): (u32, Duration),
+    ) -> Result<(), Option<Reject>> {
+        let place = self.by_model.get(model.0 as usize).ok_or(None)?;
+        let Some(Some(queue)) = self.queues.get_mut(*place as usize) else { return Err(None) };
+        let served = self.models.get(&model_key(&queue.key)).ok_or(None)?;
+        let needed = queue.run_time(size);
+        let network = cost(&least(&served.budgets), size);
+        if cost(&queue.planned, size) == Duration::ZERO {
+            return Err(None);
+        }
+        if needed > left {
+            return Err(Some(Reject::DeadlineImpossible { needed, allowed: left }));
+        }
+        if needed + network > left {
+            return Err(Some(Reject::NetworkTooSlow { network, needed, allowed: left }));
+        }
+        if needed + cost(&queue.planned, size) > left {
+            queue.planned = queue.fitting(&served.budgets, Some(left));
+            scheduler.set_model_network(now, model, &queue.planned);
+        }
+        Ok(())
+    }
+
     /// The network budgets of each model on each kind of device.
-    pub fn budgets(&self) -> impl Iterator<Item = (&ModelKey, &(DeviceKind, NetworkBudget))> {
-        self.models.iter().flat_map(|(key, served)| served.budgets.iter().map(move |budget| (key, budget)))
+    pub fn budgets(&self) -> impl Iterator<Item = (&ModelKey, (DeviceKind, NetworkBudget))> {
+        let of =
+            |served: &'_ Served| served.budgets.iter().map(|budget| (budget.kind, budget.high)).collect::<Vec<_>>();
+        self.models.iter().flat_map(move |(key, served)| of(served).into_iter().map(move |budget| (key, budget)))
     }
 
     /// Seconds of device time for an item of a model in its largest batch, on the fastest device. A
@@ -162,7 +227,8 @@ impl ServedModels {
             None => return None,
         };
         if let Some(room) = self.queues.get_mut(place as usize) {
-            *room = Some(Queue { key: key.clone(), model: None, slo: None, used: now });
+            let (left, planned) = (Least::new(LEFT_FOR, now), Planned::new());
+            *room = Some(Queue { key: key.clone(), model: None, slo: None, used: now, profiles: None, left, planned });
         }
         self.by_key.insert(key.clone(), place);
         Some((place, forgotten))
@@ -210,6 +276,9 @@ impl ServedModels {
     ) -> Result<ModelId, NoQueue> {
         let Some(Some(queue)) = self.queues.get_mut(place as usize) else { return Err(NoQueue::Unknown) };
         queue.used = now;
+        if left < Duration::MAX {
+            queue.left.record(now, Reverse(left));
+        }
         match queue.model {
             Some(model) => Ok(model),
             None => self.open(now, scheduler, place, left),
@@ -231,7 +300,7 @@ impl ServedModels {
         served.queues += 1;
         let offered = &served.offered;
         let options = ModelOptions {
-            profiles,
+            profiles: profiles.clone(),
             max_batch: offered.max_batch,
             drop: offered.drop,
             dispatch: offered.dispatch.clone(),
@@ -241,9 +310,10 @@ impl ServedModels {
             levels: offered.levels.clone(),
         };
         let model = scheduler.add_model(now, options);
-        scheduler.set_model_network(now, model, &served.budgets);
         if let Some(Some(queue)) = self.queues.get_mut(place as usize) {
-            queue.model = Some(model);
+            (queue.model, queue.profiles) = (Some(model), Some(profiles));
+            queue.planned = queue.fitting(&served.budgets, queue.slo);
+            scheduler.set_model_network(now, model, &queue.planned);
         }
         self.by_model.resize(self.by_model.len().max(model.0 as usize + 1), u32::MAX);
         self.by_model[model.0 as usize] = place;
@@ -360,12 +430,12 @@ impl ServedModels {
     /// Gives the scheduler the present profiles of a model's queues.
     fn refresh(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
         let Some(served) = self.models.get(key) else { return };
-        for place in self.places_of(key) {
-            let Some(Some(Queue { key, model: Some(model), slo, .. })) = self.queues.get(place as usize) else {
-                continue;
-            };
-            if let Some(profiles) = served.profiles(&key.shape, slo.filter(|slo| *slo < Duration::MAX)) {
-                scheduler.set_profile(now, *model, profiles);
+        for place in self.places_of(key).collect::<Vec<_>>() {
+            let Some(Some(queue)) = self.queues.get_mut(place as usize) else { continue };
+            let Some(model) = queue.model else { continue };
+            if let Some(profiles) = served.profiles(&queue.key.shape, queue.slo.filter(|slo| *slo < Duration::MAX)) {
+                scheduler.set_profile(now, model, profiles.clone());
+                queue.profiles = Some(profiles);
             }
         }
     }

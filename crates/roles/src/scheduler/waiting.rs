@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::message::{NodeId, QueueAlias, QueueKey, Refusal, RequestKey};
-use downbeat_core::cluster::Ticket;
+use downbeat_core::cluster::{Request, Ticket};
 use downbeat_core::ids::{ModelId, RequestId};
 use downbeat_core::time::Time;
 
@@ -35,6 +35,8 @@ struct Entry {
     frontend: u32,
     place: Place,
     deadline: Time,
+    queue_expiry: Time,
+    level: u32,
 }
 
 /// A frontend that has requests with the scheduler.
@@ -172,11 +174,17 @@ impl Waiting {
         }
     }
 
-    /// Takes in a request that a frontend hands in, with its deadline.
-    pub fn admit(&mut self, frontend: u32, number: u64, deadline: Time) -> Admitted {
+    /// Takes in a request that a frontend hands in, with its deadline, the end of its wait, and its
+    /// level.
+    pub fn admit(
+        &mut self,
+        frontend: u32,
+        number: u64,
+        (deadline, queue_expiry, level): (Time, Time, u32),
+    ) -> Admitted {
         let Waiting { entries, vacant, frontends, .. } = self;
         let Some(Some(of)) = frontends.get_mut(frontend as usize) else { return Admitted::Full };
-        let entry = Entry { number, frontend, place: Place::Parked, deadline };
+        let entry = Entry { number, frontend, place: Place::Parked, deadline, queue_expiry, level };
         let id = match vacant.last() {
             Some(id) => *id,
             None if entries.len() < MOST_REQUESTS as usize => entries.len() as u32,
@@ -210,6 +218,12 @@ impl Waiting {
     /// The place of a request's frontend, and that frontend's number for the request.
     pub fn owner(&self, id: RequestId) -> Option<(u32, u64)> {
         self.entries.get(id.0 as usize).map(|entry| (entry.frontend, entry.number))
+    }
+
+    /// A waiting request as its queue takes it in.
+    pub fn request(&self, id: RequestId, model: ModelId, size: u32) -> Option<Request> {
+        let Entry { deadline, queue_expiry, level, .. } = *self.entries.get(id.0 as usize)?;
+        Some(Request { id, model, deadline, queue_expiry, level, size })
     }
 
     /// Whether a request's deadline has passed.

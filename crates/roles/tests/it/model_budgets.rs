@@ -22,7 +22,9 @@ fn backend(world: &mut World, node: u64, models: Vec<OfferedModel>, delays: [Dur
     offer.slots[0].hardware = format!("of {node}");
     let backend = world.backend(node, vec![], offer);
     let [control, fetch, kib] = delays;
-    world.say(backend, Message::Delays(Delays { control, fetch, fetch_per_kib: kib.as_nanos() }));
+    let (fresh_control, fresh_fetches) = (control, vec![(0, fetch)]);
+    let fetch_per_kib = kib.as_nanos();
+    world.say(backend, Message::Delays(Delays { control, fetch, fetch_per_kib, fresh_control, fresh_fetches }));
     backend
 }
 
@@ -65,10 +67,10 @@ fn a_backend_that_does_not_have_a_model_costs_it_no_time() {
         assert_eq!(world.plans(backend).len(), usize::from(is_planned));
     }
     let refused = world.refused(frontend);
-    let [(77, Refusal::Rejected(Reject::DeadlineImpossible { allowed, .. }))] = refused[..] else {
+    let [(77, Refusal::Rejected(Reject::NetworkTooSlow { network, allowed, .. }))] = refused[..] else {
         panic!("{refused:?}");
     };
-    assert_eq!(allowed, Duration::ZERO, "the reply alone takes longer");
+    assert_eq!((network, allowed), (ms(24), ms(6)), "the reply alone takes longer");
 }
 
 #[test]
@@ -89,7 +91,7 @@ fn a_model_on_two_kinds_of_devices_is_planned_with_the_way_to_each() {
 #[test]
 fn the_slowest_backend_of_a_kind_counts_unless_it_is_an_outlier() {
     let mut world = World::leading();
-    let delays = |fetch| Message::Delays(Delays { control: us(0), fetch, fetch_per_kib: 0 });
+    let delays = |fetch| Message::Delays(Delays { fetch, ..Delays::default() });
     let backends = [1, 3, 4].map(|node| world.backend(node, vec![], offer(1, vec![with_items_of(1, "m")])));
     let frontend = world.frontend(2);
     for (worst, expected) in [(us(300), us(300) + WAY), (ms(90), (us(200) + WAY).saturating_mul(4))] {
@@ -108,7 +110,7 @@ fn a_network_that_becomes_slower_or_faster_is_followed() {
     let frontend = world.frontend(2);
     assert_eq!(starts_in(&mut world, frontend, backend, 0), us(0), "nothing was measured yet");
     for fetch in [100, 900, 2_000, 150] {
-        world.say(backend, Message::Delays(Delays { control: us(0), fetch: us(fetch), fetch_per_kib: 0 }));
+        world.say(backend, Message::Delays(Delays { fetch: us(fetch), ..Delays::default() }));
         world.pass(ms(100));
         assert_eq!(starts_in(&mut world, frontend, backend, 0), us(fetch) + WAY);
     }
@@ -132,4 +134,63 @@ fn it_is_said_what_each_model_is_planned_with_and_for_whom() {
     world.disconnect(near);
     world.disconnect(far);
     assert_eq!(world.node.budgets().count(), 0, "nobody has them");
+}
+
+/// The high percentiles remember a stall for seconds. Fresh samples know that it is over.
+#[test]
+fn a_budget_refuses_only_what_fresh_samples_would_refuse_too() {
+    let delays = |fresh| Delays {
+        control: ms(400),
+        fetch: ms(400),
+        fresh_control: fresh,
+        fresh_fetches: vec![(0, fresh)],
+        ..Delays::default()
+    };
+    for (fresh, is_planned) in [(ms(1), true), (ms(120), true), (ms(130), false), (Duration::ZERO, true)] {
+        let mut world = World::leading();
+        let backend = world.backend(1, vec![], offer(1, vec![with_items_of(1, "m")]));
+        let frontend = world.frontend(2);
+        world.say(backend, Message::Delays(delays(fresh)));
+        world.pass(ms(100));
+        world.ask(frontend, &[0], ms(250));
+        assert_eq!(world.plans(backend).len(), usize::from(is_planned), "{fresh}");
+        let refused = world.refused(frontend);
+        let names_the_network =
+            |(_, refusal): &(u64, Refusal)| matches!(refusal, Refusal::Rejected(Reject::NetworkTooSlow { .. }));
+        assert!(refused.iter().all(names_the_network), "{refused:?}");
+        assert_eq!(refused.len(), usize::from(!is_planned));
+    }
+}
+
+/// A model that needs longer than the deadline is to blame, with a slow network too.
+#[test]
+fn a_slow_model_is_not_the_networks_fault() {
+    let mut world = World::leading();
+    backend(&mut world, 1, vec![with_items_of(1, "m")], [ms(400), ms(400), us(0)]);
+    let frontend = world.frontend(2);
+    world.pass(ms(100));
+    world.ask(frontend, &[0], ms(4));
+    let refused = world.refused(frontend);
+    let [(0, Refusal::Rejected(Reject::DeadlineImpossible { needed, allowed }))] = refused[..] else {
+        panic!("{refused:?}");
+    };
+    assert!(needed >= ms(5) && needed < ms(6) && allowed == ms(4), "{needed} {allowed}");
+}
+
+/// A stall raises the budget while a request waits for the only slot.
+#[test]
+fn a_budget_that_rises_drops_no_waiting_request_that_fresh_samples_would_allow() {
+    let mut world = World::leading();
+    let backend = world.backend(1, vec![], offer(1, vec![with_items_of(1, "m")]));
+    let frontend = world.frontend(2);
+    world.say(backend, Message::Delays(Delays { fetch: us(10), ..Delays::default() }));
+    world.pass(ms(100));
+    world.ask(frontend, &[0], ms(900));
+    let first = world.plans(backend).remove(0);
+    world.ask(frontend, &[1], ms(350));
+    world.say(backend, Message::Delays(Delays { control: ms(200), fetch: ms(200), ..Delays::default() }));
+    world.pass(ms(100));
+    assert_eq!(world.refused(frontend), []);
+    world.complete(backend, first.batch);
+    assert_eq!(numbers(&world.plans(backend)[0]), [1]);
 }

@@ -426,3 +426,60 @@ fn the_way_is_known_without_a_common_clock() {
         assert!(one_way >= Duration::from_micros(200) && one_way <= Duration::from_micros(300), "{one_way}");
     }
 }
+
+/// Two links that exchange messages each millisecond, over a wire without a delay. One side, or the
+/// wire, stands still for 400 ms; all that came meanwhile is there at once. Returns the percentiles
+/// of the ways to both sides and of their round trips afterwards, and the least fresh ways 0.3 s
+/// later.
+fn after_400_ms(side_stops: bool) -> [[Duration; 3]; 2] {
+    const PATIENT: LinkTiming =
+        LinkTiming { heartbeat: Duration::from_millis(100), lost_after: Duration::from_millis(1_000) };
+    let mut links: [Links<P>; 2] = [Links::new(NodeId(1)), Links::new(NodeId(2))];
+    let peers = [NodeId(2), NodeId(1)];
+    let mut wire: [Vec<Frame<P>>; 2] = [Vec::new(), Vec::new()];
+    let mut after = None;
+    for at in 0..1_200 {
+        let now = ms(at);
+        let is_stopped = (600..1_000).contains(&at);
+        for side in 0..2 {
+            if at == 0 {
+                links[side].handle_connected(now, &hello(2 - side as u64), PATIENT);
+            }
+            if is_stopped && side_stops && side == 1 {
+                continue;
+            }
+            // While the wire stands still, both sides still speak.
+            if !is_stopped || side_stops {
+                std::mem::take(&mut wire[side]).into_iter().for_each(|frame| links[side].handle_frame(now, frame));
+            }
+            while links[side].poll_event().is_some() {}
+            links[side].say(now, peers[side], tagged(0, at));
+            links[side].handle_timeout(now);
+            while let Some((_, frame)) = links[side].poll_frame(now) {
+                wire[1 - side].push(frame);
+            }
+        }
+        if at == 1_001 {
+            let high = |side: usize| [links[side].one_way(peers[side]), links[side].round_trip(peers[side])];
+            after = Some([high(0), high(1)]);
+        }
+    }
+    let fresh = |side: usize| links[side].fresh_way(ms(1_200), peers[side]);
+    let [first, second] = after.unwrap();
+    [(first, fresh(0)), (second, fresh(1))].map(|([way, round], fresh)| [way, round, fresh].map(Option::unwrap))
+}
+
+#[test]
+fn an_own_pause_is_not_the_delay_of_the_network() {
+    for delays in after_400_ms(true) {
+        assert!(delays.iter().all(|delay| *delay < Duration::from_millis(5)), "{delays:?}");
+    }
+}
+
+#[test]
+fn a_stall_of_the_network_is_its_delay_and_is_over_once_messages_are_quick() {
+    for [way, round_trip, fresh] in after_400_ms(false) {
+        assert!(way > Duration::from_millis(300) && round_trip > Duration::from_millis(300), "{way} {round_trip}");
+        assert!(fresh < Duration::from_millis(5), "{fresh}");
+    }
+}

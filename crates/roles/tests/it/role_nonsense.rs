@@ -67,7 +67,13 @@ fn message(step: &Step) -> Message<P> {
             Message::Plan(Plan { batch, slot, queue, members, size, starts_in: long, expected: short })
         }
         13 => Message::Offer(Offer { slots: vec![Slot { hardware: String::new(), device: 0 }], ..Offer::default() }),
-        14 => Message::Delays(Delays { control: long, fetch: short, fetch_per_kib: c }),
+        14 => Message::Delays(Delays {
+            control: long,
+            fetch: short,
+            fetch_per_kib: c,
+            fresh_control: short,
+            fresh_fetches: vec![(c as u8, long), (u8::MAX, short)],
+        }),
         15 => Message::UnderWay(vec![Running { batch, slot: c as u32, ends_in: long }; 2]),
         16 => Message::Completed { batch, ran: Some((a as u32, long)), missed: members },
         17 if c % 3 == 0 => Message::LetGo,

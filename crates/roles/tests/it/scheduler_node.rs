@@ -634,7 +634,12 @@ fn anything() -> impl Strategy<Value = Message<P>> {
             Message::Completed { batch, ran: None, missed: missed.into_iter().map(one).collect() }
         }),
         Just(Message::Leave),
-        (0u64..3).prop_map(|ns| Message::Delays(Delays { control: ms(ns), fetch: ms(ns), fetch_per_kib: ns })),
+        (0u64..3).prop_map(|ns| Message::Delays(Delays {
+            control: ms(ns),
+            fetch: ms(ns),
+            fetch_per_kib: ns,
+            ..Delays::default()
+        })),
         (0u64..3, any::<bool>())
             .prop_map(|(number, leads)| Message::Standing { epoch: Epoch { number, rank: 0 }, leads }),
     ]

@@ -56,8 +56,8 @@ with_defaults! {
         pub name: Option<String> = None,
         /// Longest silence between schedulers.
         pub heartbeat: Duration = Duration::from_millis(2),
-        /// Silence of the scheduler that leads after which the next one does.
-        pub takeover_after: Duration = Duration::from_millis(8),
+        /// Silence of the scheduler that leads after which the next one does, at least.
+        pub takeover_after: Duration = Duration::from_millis(20),
         /// Silence after which any other process is lost.
         pub lost_after: Duration = Duration::from_millis(1_000),
         /// How long inputs of a batch may take to come to its backend.

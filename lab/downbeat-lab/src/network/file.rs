@@ -12,7 +12,7 @@ use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
 
 use super::outcome::NetworkResults;
-use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};
+use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Roles, Timing, Wires};
 use super::sub_clusters::{MODEL_BYTES, SubClusters};
 use crate::numbers::{Number, Share, millis, some_millis, spoken, yes};
 use downbeat_sim::policy::Policy;
@@ -74,6 +74,8 @@ struct Text {
     #[serde(default)]
     store: bool,
     sub_clusters: Option<SubClustersText>,
+    /// The pauses of all processes, as on a busy machine.
+    pauses: Option<PausesText>,
     #[serde(default)]
     noise: Share,
     /// The share of the requests whose clients go before the answer.
@@ -101,6 +103,9 @@ struct WiresText {
     delay_ms: Option<Duration>,
     /// The 99.99th percentile of the delay, in medians.
     spread: Option<Number<1, 1000>>,
+    /// The longest additional delay of a frame.
+    #[serde(deserialize_with = "some_millis")]
+    jitter_ms: Option<Duration>,
     loss: Share,
     doubled: Share,
     /// If true, frames overtake each other.
@@ -129,6 +134,16 @@ struct SubClustersText {
     /// If true, backends begin with all models.
     #[serde(default)]
     begins_loaded: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PausesText {
+    /// The mean time from one pause of a process to the next.
+    #[serde(deserialize_with = "millis")]
+    every_ms: Duration,
+    #[serde(deserialize_with = "millis")]
+    longest_ms: Duration,
 }
 
 #[derive(Default, Deserialize)]
@@ -207,6 +222,9 @@ struct FaultText {
     one_way: bool,
     /// Wires lose this share of the frames.
     loss: Option<Share>,
+    /// If true, wires bring nothing for a while, and then all that was sent meanwhile.
+    #[serde(default)]
+    stall: bool,
     drain: Option<Spanned<HostName>>,
     join: Option<Spanned<HostName>>,
     /// The model, from 0, whose rate changes from now on.
@@ -302,6 +320,10 @@ impl Text {
             roles,
             models: models?,
             wires: self.wires.resolve(),
+            pauses: self.pauses.map(|pauses| Pauses {
+                every: pauses.every_ms.max(Duration::from_millis(1)),
+                longest: pauses.longest_ms,
+            }),
             timing: self.timing.resolve(),
             has_store: self.store,
             sub_clusters: self.sub_clusters.map(SubClustersText::resolve),
@@ -338,6 +360,7 @@ impl WiresText {
         Wires {
             delay: self.delay_ms.unwrap_or(usual.delay),
             spread: self.spread.map_or(usual.spread, |spread| spread.0.into()),
+            jitter: self.jitter_ms.unwrap_or(usual.jitter),
             loss: self.loss.0,
             doubled: self.doubled.0,
             in_order: !self.reorder,
@@ -430,6 +453,9 @@ impl FaultText {
         if let Some(Share(loss)) = self.loss {
             faults.push(Fault::Lossy { loss, lasts: lasts()? });
         }
+        if self.stall {
+            faults.push(Fault::Stall { lasts: lasts()? });
+        }
         if let Some(name) = &self.drain {
             faults.push(Fault::Drain { backend: backend(roles, name)?, restart_after: self.restart_after_ms });
         }
@@ -448,7 +474,8 @@ impl FaultText {
             faults.push(Fault::StoreAway { lasts: lasts()? });
         }
         <[Fault; 1]>::try_from(faults).map(|[fault]| fault).map_err(|faults| {
-            let expected = "exactly one of kill, pause, slow, cut, loss, drain, join, busy, divide and store_away";
+            let expected =
+                "exactly one of kill, pause, slow, cut, loss, stall, drain, join, busy, divide and store_away";
             (at, format!("a fault is {expected}; here are {}", faults.len()))
         })
     }

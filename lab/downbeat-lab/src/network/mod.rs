@@ -13,7 +13,7 @@
 //! | `process.rs` | a process: its clock, its machine, its slots |
 //! | `run.rs` | what happens when |
 //! | `sub_clusters.rs` | which models backends have, where the scheduler says so |
-//! | `judge.rs`, `copies.rs` | the rules: of requests, of models |
+//! | `judge.rs`, `copies.rs`, `refusals.rs` | the rules: of requests, of models, of refusals |
 //! | `outcome.rs` | what came of it |
 
 mod copies;
@@ -24,6 +24,7 @@ mod judge;
 mod outcome;
 mod process;
 mod random;
+mod refusals;
 mod run;
 mod scenario;
 mod sub_clusters;
@@ -32,5 +33,6 @@ mod wires;
 pub use file::{BadNetwork, NetworkFile};
 pub use judge::{Broken, NetworkJudge};
 pub use outcome::{NetworkOutcome, NetworkResults, SeedResults};
-pub use scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};
+pub use refusals::RefusalJudge;
+pub use scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Roles, Timing, Wires};
 pub use sub_clusters::{MODEL_BYTES, SubClusters};

@@ -23,6 +23,9 @@ pub struct NetworkOutcome {
     pub failed: u64,
     /// Given up, or refused on arrival.
     pub refused: u64,
+    /// Of these, refused for want of time although a scheduler that knows the truth would not have
+    /// refused them.
+    pub needless: u64,
     /// Not run by their deadlines.
     pub too_late: u64,
     /// Lost with a backend, and not repeated.
@@ -62,7 +65,7 @@ impl NetworkOutcome {
     /// Adds the counts of another run.
     pub fn add(&mut self, other: &NetworkOutcome) {
         let NetworkOutcome { requests, good, late, failed, refused, too_late, lost, cancelled, died, .. } = self;
-        let NetworkOutcome { unserved, repeated, leads, plans, batches, frames, faults, .. } = self;
+        let NetworkOutcome { needless, unserved, repeated, leads, plans, batches, frames, faults, .. } = self;
         for (sum, more) in [
             (requests, other.requests),
             (good, other.good),
@@ -73,6 +76,7 @@ impl NetworkOutcome {
             (lost, other.lost),
             (cancelled, other.cancelled),
             (died, other.died),
+            (needless, other.needless),
             (unserved, other.unserved),
             (repeated, other.repeated),
             (leads, other.leads),
@@ -115,6 +119,7 @@ impl fmt::Display for NetworkResults {
             .number("good", |run| run.good)
             .number("late", |run| run.late)
             .number("refused", |run| run.refused)
+            .number("needlessly", |run| run.needless)
             .number("too late", |run| run.too_late)
             .number("lost", |run| run.lost)
             .number("failed", |run| run.failed)
@@ -189,6 +194,7 @@ impl fmt::Display for SeedResults {
             ("answered late", sum.late),
             ("failed by the model", sum.failed),
             ("refused", sum.refused),
+            ("of these needlessly", sum.needless),
             ("too late", sum.too_late),
             ("lost with a backend", sum.lost),
             ("cancelled", sum.cancelled),

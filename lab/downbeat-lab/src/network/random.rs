@@ -6,7 +6,7 @@ use downbeat_roles::SubClusterOptions;
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
-use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};
+use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Roles, Timing, Wires};
 use super::sub_clusters::SubClusters;
 use downbeat_sim::random;
 
@@ -51,6 +51,7 @@ impl NetworkScenario {
         let wires = Wires {
             delay: micros(rng, 5..200),
             spread: rng.random_range(1.0..12.0),
+            jitter: Duration::ZERO,
             loss: if is_harsh { rng.random_range(0.0..0.05) } else { 0.0 },
             doubled: if is_harsh { rng.random_range(0.0..0.05) } else { 0.0 },
             in_order: !is_harsh || chance(rng, 0.3),
@@ -71,6 +72,7 @@ impl NetworkScenario {
             timing,
             has_store: chance(rng, 0.3),
             sub_clusters: None,
+            pauses: None,
             cancelled: if chance(rng, 0.5) { rng.random_range(0.0..0.2) } else { 0.0 },
             failed: if chance(rng, 0.3) { 0.01 } else { 0.0 },
             noise: rng.random_range(0.0..0.3),
@@ -86,7 +88,25 @@ impl NetworkScenario {
             scenario.faults.push((instant(rng, span), Fault::Join { backend: roles.backends - 1 }));
         }
         scenario.divide(&mut random(seed, 4));
+        scenario.delay(&mut random(seed, 5));
         scenario
+    }
+}
+
+impl NetworkScenario {
+    /// Adds jitter in a third of the cases, pauses of all processes in a sixth, and stalls of all
+    /// wires in a fifth.
+    fn delay(&mut self, rng: &mut Pcg64) {
+        if chance(rng, 0.33) {
+            self.wires.jitter = micros(rng, 100..10_000);
+        }
+        if chance(rng, 0.17) {
+            self.pauses = Some(Pauses { every: micros(rng, 10_000..500_000), longest: micros(rng, 1_000..100_000) });
+        }
+        if chance(rng, 0.2) {
+            self.faults.push((instant(rng, self.span), Fault::Stall { lasts: micros(rng, 1_000..500_000) }));
+            self.faults.sort_by_key(|(at, _)| *at);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod faults;
 mod models;
+mod truth;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -22,6 +23,7 @@ use super::events::Events;
 use super::judge::NetworkJudge;
 use super::outcome::NetworkOutcome;
 use super::process::{Copy, Inbound, Machine, Process, Tensors, model_name, model_of};
+use super::refusals::RefusalJudge;
 use super::scenario::{Fault, Host, NetworkScenario};
 use super::wires::Wiring;
 
@@ -48,6 +50,8 @@ pub(super) enum Event {
     Fault(usize),
     GoesOn(usize),
     Begins(Host),
+    /// A process pauses for a while, as on a busy machine.
+    Pauses(usize),
     Mend,
     Look,
 }
@@ -76,6 +80,7 @@ pub(super) struct NetworkRun<'a> {
     is_mended: bool,
     judge: NetworkJudge,
     copies: CopyJudge,
+    refusals: RefusalJudge,
     /// By request: its model, if models move between backends.
     models: BTreeMap<RequestKey, usize>,
     outcome: NetworkOutcome,
@@ -130,6 +135,7 @@ impl<'a> NetworkRun<'a> {
                     + scenario.wires.redial.saturating_mul(2)
                     + Duration::from_millis(100),
             ),
+            refusals: RefusalJudge::default(),
             models: BTreeMap::new(),
             is_mended: false,
             judge: NetworkJudge::new(scenario.has_store, claimed_before),
@@ -158,6 +164,7 @@ impl<'a> NetworkRun<'a> {
         }
         let gap = |(at, _): &(Time, Fault)| (*at, self.gap_around(*at));
         self.outcome.gaps = self.scenario.faults.iter().map(gap).collect();
+        self.outcome.needless = self.refusals.needless();
         self.outcome.repeated = self.judge.repeated();
         self.outcome.broken = self.judge.broken().cloned();
         self.outcome
@@ -200,6 +207,7 @@ impl<'a> NetworkRun<'a> {
             }
             Event::GoesOn(process) => self.goes_on(process),
             Event::Begins(host) => self.begins(host),
+            Event::Pauses(process) => self.pauses(process),
             Event::Mend => self.mend(),
             Event::Look => self.look(),
         }
@@ -220,6 +228,7 @@ impl<'a> NetworkRun<'a> {
             Inbound::Request { model, input } => self.ask(at, model, input),
             Inbound::Cancel(number) => {
                 let request = RequestKey { frontend: process.node(), number };
+                self.refusals.ended(request);
                 if self.judge.cancelled(request) {
                     self.outcome.cancelled += 1;
                 }
@@ -288,6 +297,7 @@ impl<'a> NetworkRun<'a> {
 
     fn ends(&mut self, at: usize, number: u64, end: &RequestEnd<Tensors>) {
         let request = RequestKey { frontend: self.processes[at].node(), number };
+        self.refusals.ended(request);
         let in_time = self.judge.ended(self.now, request, end);
         if let Some(wrong) =
             self.models.remove(&request).and_then(|model| self.copies.request_ends(self.now, model, end))
@@ -400,6 +410,7 @@ impl<'a> NetworkRun<'a> {
                 self.judge.breaks(self.now, "last copy stays", || wrong);
             }
         }
+        self.judge_refusals(from, to, &frame);
         let Some(to) = self.by_node.get(&to).copied() else { return };
         if !self.connections.contains(&pair(from, to)) {
             return;
@@ -497,6 +508,8 @@ impl<'a> NetworkRun<'a> {
             }
         }
         self.by_host.insert(host, at);
+        self.refusals.troubled(self.now);
+        self.next_pause(at);
         let dials: Vec<Host> = match host {
             Host::Scheduler(rank) => (0..rank).map(Host::Scheduler).collect(),
             _ => (0..self.scenario.roles.schedulers).map(Host::Scheduler).collect(),
@@ -546,6 +559,7 @@ impl<'a> NetworkRun<'a> {
             self.models.insert(request, model);
         }
         let deadline = asked.slo.map_or(Time::MAX, |slo| self.now + slo);
+        self.refusals.asked(request, model, deadline);
         self.judge.asked(self.now, request, deadline, input, asked.may_repeat);
         if self.scenario.cancelled > 0.0 && self.rng.random::<f64>() < self.scenario.cancelled {
             let longest = asked.slo.unwrap_or(Duration::from_millis(50)).as_nanos();
@@ -556,6 +570,7 @@ impl<'a> NetworkRun<'a> {
 
     /// Records that trouble lasts this long.
     fn troubled(&mut self, lasts: Duration) {
+        self.refusals.troubled(self.now + lasts);
         self.copies.troubled(self.now + lasts);
     }
 

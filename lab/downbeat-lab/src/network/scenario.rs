@@ -68,6 +68,8 @@ pub struct Wires {
     pub delay: Duration,
     /// The 99.99th percentile of the delay, in medians; the distribution is lognormal.
     pub spread: f64,
+    /// The longest additional delay of a frame; all delays up to that are equally probable.
+    pub jitter: Duration,
     /// Share of the frames that are lost.
     pub loss: f64,
     /// Share of the frames that come twice.
@@ -76,6 +78,15 @@ pub struct Wires {
     pub in_order: bool,
     /// The time from the end of a connection to a new one.
     pub redial: Duration,
+}
+
+/// The pauses of all processes on a busy machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pauses {
+    /// The mean time from one pause of a process to the next.
+    pub every: Duration,
+    /// The longest pause; all pauses up to that are equally probable.
+    pub longest: Duration,
 }
 
 /// The time limits between processes.
@@ -117,6 +128,7 @@ impl Default for Wires {
         Wires {
             delay: Duration::from_micros(40),
             spread: 4.0,
+            jitter: Duration::ZERO,
             loss: 0.0,
             doubled: 0.0,
             in_order: true,
@@ -162,6 +174,11 @@ pub enum Fault {
         lasts: Duration,
         /// If true, only messages from these hosts are lost, not messages to them.
         one_way: bool,
+    },
+    /// Wires bring nothing for a while, and then all that was sent meanwhile.
+    Stall {
+        /// The duration.
+        lasts: Duration,
     },
     /// Wires lose a share of the frames for a while.
     Lossy {
@@ -215,6 +232,7 @@ impl fmt::Display for Fault {
                 let how = if *one_way { "are not heard by" } else { "are cut off from" };
                 write!(f, "{} {how} the others for {lasts}", hosts.join(", "))
             }
+            Fault::Stall { lasts } => write!(f, "wires bring nothing for {lasts}"),
             Fault::Lossy { loss, lasts } => write!(f, "{}% of the frames are lost for {lasts}", loss * 100.0),
             Fault::Drain { backend, restart_after } => {
                 write!(f, "{} is drained{}", Host::Backend(*backend), again(restart_after))
@@ -240,6 +258,8 @@ pub struct NetworkScenario {
     pub wires: Wires,
     /// The time limits between processes.
     pub timing: Timing,
+    /// The pauses of all processes until the end of the span; `None`: only those among the faults.
+    pub pauses: Option<Pauses>,
     /// True if a store allots epochs.
     pub has_store: bool,
     /// Sub-clusters; `None`: all backends have all models.

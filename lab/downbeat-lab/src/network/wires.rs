@@ -25,6 +25,8 @@ pub(super) struct Wiring {
     cuts: Vec<(Vec<Host>, Time, bool)>,
     /// An additional share of lost frames, until this time.
     lossy: (f64, Time),
+    /// Until then frames wait.
+    stalled_until: Time,
     /// By direction: the arrival of the last frame.
     last: BTreeMap<(NodeId, NodeId), Time>,
 }
@@ -34,7 +36,15 @@ impl Wiring {
         let median = (wires.delay.as_secs_f64()).max(1e-9).ln();
         let sigma = wires.spread.max(1.0).ln() / Z_9999;
         let delay = LogNormal::new(median, sigma).unwrap_or_else(|error| panic!("a delay of {wires:?}: {error}"));
-        Wiring { wires, delay, rng, cuts: Vec::new(), lossy: (0.0, Time::ZERO), last: BTreeMap::new() }
+        Wiring {
+            wires,
+            delay,
+            rng,
+            cuts: Vec::new(),
+            lossy: (0.0, Time::ZERO),
+            stalled_until: Time::ZERO,
+            last: BTreeMap::new(),
+        }
     }
 
     pub fn cut(&mut self, hosts: Vec<Host>, until: Time, one_way: bool) {
@@ -45,10 +55,22 @@ impl Wiring {
         self.lossy = (share, until);
     }
 
+    pub fn stall(&mut self, until: Time) {
+        self.stalled_until = self.stalled_until.max(until);
+    }
+
+    /// Returns the worst delay of nearly all frames without a fault.
+    pub fn worst(&self) -> Duration {
+        let overtaken = if self.wires.in_order { 0.0 } else { OVERTAKEN };
+        let medians = self.wires.spread.max(1.0) + overtaken;
+        Duration::from_secs_f64(self.wires.delay.as_secs_f64() * medians) + self.wires.jitter
+    }
+
     /// Ends all faults of the wires; their usual losses and delays go on.
     pub fn mend(&mut self) {
         self.cuts.clear();
         self.lossy.0 = 0.0;
+        self.stalled_until = Time::ZERO;
     }
 
     /// Returns true if no frame from one host reaches the other.
@@ -78,7 +100,9 @@ impl Wiring {
     }
 
     fn arrival(&mut self, now: Time, from: NodeId, to: NodeId) -> Time {
-        let mut at = now + self.delay();
+        let jitter = self.wires.jitter.as_nanos();
+        let late = if jitter == 0 { 0 } else { self.rng.random_range(0..=jitter) };
+        let mut at = now.max(self.stalled_until) + self.delay() + Duration::from_nanos(late);
         if self.wires.in_order {
             let last = self.last.entry((from, to)).or_default();
             at = at.max(*last);

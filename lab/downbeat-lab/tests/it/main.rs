@@ -16,6 +16,7 @@ mod device_runs;
 mod experiments;
 mod network;
 mod network_judge;
+mod network_refusals;
 mod partitions;
 mod random;
 mod slice;

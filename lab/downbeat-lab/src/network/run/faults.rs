@@ -1,10 +1,12 @@
 //! The effect of each fault on the run, and the end of all faults.
 
 use downbeat_core::{Duration, Time};
+use rand::RngExt;
+use rand_distr::{Distribution, Exp};
 
 use super::{Event, LOOKS_EVERY, NetworkRun};
 use crate::network::process::{Inbound, Machine, Process};
-use crate::network::scenario::{Fault, Host};
+use crate::network::scenario::{Fault, Host, Pauses};
 
 impl NetworkRun<'_> {
     pub(super) fn fault(&mut self, fault: Fault) {
@@ -12,8 +14,9 @@ impl NetworkRun<'_> {
         match &fault {
             Fault::Kill { .. } => self.troubled(Duration::ZERO),
             Fault::Pause { lasts, .. } | Fault::Slow { lasts, .. } => self.troubled(*lasts),
-            Fault::Cut { lasts, .. } | Fault::Lossy { lasts, .. } => self.troubled(*lasts),
-            Fault::Drain { .. } | Fault::Join { .. } | Fault::StoreAway { .. } => {}
+            Fault::Cut { lasts, .. } | Fault::Lossy { lasts, .. } | Fault::Stall { lasts } => self.troubled(*lasts),
+            Fault::Drain { .. } | Fault::Join { .. } => self.refusals.troubled(now),
+            Fault::StoreAway { lasts } => self.refusals.troubled(now + *lasts),
             Fault::Rate { .. } | Fault::Divide => {}
         }
         match fault {
@@ -37,6 +40,7 @@ impl NetworkRun<'_> {
             }
             Fault::Cut { hosts, lasts, one_way } => self.wiring.cut(hosts, now + lasts, one_way),
             Fault::Lossy { loss, lasts } => self.wiring.lose(loss, now + lasts),
+            Fault::Stall { lasts } => self.wiring.stall(now + lasts),
             Fault::Drain { backend, restart_after } => {
                 let Some(at) = self.by_host.get(&Host::Backend(backend)).copied() else { return };
                 if !self.processes[at].is_dead() {
@@ -82,6 +86,28 @@ impl NetworkRun<'_> {
                 self.tell_end(at, other);
             }
         }
+    }
+
+    /// Plans the next pause of a process, if processes pause.
+    pub(super) fn next_pause(&mut self, at: usize) {
+        let Some(Pauses { every, .. }) = self.scenario.pauses.filter(|_| !self.is_mended) else { return };
+        let Ok(gaps) = Exp::new(1.0 / every.as_secs_f64().max(1e-6)) else { return };
+        let next = self.now + Duration::from_secs_f64(gaps.sample(&mut self.rng));
+        self.events.push(next, Event::Pauses(at));
+    }
+
+    /// Pauses a process for a while, unless it stands still or is dead.
+    pub(super) fn pauses(&mut self, at: usize) {
+        let Some(Pauses { longest, .. }) = self.scenario.pauses.filter(|_| !self.is_mended) else { return };
+        if self.processes[at].is_dead() {
+            return;
+        }
+        let lasts = Duration::from_nanos(self.rng.random_range(0..=longest.as_nanos()));
+        if !std::mem::replace(&mut self.processes[at].is_paused, true) {
+            self.troubled(lasts);
+            self.events.push(self.now + lasts, Event::GoesOn(at));
+        }
+        self.next_pause(at);
     }
 
     pub(super) fn goes_on(&mut self, at: usize) {

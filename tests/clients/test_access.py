@@ -77,7 +77,7 @@ def routes(server):
 
 
 def scope_of(method, path):
-    if path.startswith("/v2/health/"):
+    if path.startswith(("/v2/health/", "/docs", "/v2/openapi.yaml")):
         return None
     if path.endswith(("/infer", "/generate", "/generate_stream")):
         return "infer"

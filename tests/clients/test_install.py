@@ -3,6 +3,7 @@
 `DOWNBEAT_WHEEL` and `DOWNBEAT_ARCHIVE` name the files. Without them these tests are skipped, and with
 `DOWNBEAT_REQUIRE_PACKAGES=1` (in CI) they fail.
 """
+import json
 import os
 import pathlib
 import re

@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Everybody has it: liveness and readiness of the server.
+    /// Everybody has it: liveness and readiness of the server, and the description of the paths.
     #[serde(skip)]
     Open,
     /// Inferences.

@@ -12,9 +12,10 @@ use super::path::named;
 use super::state::HttpState;
 use crate::access::{Api, Caller, Models, Need, Scope};
 
+/// Routes for everybody: probes, and texts that are the same on every server.
+const OPEN: [&str; 5] = ["/v2/health/live", "/v2/health/ready", "/v2/openapi.yaml", "/docs", "/docs/rapidoc.js"];
 /// Routes without a model whose handlers show the models of the key alone, or none.
-const CHECKED: [&str; 6] =
-    ["/v2", "/v2/openapi.yaml", "/v2/repository/index", "/v2/models/stats", "/docs", "/docs/rapidoc.js"];
+const CHECKED: [&str; 3] = ["/v2", "/v2/repository/index", "/v2/models/stats"];
 
 /// The need of a request that the router has sent to `route`; `None`: there is no such route. Every
 /// method but a read needs the scope `manage`, unless it is named here.
@@ -23,7 +24,7 @@ fn need<'a>(method: &Method, route: Option<&str>, model: Option<&'a str>) -> Nee
     let ends = |ends: &[&str]| ends.iter().any(|end| route.ends_with(end));
     let is_inference = model.is_some() && ends(&["/infer", "/generate", "/generate_stream"]);
     let scope = match *method {
-        Method::GET | Method::HEAD if route == "/v2/health/live" || route == "/v2/health/ready" => Scope::Open,
+        Method::GET | Method::HEAD if OPEN.contains(&route) => Scope::Open,
         Method::POST if is_inference => Scope::Infer,
         Method::GET | Method::HEAD | Method::OPTIONS => Scope::Read,
         Method::POST if route == "/v2/repository/index" => Scope::Read,
@@ -90,6 +91,7 @@ mod tests {
     #[test]
     fn what_is_no_read_and_no_inference_is_for_managers() {
         assert_eq!(scope(Method::GET, "/v2/health/live"), Scope::Open);
+        assert_eq!(scope(Method::POST, "/v2/health/live"), Scope::Manage);
         assert_eq!(scope(Method::POST, "/v2/models/{model}/infer"), Scope::Infer);
         assert_eq!(scope(Method::POST, "/v2/models/{model}/versions/{version}/generate_stream"), Scope::Infer);
         assert_eq!(scope(Method::GET, "/v2/models/{model}/config"), Scope::Read);

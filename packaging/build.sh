@@ -49,6 +49,8 @@ mkdir -p "$work/raw"
   --compression-method stored --out "$work/raw")
 python -m wheel unpack --dest "$work" "$work"/raw/*.whl
 program=$(echo "$work"/downbeat_server-*/downbeat_server-*.data/scripts/downbeat)
+# The crates in the program, as maturin lists them.
+sbom=$(echo "$work"/downbeat_server-*/downbeat_server-*.dist-info/sboms/downbeat.cyclonedx.json)
 tools/split_debug.sh "$program"
 mv "$program.debug" "$work/downbeat.debug"
 rm -r "$work/raw"
@@ -80,7 +82,7 @@ archive() {
   extras "$folder/man" "$folder/completions" "$folder/completions" "$folder/completions" "$folder/examples"
   mv "$folder/completions/downbeat" "$folder/completions/downbeat.bash"
   install -m 755 "$program" "$folder/downbeat"
-  install -m 644 LICENSE CHANGELOG.md "$folder"
+  install -m 644 LICENSE CHANGELOG.md "$sbom" "$folder"
   install -m 644 -T packaging/archive/README "$folder/README.md"
   pack "$name"
   mkdir "$work/$name-debug"
@@ -99,7 +101,7 @@ deb() {
   install -D -m 755 "$program" "$root/usr/bin/downbeat"
   install -D -m 644 -t "$root/usr/lib/systemd/system" packaging/debian/downbeat.service
   install -D -m 644 -t "$root/etc/downbeat" packaging/debian/downbeat.toml
-  install -D -m 644 -t "$doc" packaging/debian/copyright packaging/debian/gpu.conf
+  install -D -m 644 -t "$doc" packaging/debian/copyright packaging/debian/gpu.conf "$sbom"
   gzip -9nc CHANGELOG.md >"$doc/CHANGELOG.md.gz"
   mkdir "$root/DEBIAN"
   install -m 755 -t "$root/DEBIAN" packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm

@@ -3,6 +3,7 @@
 `DOWNBEAT_WHEEL` and `DOWNBEAT_ARCHIVE` name the files. Without them these tests are skipped, and with
 `DOWNBEAT_REQUIRE_PACKAGES=1` (in CI) they fail.
 """
+import json
 import os
 import pathlib
 import re
@@ -150,6 +151,8 @@ def test_the_archive_has_manual_completions_and_licence(unpacked):
     assert "downbeat\\-serve" in (unpacked / "man/downbeat-serve.1").read_text()
     assert {file.name for file in (unpacked / "completions").iterdir()} == {"downbeat.bash", "_downbeat", "downbeat.fish"}
     assert "Apache License" in (unpacked / "LICENSE").read_text()
+    components = json.loads((unpacked / "downbeat.cyclonedx.json").read_text())["components"]
+    assert {"rustls", "tokio"} <= {component["name"] for component in components}
     readme = (unpacked / "README.md").read_text()
     named = re.findall(r"^\| `([^`]+)`", readme, re.MULTILINE)
     assert named and all(list(unpacked.glob(name)) for name in named), named

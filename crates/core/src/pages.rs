@@ -43,6 +43,10 @@ impl Pointer {
     pub const SHARED_MEMORY: Pointer = Pointer("docs/guide/network.md#shared-memory");
     /// The checks of `Host` and `Origin`.
     pub const HOSTS: Pointer = Pointer("docs/guide/network.md#hosts-and-web-pages");
+    /// TLS on the ports.
+    pub const TLS: Pointer = Pointer("docs/guide/access.md#tls");
+    /// API keys.
+    pub const KEYS: Pointer = Pointer("docs/guide/access.md#keys");
 }
 
 impl fmt::Display for Pointer {

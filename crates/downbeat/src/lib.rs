@@ -65,6 +65,8 @@ enum Command {
     WhatIf(commands::what_if_command::WhatIfArgs),
     Advise(commands::what_if_command::AdviseArgs),
     Timeline(commands::timeline_command::TimelineArgs),
+    #[command(subcommand)]
+    Key(commands::key_command::KeyCommand),
     Man(commands::manual::ManArgs),
     Completions(commands::manual::CompletionsArgs),
     /// Runs a model for the server that started this process; standard input is the socket to the
@@ -154,6 +156,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Simulate(command) => Ok(commands::simulate::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Engine(command) => Ok(commands::engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Timeline(args) => Ok(commands::timeline_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Key(command) => Ok(commands::key_command::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Man(args) => Ok(commands::manual::write_pages(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),
         Command::Completions(args) => {
             Ok(commands::manual::print_completions(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?)

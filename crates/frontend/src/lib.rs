@@ -9,6 +9,7 @@
 //!
 //! A frontend reaches models only through the trait [`Service`](downbeat_service::service::Service).
 
+pub mod access;
 mod compression;
 pub mod connections;
 mod event_loops;
@@ -18,4 +19,6 @@ mod health_port;
 pub mod http;
 pub mod metrics_port;
 pub mod ports;
+mod reloaded;
 pub mod shared_memory;
+mod tls;

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::connections::{Connections, Stage};
-use crate::http::{HttpState, Routed, Sender, health_routes, serve_answers, with_slashes};
+use crate::http::{HttpState, Routed, Sender, admitted, health_routes, serve_answers, with_slashes};
 
 /// Makes the answer at `/metrics`.
 pub type MetricsText = Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>;
@@ -26,7 +26,7 @@ pub async fn serve<S: Service>(
     metrics: MetricsText,
     state: HttpState<S>,
 ) {
-    let scrape = move |Sender(client): Sender| {
+    let scrape = move |Sender { client, .. }: Sender| {
         let metrics = metrics.clone();
         async move {
             // The metrics of thousands of models take many milliseconds.
@@ -40,7 +40,7 @@ pub async fn serve<S: Service>(
         }
     };
     let names = state.options().allow_host.clone();
-    let router = Router::new().route("/metrics", get(scrape)).merge(health_routes().with_state(state));
+    let router = admitted(Router::new().route("/metrics", get(scrape)).merge(health_routes()), state);
     let (_serving, stages) = watch::channel(Stage::Serving);
     serve_answers(listener, connections, Routed(with_slashes(router)), &names, stages).await;
 }

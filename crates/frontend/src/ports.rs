@@ -15,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::access::Access;
 use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage};
 use crate::event_loops::{EventLoops, HUNG_AFTER};
 use crate::grpc::{self, GrpcOptions};
@@ -22,6 +23,7 @@ use crate::health_port;
 use crate::http::{self, HttpOptions, HttpState};
 use crate::metrics_port::{self, MetricsText};
 use crate::shared_memory::SharedMemory;
+use crate::tls::Tls;
 
 /// Most connections of the metrics port.
 const METRICS_CONNECTIONS: usize = 8;
@@ -35,6 +37,8 @@ pub struct Ports {
     grpc: Port,
     metrics: Port,
     health: Port,
+    management: Port,
+    access: Option<Arc<Access>>,
     /// Connections of HTTP and gRPC.
     connections: Connections,
     /// Connections of the metrics port.
@@ -59,22 +63,47 @@ impl Ports {
     pub fn open(options: &ServerOptions) -> anyhow::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let connection_options = connection_options(options, cores);
-        let connections = Connections::on(connection_options.clone(), FrontendThreads::start(cores)?);
+        let tls = Tls::open(&options.tls)?;
+        let threads = Some(FrontendThreads::start(cores)?);
+        let connections = Connections::with(connection_options.clone(), threads, tls.clone());
         let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
         let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port")?;
         let grpc = bind(host(options.grpc_address), options.grpc_port, "gRPC", "--grpc-port")?;
         let metrics = bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port")?;
         let health = bind(options.host, options.health_port, "probes", "--health-port")?;
-        let own = Connections::new(ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options });
+        let management = bind(
+            host(options.access.management_address),
+            options.access.management_port,
+            "management",
+            "--management-port",
+        )?;
+        let access = Access::open(&options.access)?;
+        if let Some(access) = &access {
+            access.follow();
+        }
+        let options_of_own = ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options };
+        let own = Connections::with(options_of_own, None, tls.clone());
+        if let Some(tls) = tls {
+            tls.follow();
+        }
         let open = options.open_ports();
         if !open.is_empty() {
-            tracing::info!(
-                ports = open.join(", "),
-                "listening on every interface of this machine, without authentication; --host 127.0.0.1 keeps the ports \
-                 to this machine"
-            );
+            let ports = open.join(", ");
+            match (&options.access.keys, &options.tls.certificate) {
+                (None, _) => tracing::info!(
+                    ports,
+                    "listening on every interface of this machine, without authentication; --host 127.0.0.1 keeps the \
+                     ports to this machine, and --api-keys FILE asks for keys"
+                ),
+                (Some(_), None) => tracing::warn!(
+                    ports,
+                    "listening on every interface of this machine with API keys and without TLS: who sees the network \
+                     sees the keys; --tls-certificate and --tls-key encrypt them"
+                ),
+                (Some(_), Some(_)) => tracing::info!(ports, "listening on every interface of this machine"),
+            }
         }
-        Ok(Ports { http, grpc, metrics, health, connections, own })
+        Ok(Ports { http, grpc, metrics, health, management, access, connections, own })
     }
 
     /// Serves the ports with this service. Returns the frontends, which end with `stages`.
@@ -95,9 +124,17 @@ impl Ports {
             max_body_bytes: options.max_body_bytes,
             budget: budget.clone(),
             allow_host: options.allow_host.clone(),
+            access: self.access.clone(),
         };
-        let state = HttpState::new(service.clone(), memory.clone(), http_options);
         let connections = self.connections;
+        if let Some((listener, address)) = self.management {
+            tracing::info!(%address, "management");
+            let access = self.access.as_ref().map(|access| access.of_management());
+            let options = HttpOptions { access, ..http_options.clone() };
+            let state = HttpState::new(service.clone(), memory.clone(), options);
+            frontends.push(tokio::spawn(http::serve(listener, self.own.clone(), state, stages.clone())));
+        }
+        let state = HttpState::new(service.clone(), memory.clone(), http_options);
         answer_health(self.health, &self.own, &state, &connections)?;
         if let Some((listener, address)) = self.http {
             tracing::info!(%address, "HTTP");
@@ -106,7 +143,8 @@ impl Ports {
         if let Some((listener, address)) = self.grpc {
             tracing::info!(%address, "gRPC");
             let max_message_bytes = options.max_grpc_message_bytes;
-            let grpc_options = GrpcOptions { max_message_bytes, budget, ..GrpcOptions::default() };
+            let access = self.access;
+            let grpc_options = GrpcOptions { max_message_bytes, budget, access, ..GrpcOptions::default() };
             frontends.push(tokio::spawn(grpc::serve(
                 listener,
                 connections,
@@ -136,7 +174,8 @@ impl Ports {
         metrics: MetricsText,
     ) -> anyhow::Result<()> {
         let memory = Arc::new(SharedMemory::disabled());
-        let http_options = HttpOptions { allow_host: options.allow_host.clone(), ..HttpOptions::default() };
+        let (allow_host, access) = (options.allow_host.clone(), self.access);
+        let http_options = HttpOptions { allow_host, access, ..HttpOptions::default() };
         let state = HttpState::new(service, memory, http_options);
         answer_health(self.health, &self.own, &state, &self.connections)?;
         for (port, what) in [(self.http, "HTTP"), (self.metrics, "metrics")] {
@@ -285,6 +324,7 @@ fn connection_options(options: &ServerOptions, event_loops: usize) -> Connection
     };
     ConnectionOptions {
         max,
+        max_per_address: options.access.connections_per_address,
         idle_timeout: limit(options.idle_timeout),
         transfer_timeout: limit(options.transfer_timeout),
         min_rate: options.min_rate,

@@ -26,12 +26,23 @@ pub struct ByteBudget {
     limit: u64,
     in_flight: AtomicU64,
     refused: AtomicU64,
+    /// The budget that this one is a part of.
+    whole: Option<Arc<ByteBudget>>,
 }
 
 impl ByteBudget {
     /// A budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(ByteBudget { limit, in_flight: AtomicU64::new(0), refused: AtomicU64::new(0) })
+        ByteBudget::with(limit, None)
+    }
+
+    /// A budget of `limit` bytes, which count as bytes of this budget too.
+    pub fn part(self: &Arc<Self>, limit: u64) -> Arc<Self> {
+        ByteBudget::with(limit, Some(Arc::clone(self)))
+    }
+
+    fn with(limit: u64, whole: Option<Arc<ByteBudget>>) -> Arc<Self> {
+        Arc::new(ByteBudget { limit, in_flight: AtomicU64::new(0), refused: AtomicU64::new(0), whole })
     }
 
     /// No bound; bytes in flight are counted all the same.
@@ -58,6 +69,59 @@ impl ByteBudget {
     pub fn reservation(self: &Arc<Self>) -> Reservation {
         Reservation { budget: Arc::clone(self), bytes: 0 }
     }
+
+    /// Takes `more` bytes for a request that then holds `own`.
+    fn take(&self, more: u64, own: u64) -> Result<(), ServiceError> {
+        let limit = self.limit;
+        let usable = if own > SMALL { limit - limit / KEPT_FOR_SMALL } else { limit };
+        let taken =
+            self.in_flight.fetch_update(Relaxed, Relaxed, |held| held.checked_add(more).filter(|held| *held <= usable));
+        if taken.is_err() {
+            self.refused.fetch_add(1, Relaxed);
+            return Err(self.error(own, usable));
+        }
+        match &self.whole {
+            None => Ok(()),
+            Some(whole) => whole.take(more, own).inspect_err(|_| self.release(more)),
+        }
+    }
+
+    #[cold]
+    fn error(&self, own: u64, usable: u64) -> ServiceError {
+        let limit = self.limit;
+        let (whose, option) = match self.whole {
+            None => ("all requests", "--max-in-flight-bytes"),
+            Some(_) => ("the requests of an API key", "bytes_in_flight of the key"),
+        };
+        if own > usable {
+            return ServiceError::TooLarge(format!(
+                "the request needs at least {own} bytes of memory, more than a request may ever have: {usable} of the \
+                 {limit} bytes that {whose} in flight may hold ({option})"
+            ));
+        }
+        ServiceError::QueueFull {
+            message: format!(
+                "the requests in flight leave no room for this one: {whose} may hold {limit} bytes together ({option}); \
+                 try again later"
+            ),
+            retry_after: RETRY_AFTER,
+        }
+    }
+
+    /// Counts bytes of an answer, beyond the limit too.
+    fn add(&self, more: u64) {
+        self.in_flight.fetch_add(more, Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.add(more);
+        }
+    }
+
+    fn release(&self, less: u64) {
+        self.in_flight.fetch_sub(less, Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.release(less);
+        }
+    }
 }
 
 /// Bytes of a [`ByteBudget`] that a request holds; given back when it is dropped.
@@ -78,31 +142,10 @@ impl Reservation {
     /// # Errors
     /// `QueueFull` if the requests in flight leave no room; `TooLarge` if they never could.
     pub fn grow(&mut self, more: u64) -> Result<(), ServiceError> {
-        let limit = self.budget.limit;
         let own = self.bytes.saturating_add(more);
-        let usable = if own > SMALL { limit - limit / KEPT_FOR_SMALL } else { limit };
-        let grown = self
-            .budget
-            .in_flight
-            .fetch_update(Relaxed, Relaxed, |held| held.checked_add(more).filter(|held| *held <= usable));
-        if grown.is_ok() {
-            self.bytes = own;
-            return Ok(());
-        }
-        self.budget.refused.fetch_add(1, Relaxed);
-        if own > usable {
-            return Err(ServiceError::TooLarge(format!(
-                "the request needs at least {own} bytes of memory, more than a request may ever have: {usable} of the \
-                 {limit} bytes that all requests in flight may hold (--max-in-flight-bytes)"
-            )));
-        }
-        Err(ServiceError::QueueFull {
-            message: format!(
-                "the requests in flight leave no room for this one: they may hold {limit} bytes together \
-                 (--max-in-flight-bytes); try again later"
-            ),
-            retry_after: RETRY_AFTER,
-        })
+        self.budget.take(more, own)?;
+        self.bytes = own;
+        Ok(())
     }
 
     /// Counts the bytes of an answer in place of the request's bytes, until the last part of the
@@ -113,7 +156,7 @@ impl Reservation {
         }
         let length = bytes.len() as u64;
         self.shrink_to(length);
-        self.budget.in_flight.fetch_add(length - self.bytes, Relaxed);
+        self.budget.add(length - self.bytes);
         self.bytes = length;
         Bytes::from_owner(Held { bytes, _reservation: self })
     }
@@ -121,7 +164,7 @@ impl Reservation {
     /// Gives back the bytes beyond `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         if let Some(less) = self.bytes.checked_sub(bytes) {
-            self.budget.in_flight.fetch_sub(less, Relaxed);
+            self.budget.release(less);
             self.bytes = bytes;
         }
     }
@@ -181,6 +224,27 @@ mod tests {
         assert!(matches!(error, ServiceError::TooLarge(_)), "{error}");
         assert_eq!(budget.in_flight(), 0);
         ByteBudget::unbounded().reservation().grow(1 << 50).unwrap();
+    }
+
+    #[test]
+    fn bytes_of_a_part_count_for_the_whole_too() {
+        let whole = ByteBudget::new(1_000);
+        let part = whole.part(600);
+        let mut first = part.reservation();
+        first.grow(500).unwrap();
+        let error = part.reservation().grow(200).unwrap_err().to_string();
+        assert!(error.contains("API key") && error.contains("600"), "{error}");
+        whole.reservation().grow(200).unwrap();
+        let mut other = whole.reservation();
+        other.grow(500).unwrap();
+        let error = part.reservation().grow(100).unwrap_err().to_string();
+        assert!(error.contains("--max-in-flight-bytes"), "{error}");
+        assert_eq!((part.in_flight(), whole.in_flight()), (500, 1_000), "a refused request holds nothing");
+        first.shrink_to(100);
+        let answer = first.hold(Bytes::from(vec![1; 20_000]));
+        assert_eq!((part.in_flight(), whole.in_flight()), (20_000, 20_500));
+        drop((answer, other));
+        assert_eq!((part.in_flight(), whole.in_flight()), (0, 0));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub mod request;
 pub mod response;
 pub mod tensors;
+mod tls;
 pub mod transport;
 
 use std::time::Duration;
@@ -13,6 +14,7 @@ use downbeat_protocol::http::{ErrorBody, INFERENCE_HEADER_CONTENT_LENGTH, Reques
 use downbeat_protocol::{InferRequest, InferResponse, http as codec};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
+use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -27,6 +29,8 @@ pub struct Client {
     authority: String,
     /// Path before `/v2`, without a slash at the end.
     prefix: String,
+    /// The value of `Authorization`; `None`: the requests have no key.
+    authorization: Option<HeaderValue>,
     sender: http1::SendRequest<Full<Bytes>>,
     limit: Duration,
 }
@@ -41,29 +45,40 @@ pub struct Refused {
     pub message: String,
 }
 
-/// Host, port and path prefix of `http://HOST[:PORT][/PREFIX]`; the scheme may be left out.
-fn parse_url(url: &str) -> anyhow::Result<(String, u16, String)> {
+/// Whether a URL asks for TLS, and its host, port and path prefix.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Address {
+    tls: bool,
+    host: String,
+    port: u16,
+    prefix: String,
+}
+
+/// The parts of `http://HOST[:PORT][/PREFIX]` or `https://...`; `http://` may be left out.
+fn parse_url(url: &str) -> anyhow::Result<Address> {
     let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
     let uri: hyper::Uri = with_scheme.parse().with_context(|| format!("'{url}' is not a URL"))?;
-    match uri.scheme_str() {
-        Some("http") => {}
-        Some("https") => {
-            bail!("'{url}': TLS is not supported; send requests through a proxy that ends TLS, or use http")
-        }
-        _ => bail!("'{url}' is not a URL that starts with http://"),
-    }
+    let tls = match uri.scheme_str() {
+        Some("http") => false,
+        Some("https") => true,
+        _ => bail!("'{url}' is not a URL that starts with http:// or https://"),
+    };
     let host = uri.host().filter(|h| !h.is_empty()).ok_or_else(|| anyhow!("'{url}' names no host"))?;
     let prefix = uri.path().trim_end_matches('/');
-    Ok((host.trim_matches(['[', ']']).to_owned(), uri.port_u16().unwrap_or(8000), prefix.to_owned()))
+    let (host, port) = (host.trim_matches(['[', ']']).to_owned(), uri.port_u16().unwrap_or(8000));
+    Ok(Address { tls, host, port, prefix: prefix.to_owned() })
 }
 
 impl Client {
-    /// Connects to the server at `url`; each step may take `limit`.
+    /// Connects to the server at `url`; each step may take `limit`. Requests have the API key of the
+    /// environment (`DOWNBEAT_API_KEY`). Over TLS the server's certificate must have a root of this
+    /// machine, or of the file that `DOWNBEAT_CA` names.
     ///
     /// # Errors
-    /// If the URL is invalid, or there is no server.
+    /// If the URL is invalid, there is no server, or its certificate is not trusted.
     pub async fn connect(url: &str, limit: Duration) -> anyhow::Result<Client> {
-        let (host, port, prefix) = parse_url(url)?;
+        let Address { tls, host, port, prefix } = parse_url(url)?;
+        let authorization = authorization()?;
         let stream = tokio::time::timeout(limit, TcpStream::connect((host.as_str(), port)))
             .await
             .map_err(|_| anyhow!("no answer from {host}:{port} within {limit:?}"))?
@@ -71,11 +86,22 @@ impl Client {
                 format!("cannot reach {host}:{port}; is `downbeat serve` running there? (--url names another server)")
             })?;
         stream.set_nodelay(true)?;
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // Ends with the sender; its errors reach the requests.
-        tokio::spawn(connection);
         let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        Ok(Client { authority, prefix, sender, limit })
+        // The task of the connection ends with the sender; its errors reach the requests.
+        let sender = if tls {
+            let stream = tokio::time::timeout(limit, tls::connect(&host, stream))
+                .await
+                .map_err(|_| anyhow!("{authority} did not answer over TLS within {limit:?}"))?
+                .with_context(|| format!("no TLS with {authority}"))?;
+            let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+            tokio::spawn(connection);
+            sender
+        } else {
+            let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+            tokio::spawn(connection);
+            sender
+        };
+        Ok(Client { authority, prefix, authorization, sender, limit })
     }
 
     /// Sends `GET path` and parses the answer.
@@ -141,6 +167,9 @@ impl Client {
             .uri(format!("{}{path}", self.prefix))
             .header(hyper::header::HOST, &self.authority)
             .header(hyper::header::USER_AGENT, concat!("downbeat/", env!("CARGO_PKG_VERSION")));
+        if let Some(authorization) = &self.authorization {
+            request = request.header(hyper::header::AUTHORIZATION, authorization);
+        }
         if let Some(length) = header_length {
             request = request
                 .header(INFERENCE_HEADER_CONTENT_LENGTH, length)
@@ -183,6 +212,15 @@ impl Client {
     }
 }
 
+/// The value of `Authorization` with the API key of the environment.
+fn authorization() -> anyhow::Result<Option<HeaderValue>> {
+    let Ok(key) = std::env::var("DOWNBEAT_API_KEY") else { return Ok(None) };
+    let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim()))
+        .context("DOWNBEAT_API_KEY has characters that no API key has")?;
+    value.set_sensitive(true);
+    Ok(Some(value))
+}
+
 /// The error of a request whose connection ended before the answer.
 fn broke_off(authority: &str, error: hyper::Error) -> anyhow::Error {
     if error.is_parse() {
@@ -201,11 +239,18 @@ mod tests {
     #[test]
     fn urls_are_taken_with_and_without_their_parts() {
         let parsed = |url| parse_url(url).unwrap();
-        assert_eq!(parsed("localhost"), ("localhost".into(), 8000, "".into()));
-        assert_eq!(parsed("localhost:9000"), ("localhost".into(), 9000, "".into()));
-        assert_eq!(parsed("http://10.0.0.1:80/triton/"), ("10.0.0.1".into(), 80, "/triton".into()));
-        assert_eq!(parsed("http://[::1]:8000"), ("::1".into(), 8000, "".into()));
-        for wrong in ["https://localhost", "ftp://localhost", "http://", "http://a b", ""] {
+        let plain = |host: &str, port, prefix: &str| Address {
+            tls: false,
+            host: host.to_owned(),
+            port,
+            prefix: prefix.to_owned(),
+        };
+        assert_eq!(parsed("localhost"), plain("localhost", 8000, ""));
+        assert_eq!(parsed("localhost:9000"), plain("localhost", 9000, ""));
+        assert_eq!(parsed("http://10.0.0.1:80/triton/"), plain("10.0.0.1", 80, "/triton"));
+        assert_eq!(parsed("http://[::1]:8000"), plain("::1", 8000, ""));
+        assert_eq!(parsed("https://models:8443"), Address { tls: true, ..plain("models", 8443, "") });
+        for wrong in ["ftp://localhost", "http://", "http://a b", ""] {
             assert!(parse_url(wrong).is_err(), "{wrong}");
         }
     }

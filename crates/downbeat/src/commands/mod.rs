@@ -5,6 +5,7 @@ pub(crate) mod device_advice_command;
 pub(crate) mod engine_command;
 pub(crate) mod import;
 pub(crate) mod infer;
+pub(crate) mod key_command;
 pub(crate) mod log_command;
 pub(crate) mod manual;
 pub(crate) mod plan_command;

@@ -12,7 +12,8 @@ use downbeat_server::{check_level, etcd_server};
 use downbeat_service::options::cluster_options::UcxUse;
 use downbeat_service::options::{
     BatchesBy, BatchingChoice, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS,
-    MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelEngine, ModelOptions, OrderPolicy, PolicyName, SharesBy,
+    MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelEngine, ModelOptions, OrderPolicy, PolicyName, RestrictedApis,
+    SharesBy,
 };
 
 use crate::options::draft::{ControlMode, Draft};
@@ -49,6 +50,11 @@ fn host_name(text: &str) -> Result<String, String> {
             "'{text}' is not the name of a host; write it without scheme and port, such as models.example.com"
         )),
     }
+}
+
+/// A restriction as it is written, without its secret value.
+fn shown(restricted: &RestrictedApis) -> String {
+    format!("{}:{}=...", restricted.apis.join(","), restricted.header)
 }
 
 /// A heading, and the options below it.
@@ -122,6 +128,24 @@ fn ports() -> Vec<Key<Draft>> {
         key("health_port", port(), |d| &mut d.options.health_port)
             .flag("health-port", "Port of liveness and readiness probes alone, with a thread of its own, or off"),
         triton("allow-metrics", switch(), |d, allow| d.options.metrics_port = d.options.metrics_port.filter(|_| allow)),
+        optional("tls.certificate", path("FILE"), |d| &mut d.options.tls.certificate, "no TLS", "\"server.pem\"")
+            .flag("tls-certificate", "Speak TLS on the ports of HTTP, gRPC and metrics with this certificate, in PEM (see \"TLS\")"),
+        optional("tls.key", path("FILE"), |d| &mut d.options.tls.key, "no TLS", "\"server.key\"")
+            .flag("tls-key", "Private key of the certificate, in PEM"),
+        optional("tls.client_ca", path("FILE"), |d| &mut d.options.tls.client_ca, "clients need no certificate", "\"clients.pem\"")
+            .flag("tls-client-ca", "Take only clients with a certificate of these roots, in PEM"),
+        optional("access.keys", path("FILE"), |d| &mut d.options.access.keys, "requests need no key", "\"keys.toml\"")
+            .flag("api-keys", "Answer only requests with an API key of this file; downbeat key add makes keys (see \"Keys\")"),
+        optional("access.management_port", number(0..=u16::MAX.into()), |d| &mut d.options.access.management_port, "all ports manage", "8003")
+            .flag("management-port", "HTTP port that alone takes requests that change the server or its models (see \"The management port\")"),
+        optional("access.management_address", address(), |d| &mut d.options.access.management_address, "host", "\"127.0.0.1\"")
+            .help("Address of the management port, if it differs from host"),
+        optional("access.requests_per_address", number(1..=u64::MAX), |d| &mut d.options.access.requests_per_address, "no limit", "100")
+            .flag("requests-per-address", "Most requests a second of one address"),
+        optional("access.connections_per_address", number(1..=u64::MAX), |d| &mut d.options.access.connections_per_address, "no limit", "64")
+            .flag("connections-per-address", "Most connections of one address"),
+        triton("http-restricted-api", list(parsed("API:KEY=VALUE", str::parse, shown)), |d, apis: Vec<RestrictedApis>| d.options.access.restricted_http.extend(apis)),
+        triton("grpc-restricted-protocol", list(parsed("API:KEY=VALUE", str::parse, shown)), |d, apis: Vec<RestrictedApis>| d.options.access.restricted_grpc.extend(apis)),
         key("max_body_bytes", bytes(), |d| &mut d.options.max_body_bytes)
             .flag("max-body-bytes", "Largest request body over HTTP, such as 64M")
             .alias("http-max-input-size"),

@@ -24,7 +24,7 @@ const PASSED_OVER: &str = "
 
 /// Flags that restrict access. Ignoring them would leave the server open; the value `false`
 /// restricts nothing.
-const REFUSED: &str = "grpc-restricted-protocol grpc-use-ssl grpc-use-ssl-mutual http-restricted-api";
+const REFUSED: &str = "grpc-use-ssl grpc-use-ssl-mutual";
 
 /// The given flags of [`PASSED_OVER`] and [`REFUSED`], each name once.
 #[derive(Clone, Debug, Default)]
@@ -42,8 +42,8 @@ impl OtherFlags {
     pub fn notice(&self, backend_config: &[String], is_strict: bool) -> anyhow::Result<Option<String>> {
         if let Some(flag) = self.refused.first() {
             bail!(
-                "--{flag}: this server has no such protection, and would be open if it ignored the flag; leave the \
-                 flag out, and put a proxy with this protection in front of the server ({})",
+                "--{flag}: here TLS covers HTTP, gRPC and metrics together, with --tls-certificate FILE, --tls-key FILE \
+                 and perhaps --tls-client-ca FILE; leave --{flag} out ({})",
                 Pointer::ACCESS
             );
         }

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{interval, timeout};
 
 use super::looks::Looks;
-use super::open::Connections;
+use super::open::{Connections, Entry};
 use super::port_state::PortState;
 use super::protocol::Protocol;
 use super::refusal::refuse;
@@ -121,25 +121,37 @@ where
         // A port that dozes must notice that another connection's idle time begins.
         self.state.stir();
         let watched = Arc::new(Watched::new(self.protocol, Arc::clone(&self.state)));
-        if let Some(entry) = self.connections.admit(self.protocol, &watched).await {
-            let event_loop = self.connections.event_loop();
-            let stream = match move_to(&event_loop, stream) {
-                Ok(stream) => stream,
-                Err(error) => return tracing::warn!(%error, "cannot keep a connection"),
-            };
-            let connection = (self.drive)(WatchedStream::new(stream, Arc::clone(&watched)), watched, peer);
-            let task = async move {
-                connection.await;
-                drop(entry);
-            };
-            self.tasks.spawn_on(task, &event_loop);
-        } else if let Some(refusing) = self.connections.refuse(self.protocol, MOST_REFUSED_AT_ONCE) {
-            let max = self.connections.options().max;
+        let why = match self.connections.admit(self.protocol, &watched, peer).await {
+            Ok(entry) => return self.begin(stream, watched, peer, entry),
+            Err(why) => why,
+        };
+        if let Some(refusing) = self.connections.refuse(self.protocol, why, MOST_REFUSED_AT_ONCE) {
+            // A client of TLS cannot read the answer, and a handshake would be work for nothing.
+            if self.connections.tls(self.protocol).is_some() {
+                return;
+            }
+            let options = self.connections.options().clone();
             self.tasks.spawn(async move {
-                refuse(stream, max).await;
+                refuse(stream, why, &options).await;
                 drop(refusing);
             });
         }
+    }
+
+    /// Drives a connection that is taken in.
+    fn begin(&mut self, stream: TcpStream, watched: Arc<Watched>, peer: IpAddr, entry: Entry) {
+        let event_loop = self.connections.event_loop();
+        let stream = match move_to(&event_loop, stream) {
+            Ok(stream) => stream,
+            Err(error) => return tracing::warn!(%error, "cannot keep a connection"),
+        };
+        let tls = self.connections.tls(self.protocol);
+        let connection = (self.drive)(WatchedStream::new(stream, Arc::clone(&watched), tls), watched, peer);
+        let task = async move {
+            connection.await;
+            drop(entry);
+        };
+        self.tasks.spawn_on(task, &event_loop);
     }
 
     /// Closing a port resets the connections that are not accepted yet, and the requests that were

@@ -11,6 +11,7 @@
 
 mod accept;
 mod body;
+mod counted_socket;
 mod file_limit;
 mod frames;
 mod keep;
@@ -23,6 +24,7 @@ mod refusal;
 mod stage;
 mod stream;
 mod threads;
+mod tls_stream;
 mod watched;
 
 pub use accept::bind;

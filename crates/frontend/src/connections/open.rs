@@ -1,6 +1,7 @@
 //! The connections that are open.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -9,6 +10,7 @@ use std::time::Duration;
 use downbeat_service::memory;
 use downbeat_service::options::connection_options::ConnectionOptions;
 use parking_lot::Mutex;
+use rustls::ServerConfig;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
@@ -17,6 +19,8 @@ use super::look::{Look, Verdict};
 use super::protocol::Protocol;
 use super::threads::FrontendThreads;
 use super::watched::{Request, Watched};
+use crate::access::network;
+use crate::tls::Tls;
 
 /// How long a used connection must have been idle to make room for another: before that, its next
 /// request may be on its way.
@@ -41,7 +45,11 @@ pub struct Connections(Arc<Table>);
 struct Table {
     options: ConnectionOptions,
     threads: Option<FrontendThreads>,
+    /// `None`: the ports speak no TLS.
+    tls: Option<Tls>,
     open: Mutex<BTreeMap<u64, Open>>,
+    /// The number of open connections of each address, if it has a limit.
+    by_address: Mutex<HashMap<IpAddr, usize>>,
     /// Notified when a connection has ended.
     ended: Notify,
     next: AtomicU64,
@@ -60,19 +68,23 @@ struct Open {
 impl Connections {
     /// Makes an empty table. The threads that accept connections will serve them.
     pub fn new(options: ConnectionOptions) -> Self {
-        Connections::with(options, None)
+        Connections::with(options, None, None)
     }
 
     /// Makes an empty table whose connections have threads of their own.
     pub fn on(options: ConnectionOptions, threads: FrontendThreads) -> Self {
-        Connections::with(options, Some(threads))
+        Connections::with(options, Some(threads), None)
     }
 
-    fn with(options: ConnectionOptions, threads: Option<FrontendThreads>) -> Self {
+    /// Makes an empty table whose connections speak TLS, if `tls` is given, and have threads of their
+    /// own, if these are given.
+    pub(crate) fn with(options: ConnectionOptions, threads: Option<FrontendThreads>, tls: Option<Tls>) -> Self {
         Connections(Arc::new(Table {
             options,
             threads,
+            tls,
             open: Mutex::default(),
+            by_address: Mutex::default(),
             ended: Notify::new(),
             next: AtomicU64::new(0),
             left: AtomicU64::new(0),
@@ -85,6 +97,11 @@ impl Connections {
         &self.0.options
     }
 
+    /// The TLS of a new connection; `None`: it speaks none.
+    pub(super) fn tls(&self, protocol: Protocol) -> Option<Arc<ServerConfig>> {
+        self.0.tls.as_ref().map(|tls| tls.config(protocol))
+    }
+
     /// The event loop that the next connection is on.
     pub(super) fn event_loop(&self) -> Handle {
         self.0.threads.as_ref().and_then(FrontendThreads::next).cloned().unwrap_or_else(Handle::current)
@@ -95,18 +112,34 @@ impl Connections {
         self.0.threads.iter().flat_map(FrontendThreads::event_loops)
     }
 
-    /// Takes in a connection, if there is room or an idle connection makes room.
-    pub(super) async fn admit(&self, protocol: Protocol, watched: &Arc<Watched>) -> Option<Entry> {
+    /// Takes in a connection, if its address may have one more, and there is room or an idle connection
+    /// makes room.
+    pub(super) async fn admit(
+        &self,
+        protocol: Protocol,
+        watched: &Arc<Watched>,
+        peer: IpAddr,
+    ) -> Result<Entry, Refused> {
         if !self.has_room() {
             self.make_room().await;
             if !self.has_room() {
-                return None;
+                return Err(Refused::Full);
             }
         }
+        let address = self.options().max_per_address.map(|most| (network(peer), most));
+        if let Some((address, most)) = address {
+            let mut by_address = self.0.by_address.lock();
+            let count = by_address.entry(address).or_default();
+            if *count >= most {
+                return Err(Refused::Address);
+            }
+            *count += 1;
+        }
+        let address = address.map(|(address, _)| address);
         let id = self.0.next.fetch_add(1, Relaxed);
         let look = Look::new(Instant::now());
         self.0.open.lock().insert(id, Open { protocol, watched: Arc::clone(watched), look });
-        Some(Entry { connections: self.clone(), id })
+        Ok(Entry { connections: self.clone(), id, address })
     }
 
     fn has_room(&self) -> bool {
@@ -179,12 +212,20 @@ impl Connections {
 
     /// Notes that a client is refused. Returns a guard for the time of its answer, unless too many
     /// are answered at the moment.
-    pub(super) fn refuse(&self, protocol: Protocol, most: usize) -> Option<Refusing> {
-        tracing::warn!(
-            max_connections = self.options().max,
-            protocol = protocol.name(),
-            "connections are refused: there are as many as may be, and none is idle"
-        );
+    pub(super) fn refuse(&self, protocol: Protocol, why: Refused, most: usize) -> Option<Refusing> {
+        let (max, protocol) = (self.options().max, protocol.name());
+        match why {
+            Refused::Full => tracing::warn!(
+                max_connections = max,
+                protocol,
+                "connections are refused: there are as many as may be, and none is idle"
+            ),
+            Refused::Address => tracing::warn!(
+                connections_per_address = self.options().max_per_address,
+                protocol,
+                "connections are refused: their address has as many as it may have"
+            ),
+        }
         let refusing = Refusing(self.clone());
         (self.0.refusing.fetch_add(1, Relaxed) < most).then_some(refusing)
     }
@@ -194,12 +235,32 @@ impl Connections {
 pub(super) struct Entry {
     connections: Connections,
     id: u64,
+    /// The address among [`Table::by_address`].
+    address: Option<IpAddr>,
+}
+
+/// Why a connection is not taken in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refused {
+    /// There are as many as may be, and none is idle.
+    Full,
+    /// Its address has as many as it may have.
+    Address,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
         let table = &self.connections.0;
         let ended = table.open.lock().remove(&self.id);
+        if let Some(address) = self.address {
+            let mut by_address = table.by_address.lock();
+            if let Some(count) = by_address.get_mut(&address) {
+                *count -= 1;
+                if *count == 0 {
+                    by_address.remove(&address);
+                }
+            }
+        }
         let moved = ended.map_or(0, |open| open.watched.bytes());
         table.left.fetch_add(moved.saturating_add(CONNECTION_BYTES), Relaxed);
         table.ended.notify_waiters();

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use downbeat_service::options::connection_options::ConnectionOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+
+use super::open::Refused;
 
 /// How long a refused client may take to notice.
 const NOTICE: Duration = Duration::from_secs(1);
@@ -15,10 +18,14 @@ const MAX_DISCARDED: u64 = 64 << 10;
 /// clients take that for a failed connection, and try again after a while. A GOAWAY after SETTINGS
 /// would tell them the reason, but they take such a connection for a good one and come back at
 /// once, again and again.
-pub(super) async fn refuse(mut stream: TcpStream, max: usize) {
+pub(super) async fn refuse(mut stream: TcpStream, why: Refused, options: &ConnectionOptions) {
+    let (whose, max, option) = match why {
+        Refused::Full => ("the server", options.max, "--max-connections"),
+        Refused::Address => ("this address", options.max_per_address.unwrap_or(0), "--connections-per-address"),
+    };
     let body = format!(
-        "{{\"error\":\"the server has as many connections as it takes ({max}, --max-connections); try again later or \
-         reuse connections\"}}"
+        "{{\"error\":\"{whose} has as many connections as it may have ({max}, {option}); try again later or reuse \
+         connections\"}}"
     );
     let length = body.len();
     let answer = format!(

@@ -1,4 +1,4 @@
-//! The socket of a connection, which counts the bytes that it moves.
+//! The bytes of a connection, as its protocol reads and writes them.
 
 use std::io;
 use std::pin::Pin;
@@ -7,11 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
+use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::counted_socket::CountedSocket;
 use super::frames::{FEW_BYTES, Frames};
 use super::protocol::Protocol;
+use super::tls_stream::TlsStream;
 use super::watched::Watched;
 
 /// Most bytes that are read of a request after its answer. A socket that is closed with unread
@@ -21,9 +24,9 @@ const MAX_DISCARDED: usize = 1 << 20;
 /// Bytes that a connection reads before it lets other connections have the thread.
 const TURN: usize = 64 << 10;
 
-/// A socket that counts.
+/// The stream of a connection: its socket, or TLS over its socket.
 pub struct WatchedStream {
-    stream: TcpStream,
+    transport: Transport,
     watched: Arc<Watched>,
     discarded: usize,
     /// Bytes that were read since the connection last waited.
@@ -34,10 +37,32 @@ pub struct WatchedStream {
     again: Bytes,
 }
 
+/// How bytes come and go.
+enum Transport {
+    Plain(CountedSocket),
+    Tls(Box<TlsStream>),
+}
+
+/// Polls either transport.
+macro_rules! either {
+    ($transport:expr, $method:ident, $($argument:expr),*) => {
+        match $transport {
+            Transport::Plain(socket) => Pin::new(socket).$method($($argument),*),
+            Transport::Tls(stream) => Pin::new(&mut **stream).$method($($argument),*),
+        }
+    };
+}
+
 impl WatchedStream {
-    pub(super) fn new(stream: TcpStream, watched: Arc<Watched>) -> Self {
+    /// The stream of a connection that was just accepted. `tls`: the peer must speak TLS.
+    pub(super) fn new(stream: TcpStream, watched: Arc<Watched>, tls: Option<Arc<ServerConfig>>) -> Self {
         let frames = (watched.protocol == Protocol::Grpc).then(Frames::new);
-        WatchedStream { stream, watched, discarded: 0, in_turn: 0, frames, again: Bytes::new() }
+        let socket = CountedSocket::new(stream, Arc::clone(&watched));
+        let transport = match tls {
+            None => Transport::Plain(socket),
+            Some(config) => Transport::Tls(Box::new(TlsStream::new(socket, config))),
+        };
+        WatchedStream { transport, watched, discarded: 0, in_turn: 0, frames, again: Bytes::new() }
     }
 
     /// Has `bytes`, which were read and not used, read again.
@@ -47,36 +72,30 @@ impl WatchedStream {
 
     /// Ready once there is something to read, be it the end.
     pub(super) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.again.is_empty() { self.stream.poll_read_ready(cx) } else { Poll::Ready(Ok(())) }
+        if !self.again.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        match &self.transport {
+            Transport::Plain(socket) => socket.poll_read_ready(cx),
+            Transport::Tls(stream) => stream.poll_read_ready(cx),
+        }
     }
 
-    /// Reads from the socket, a little at a time from a peer that sends many frames for nothing.
-    fn poll_socket(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Some(frames) = &mut self.frames else { return Pin::new(&mut self.stream).poll_read(cx, buf) };
+    /// Reads from the transport, a little at a time from a peer that sends many frames for nothing.
+    fn poll_transport(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Some(frames) = &mut self.frames else { return either!(&mut self.transport, poll_read, cx, buf) };
         ready!(frames.poll_may_read(cx));
         let before = buf.filled().len();
         if frames.is_low() {
             let mut scratch = [0; FEW_BYTES];
             let mut few = ReadBuf::new(scratch.get_mut(..buf.remaining().min(FEW_BYTES)).unwrap_or_default());
-            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut few))?;
+            ready!(either!(&mut self.transport, poll_read, cx, &mut few))?;
             buf.put_slice(few.filled());
         } else {
-            ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+            ready!(either!(&mut self.transport, poll_read, cx, buf))?;
         }
         frames.count(buf.filled().get(before..).unwrap_or_default(), self.watched.sent.load(Relaxed));
         Poll::Ready(Ok(()))
-    }
-
-    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
-        match polled {
-            Poll::Ready(Ok(count)) => {
-                // Only one thread writes: no need for an atomic addition.
-                self.watched.sent.store(self.watched.sent.load(Relaxed) + *count as u64, Relaxed);
-                self.watched.write_blocked.store(false, Relaxed);
-            }
-            Poll::Ready(Err(_)) => {}
-            Poll::Pending => self.watched.write_blocked.store(true, Relaxed),
-        }
     }
 }
 
@@ -95,41 +114,32 @@ impl AsyncRead for WatchedStream {
             return Poll::Pending;
         }
         let before = buf.filled().len();
-        let polled = this.poll_socket(cx, buf);
+        let polled = this.poll_transport(cx, buf);
         let count = buf.filled().len() - before;
-        if count > 0 {
-            this.in_turn += count;
-            this.watched.received.store(this.watched.received.load(Relaxed) + count as u64, Relaxed);
-            this.watched.port.stir();
-        } else {
-            this.in_turn = 0;
-        }
+        this.in_turn = if count > 0 { this.in_turn + count } else { 0 };
         polled
     }
 }
 
 impl AsyncWrite for WatchedStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let polled = Pin::new(&mut this.stream).poll_write(cx, buf);
-        this.wrote(&polled);
-        polled
+        either!(&mut self.get_mut().transport, poll_write, cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        either!(&mut self.get_mut().transport, poll_flush, cx)
     }
 
     /// Ends the answers; then, if the peer is still sending, waits until it has seen that.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if !this.watched.closing.load(Relaxed) {
-            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+            ready!(either!(&mut this.transport, poll_shutdown, cx))?;
         }
         let mut scratch = [0; 8 << 10];
         loop {
             let mut buf = ReadBuf::new(&mut scratch);
-            match Pin::new(&mut this.stream).poll_read(cx, &mut buf) {
+            match either!(&mut this.transport, poll_read, cx, &mut buf) {
                 Poll::Ready(Ok(())) if !buf.filled().is_empty() && this.discarded < MAX_DISCARDED => {
                     this.watched.closing.store(true, Relaxed);
                     this.discarded += buf.filled().len();
@@ -145,14 +155,14 @@ impl AsyncWrite for WatchedStream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
-        this.wrote(&polled);
-        polled
+        either!(&mut self.get_mut().transport, poll_write_vectored, cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.transport {
+            Transport::Plain(socket) => socket.is_write_vectored(),
+            Transport::Tls(stream) => stream.is_write_vectored(),
+        }
     }
 }
 
@@ -200,7 +210,7 @@ mod tests {
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
         peer.write_all(&[&preface[..], &ping.repeat(1_000)].concat()).unwrap();
         let mut stream = watched(TcpStream::from_std(stream).unwrap(), Protocol::Grpc);
-        stream.stream.readable().await.unwrap();
+        std::future::poll_fn(|cx| stream.poll_readable(cx)).await.unwrap();
         let (mut read, mut scratch) = (0, vec![0; 8 << 10]);
         for _ in 0..100 {
             stream.poll_turn(&mut read, &mut scratch);
@@ -215,7 +225,7 @@ mod tests {
     }
 
     fn watched(stream: TcpStream, protocol: Protocol) -> WatchedStream {
-        WatchedStream::new(stream, Arc::new(Watched::new(protocol, Arc::new(PortState::default()))))
+        WatchedStream::new(stream, Arc::new(Watched::new(protocol, Arc::new(PortState::default()))), None)
     }
 
     impl WatchedStream {

@@ -125,6 +125,11 @@ impl Watched {
         };
     }
 
+    /// The bytes read until now are no part of a request.
+    pub(super) fn settle_received(&self) {
+        self.settled.store(self.received.load(Relaxed), Relaxed);
+    }
+
     /// Bytes that were read and written.
     pub(super) fn bytes(&self) -> u64 {
         self.received.load(Relaxed) + self.sent.load(Relaxed)
@@ -181,7 +186,7 @@ impl InRequest {
 
 impl Drop for InRequest {
     fn drop(&mut self) {
-        self.0.settled.store(self.0.received.load(Relaxed), Relaxed);
+        self.0.settle_received();
         self.0.requests.fetch_sub(1, Relaxed);
     }
 }

@@ -16,6 +16,7 @@ use tonic::Status;
 use super::answer::{self, AnswerBody};
 use super::message::{self, Doorkeeper, MessageReader, Received, read_request};
 use super::{GrpcOptions, timeout};
+use crate::access::Caller;
 use crate::compression::Coding;
 use crate::extension;
 use crate::shared_memory::SharedMemory;
@@ -67,17 +68,23 @@ impl<S: Service> Inference<S> {
     }
 
     /// The messages of a call.
-    pub fn reader<B>(&self, body: B, codings: Codings) -> MessageReader<B>
+    pub fn reader<B>(&self, caller: &Caller, body: B, codings: Codings) -> MessageReader<B>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let coded = codings.requests.is_some();
-        MessageReader::new(body, self.limit, coded, Arc::clone(&self.budget), Some(Arc::clone(&self.doorkeeper)))
+        // A caller of some models must not learn which others there are.
+        let doorkeeper = (!caller.is_limited()).then(|| Arc::clone(&self.doorkeeper));
+        MessageReader::new(body, self.limit, coded, Arc::clone(caller.budget(&self.budget)), doorkeeper)
     }
 
     /// Answers `ModelInfer`. Dropping the future cancels the request.
-    pub async fn call<B>(self: Arc<Self>, client: Client, call: http::Request<B>) -> Result<Answer, Status>
+    pub async fn call<B>(
+        self: Arc<Self>,
+        (client, caller): (Client, Caller),
+        call: http::Request<B>,
+    ) -> Result<Answer, Status>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -86,7 +93,7 @@ impl<S: Service> Inference<S> {
         let codings = Codings::of(&head.headers)?;
         // The reader is kept until the answer is ready: bytes that the client sends behind its
         // message are not an error.
-        let mut reader = self.reader(body, codings);
+        let mut reader = self.reader(&caller, body, codings);
         let message = match reader.next().await {
             Some(Ok(Received::Message(message))) => message,
             Some(Ok(Received::Refused(error))) => return Err(error.into()),
@@ -94,6 +101,7 @@ impl<S: Service> Inference<S> {
             None => return Err(Status::internal("the call ended without a message; expected a ModelInferRequest")),
         };
         let (message, held) = message.inference(client, codings.requests, self.limit).await?;
+        caller.check_model(&message.model_name)?;
         let (mut request, mut held) = read_request(client, message, held).await?;
         timeout::bound(&mut request, timeout::call_timeout_us(&head.headers));
         let response = extension::infer(&*self.service, &self.memory, client, request, &mut held).await?;

@@ -23,6 +23,8 @@ use super::call::Inference;
 use super::health::HealthService;
 use super::inference::InferenceService;
 use super::message::{self, MessageReader, WholeMessages};
+use super::needs;
+use crate::access::{Access, Caller};
 use crate::connections::{self, BodyError, WatchedBody};
 use crate::shared_memory::SharedMemory;
 
@@ -41,6 +43,7 @@ pub(super) struct Frontend<S> {
     budget: Arc<ByteBudget>,
     /// Largest message, bytes.
     limit: usize,
+    access: Option<Arc<Access>>,
 }
 
 impl<S: Service> Frontend<S> {
@@ -76,27 +79,42 @@ impl<S: Service> Frontend<S> {
             others: routes.into_axum_router().fallback(unknown_service),
             budget: Arc::clone(&options.budget),
             limit,
+            access: options.access.clone(),
         }
     }
 
     /// Answers a call. Dropping the future cancels it.
     pub async fn call(&self, client: Client, request: Request<CallBody>) -> Response<Body> {
+        let path = request.uri().path();
+        let is_inference = path == INFER || path == STREAM_INFER;
+        let caller = match &self.access {
+            None => Caller::default(),
+            Some(access) => {
+                let need = if is_inference { needs::INFERENCE } else { needs::need(path) };
+                match access.admit_grpc(client, need, request.headers()) {
+                    Ok(caller) => caller,
+                    Err(denied) => return Status::from(denied).into_http(),
+                }
+            }
+        };
         let inference = Arc::clone(&self.inference);
-        match request.uri().path() {
-            INFER => inference.call(client, request).await.unwrap_or_else(Status::into_http),
-            STREAM_INFER => inference.stream(client, request).unwrap_or_else(Status::into_http),
+        match path {
+            INFER => inference.call((client, caller), request).await.unwrap_or_else(Status::into_http),
+            STREAM_INFER => inference.stream((client, caller), request).unwrap_or_else(Status::into_http),
             // The future is boxed, so that an inference's future is not as large as this one.
-            _ => Box::pin(self.manage(client, request)).await,
+            _ => Box::pin(self.manage((client, caller), request)).await,
         }
     }
 
-    async fn manage(&self, client: Client, mut request: Request<CallBody>) -> Response<Body> {
+    async fn manage(&self, (client, caller): (Client, Caller), mut request: Request<CallBody>) -> Response<Body> {
+        let budget = Arc::clone(caller.budget(&self.budget));
         request.extensions_mut().insert(client);
+        request.extensions_mut().insert(caller);
         // tonic itself answers a coding that it does not know.
         let coding = message::coding(request.headers());
         let coded = !matches!(coding, Ok(None));
         let request = request.map(|body| {
-            let reader = MessageReader::new(body, self.limit, coded, Arc::clone(&self.budget), None);
+            let reader = MessageReader::new(body, self.limit, coded, budget, None);
             WholeMessages::new(client, reader, coding.unwrap_or_default())
         });
         // The message holds its part of the budget until the call is answered.

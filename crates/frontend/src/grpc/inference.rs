@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::settings;
+use crate::access::Caller;
 use crate::extension::extensions;
 use crate::shared_memory::{CudaRegionStatus, SharedMemory};
 
@@ -41,6 +42,11 @@ fn elsewhere() -> Status {
 /// The sender of a request, which its connection has noted.
 fn client_of<T>(request: &Request<T>) -> Client {
     request.extensions().get().copied().unwrap_or_default()
+}
+
+/// The caller of a request, whom the frontend has admitted.
+fn caller_of<T>(request: &Request<T>) -> Caller {
+    request.extensions().get().cloned().unwrap_or_default()
 }
 
 /// Rejects a repository name: the server's only repository has no name.
@@ -111,7 +117,9 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     }
 
     async fn model_ready(&self, request: Request<pb::ModelReadyRequest>) -> Answer<pb::ModelReadyResponse> {
+        let caller = caller_of(&request);
         let pb::ModelReadyRequest { name, version } = request.into_inner();
+        caller.check_model(&name)?;
         Ok(Response::new(pb::ModelReadyResponse { ready: self.service.is_model_ready(&name, &version) }))
     }
 
@@ -127,7 +135,9 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     }
 
     async fn model_metadata(&self, request: Request<pb::ModelMetadataRequest>) -> Answer<pb::ModelMetadataResponse> {
+        let caller = caller_of(&request);
         let pb::ModelMetadataRequest { name, version } = request.into_inner();
+        caller.check_model(&name)?;
         let metadata = self.service.model_metadata(&name, &version)?;
         Ok(Response::new(pb::ModelMetadataResponse {
             name: metadata.name,
@@ -152,7 +162,9 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     }
 
     async fn model_config(&self, request: Request<pb::ModelConfigRequest>) -> Answer<pb::ModelConfigResponse> {
+        let caller = caller_of(&request);
         let pb::ModelConfigRequest { name, version } = request.into_inner();
+        caller.check_model(&name)?;
         let config = self.service.model_config(&name, &version)?;
         Ok(Response::new(pb::ModelConfigResponse { config: Some(config) }))
     }
@@ -161,9 +173,13 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::ModelStatisticsRequest>,
     ) -> Answer<pb::ModelStatisticsResponse> {
-        let (client, service) = (client_of(&request), Arc::clone(&self.service));
+        let (client, caller, service) = (client_of(&request), caller_of(&request), Arc::clone(&self.service));
         let pb::ModelStatisticsRequest { name, version } = request.into_inner();
-        let model_stats = offload::run(client, 0, move || service.statistics(&name, &version)).await??;
+        if !name.is_empty() {
+            caller.check_model(&name)?;
+        }
+        let mut model_stats = offload::run(client, 0, move || service.statistics(&name, &version)).await??;
+        model_stats.retain(|statistics| caller.sees(&statistics.name));
         Ok(Response::new(pb::ModelStatisticsResponse { model_stats }))
     }
 
@@ -171,7 +187,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::RepositoryIndexRequest>,
     ) -> Answer<pb::RepositoryIndexResponse> {
-        let client = client_of(&request);
+        let (client, caller) = (client_of(&request), caller_of(&request));
         let request = request.into_inner();
         check_repository(&request.repository_name)?;
         let entry = |entry: downbeat_service::service::ModelIndexEntry| pb::repository_index_response::ModelIndex {
@@ -182,7 +198,10 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         };
         // Folders are listed, and there may be thousands of models.
         let service = Arc::clone(&self.service);
-        let index = move || service.repository_index(request.ready).into_iter().map(entry).collect();
+        let index = move || {
+            let seen = service.repository_index(request.ready).into_iter().filter(|entry| caller.sees(&entry.name));
+            seen.map(entry).collect()
+        };
         let models = offload::run(client, 0, index).await?;
         Ok(Response::new(pb::RepositoryIndexResponse { models }))
     }
@@ -191,8 +210,10 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::RepositoryModelLoadRequest>,
     ) -> Answer<pb::RepositoryModelLoadResponse> {
+        let caller = caller_of(&request);
         let request = request.into_inner();
         check_repository(&request.repository_name)?;
+        caller.check_model(&request.model_name)?;
         let overrides = load_overrides(request.parameters)?;
         self.service.load(&request.model_name, overrides).await?;
         Ok(Response::new(pb::RepositoryModelLoadResponse {}))
@@ -204,8 +225,10 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     ) -> Answer<pb::RepositoryModelUnloadResponse> {
         use pb::model_repository_parameter::ParameterChoice as Choice;
 
+        let caller = caller_of(&request);
         let request = request.into_inner();
         check_repository(&request.repository_name)?;
+        caller.check_model(&request.model_name)?;
         let parameter =
             request.parameters.get(UNLOAD_DEPENDENTS).and_then(|parameter| parameter.parameter_choice.as_ref());
         match parameter {

@@ -8,6 +8,7 @@ mod frontend;
 mod health;
 mod inference;
 mod message;
+mod needs;
 mod settings;
 mod stream;
 mod timeout;
@@ -19,6 +20,7 @@ use downbeat_service::service::Service;
 use frontend::Frontend;
 use tokio::net::TcpListener;
 
+use crate::access::Access;
 use crate::connections::{Connections, Stage, Stages, reached};
 use crate::shared_memory::SharedMemory;
 
@@ -34,6 +36,8 @@ pub struct GrpcOptions {
     pub max_stream_requests: usize,
     /// Most calls of one connection at once. Clients keep further ones to themselves.
     pub max_connection_calls: u32,
+    /// Who may do what; `None`: everybody may do everything.
+    pub access: Option<Arc<Access>>,
 }
 
 impl Default for GrpcOptions {
@@ -43,6 +47,7 @@ impl Default for GrpcOptions {
             budget: ByteBudget::unbounded(),
             max_stream_requests: 1024,
             max_connection_calls: 4096,
+            access: None,
         }
     }
 }

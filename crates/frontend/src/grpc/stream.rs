@@ -23,6 +23,7 @@ use tonic::Status;
 use super::answer::{AnswerBody, Pieces, error_pieces, pieces, response, stream_error_pieces};
 use super::call::{Answer, Codings, Inference};
 use super::message::{MessageReader, RawMessage, Received, read_request};
+use crate::access::Caller;
 use crate::compression::Coding;
 use crate::extension;
 
@@ -41,6 +42,7 @@ const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 pub(super) struct AnswerStream<S, B> {
     inference: Arc<Inference<S>>,
     client: Client,
+    caller: Caller,
     codings: Codings,
     /// `None`: nothing more is read. The client is done, the stream is broken, or the server
     /// drains.
@@ -61,16 +63,21 @@ type ManyPieces = BoxStream<'static, Result<Pieces, Status>>;
 
 impl<S: Service> Inference<S> {
     /// Answers `ModelStreamInfer`.
-    pub fn stream<B>(self: Arc<Self>, client: Client, call: http::Request<B>) -> Result<Answer, Status>
+    pub fn stream<B>(
+        self: Arc<Self>,
+        (client, caller): (Client, Caller),
+        call: http::Request<B>,
+    ) -> Result<Answer, Status>
     where
         B: Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (head, body) = call.into_parts();
         let codings = Codings::of(&head.headers)?;
-        let reader = self.reader(body, codings);
+        let reader = self.reader(&caller, body, codings);
         let answers = AnswerStream {
             client,
+            caller,
             codings,
             requests: Some(reader),
             running: FuturesOrdered::new(),
@@ -92,7 +99,7 @@ where
 {
     fn start(&mut self, message: RawMessage) {
         let (inference, client, codings) = (Arc::clone(&self.inference), self.client, self.codings);
-        let begun = self.begun.0.clone();
+        let (begun, caller) = (self.begun.0.clone(), self.caller.clone());
         self.running.push_back(Box::pin(async move {
             let (message, held) = match message.inference(client, codings.requests, inference.limit).await {
                 Ok(read) => read,
@@ -101,6 +108,9 @@ where
                 }
             };
             let (model_name, id) = (message.model_name.clone(), message.id.clone());
+            if let Err(denied) = caller.check_model(&model_name) {
+                return error_pieces(denied.to_string(), model_name, id).map(Some);
+            }
             let answer = async {
                 let (mut request, mut held) = read_request(client, message, held).await?;
                 let empty_final = take_empty_final(&mut request)?;

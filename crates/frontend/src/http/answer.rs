@@ -1,7 +1,7 @@
 //! Answers: JSON bodies, and errors as `{"error": "..."}`.
 
 use axum::body::Body;
-use axum::http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Response, StatusCode};
 use axum::response::IntoResponse;
 use bytes::Bytes;
@@ -9,6 +9,8 @@ use downbeat_protocol::CodecError;
 use downbeat_protocol::http::ErrorBody;
 use downbeat_service::error::ServiceError;
 use serde::Serialize;
+
+use crate::access::Denied;
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
@@ -44,6 +46,9 @@ impl HttpError {
         if self.status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip, deflate, identity"));
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if self.close {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -65,6 +70,13 @@ impl From<ServiceError> for HttpError {
             },
             close: false,
         }
+    }
+}
+
+impl From<Denied> for HttpError {
+    fn from(denied: Denied) -> Self {
+        let (status, retry_after) = (denied.http_status(), denied.retry_after_seconds());
+        HttpError { status, message: denied.to_string(), retry_after, close: false }
     }
 }
 

@@ -17,6 +17,7 @@ use http_body_util::BodyExt;
 use super::answer::{HttpError, too_large};
 use super::encoding;
 use super::state::HttpState;
+use crate::access::Caller;
 use crate::compression::Coding;
 use crate::connections::{BodyError, WatchedBody};
 
@@ -112,7 +113,8 @@ impl<S: Service> FromRequest<HttpState<S>> for WholeBody {
         let (parts, body) = request.into_parts();
         let coding = encoding::of_request(&parts.headers)?;
         let client = parts.extensions.get().copied().unwrap_or_default();
-        WholeBody::of(state, client, &parts.headers, coding, body).await
+        let caller = parts.extensions.get().cloned().unwrap_or_default();
+        WholeBody::of(state, (client, &caller), &parts.headers, coding, body).await
     }
 }
 
@@ -121,7 +123,7 @@ impl WholeBody {
     /// too large is refused before its first byte is read.
     pub async fn of<S: Service, B>(
         state: &HttpState<S>,
-        client: Client,
+        (client, caller): (Client, &Caller),
         headers: &HeaderMap,
         coding: Option<Coding>,
         body: B,
@@ -131,7 +133,7 @@ impl WholeBody {
         B::Error: std::error::Error + 'static,
     {
         let options = state.options();
-        let mut held = options.budget.reservation();
+        let mut held = caller.budget(&options.budget).reservation();
         let bytes = collect(body, headers, options.max_body_bytes, &mut held).await?;
         let Some(coding) = coding else { return Ok(WholeBody { bytes, held }) };
         let (bytes, held) = encoding::decode(coding, client, bytes, held, options.max_body_bytes).await?;

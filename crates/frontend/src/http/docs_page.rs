@@ -51,7 +51,7 @@ async fn page() -> Response {
 }
 
 /// The script as it is stored for clients that take gzip, as all browsers do; unpacked for others.
-async fn script(Sender(client): Sender, headers: HeaderMap) -> HandlerResult {
+async fn script(Sender { client, .. }: Sender, headers: HeaderMap) -> HandlerResult {
     let kind =
         [(CONTENT_TYPE, "text/javascript; charset=utf-8"), (CACHE_CONTROL, "max-age=3600"), (VARY, "accept-encoding")];
     if encoding::of_answer(&headers) == Some(Coding::Gzip) {

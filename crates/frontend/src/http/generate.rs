@@ -24,6 +24,7 @@ use super::encoding;
 use super::path::ModelPath;
 use super::sender::Sender;
 use super::state::HttpState;
+use crate::access::Caller;
 use crate::extension;
 
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
@@ -34,11 +35,11 @@ const MOST_GROWTH: u64 = 8;
 pub(super) async fn one<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
-    Sender(client): Sender,
+    Sender { client, caller }: Sender,
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    let mut answers = begin(&state, client, path, &headers, body).await?;
+    let mut answers = begin(&state, (client, &caller), path, &headers, body).await?;
     let mut only = None;
     while let Some(StreamAnswer { answer, is_final }) = answers.next().await {
         if let Some(answer) = answer
@@ -61,11 +62,11 @@ pub(super) async fn one<S: Service>(
 pub(super) async fn stream<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
-    Sender(client): Sender,
+    Sender { client, caller }: Sender,
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    let mut answers = begin(&state, client, path, &headers, body).await?;
+    let mut answers = begin(&state, (client, &caller), path, &headers, body).await?;
     let mut status = StatusCode::OK;
     let mut first = None;
     while let Some(StreamAnswer { answer, is_final }) = answers.next().await {
@@ -92,7 +93,7 @@ pub(super) async fn stream<S: Service>(
 /// Reads a request and begins its work. Dropping the answers cancels the work.
 async fn begin<S: Service>(
     state: &HttpState<S>,
-    client: Client,
+    (client, caller): (Client, &Caller),
     path: ModelPath,
     headers: &HeaderMap,
     body: Body,
@@ -103,7 +104,7 @@ async fn begin<S: Service>(
         Ok((model.signature.inputs, encoding::of_request(headers)?))
     });
     let (inputs, coding) = head.map_err(|error| body::unread(error, headers, &body, limit))?;
-    let WholeBody { bytes, mut held } = WholeBody::of(state, client, headers, coding, body).await?;
+    let WholeBody { bytes, mut held } = WholeBody::of(state, (client, caller), headers, coding, body).await?;
     let length = bytes.len();
     let heavy = length >= offload::PARSE_FROM;
     let read = move || {

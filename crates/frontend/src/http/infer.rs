@@ -23,6 +23,7 @@ use super::encoding;
 use super::path::ModelPath;
 use super::sender::Sender;
 use super::state::HttpState;
+use crate::access::Caller;
 use crate::compression::Coding;
 use crate::extension;
 
@@ -37,11 +38,11 @@ const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream")
 pub(super) async fn handler<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
-    Sender(client): Sender,
+    Sender { client, caller }: Sender,
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    let encoded = infer(&state, client, path, &headers, body).await?;
+    let encoded = infer(&state, (client, &caller), path, &headers, body).await?;
     Ok(answer(encoded, headers).map(Body::from))
 }
 
@@ -66,7 +67,7 @@ pub(super) fn answer(encoded: EncodedBody, mut headers: HeaderMap) -> Answer {
 /// Answers an inference request. Dropping the future cancels it.
 pub(super) async fn infer<S: Service, B>(
     state: &HttpState<S>,
-    client: Client,
+    (client, caller): (Client, &Caller),
     path: ModelPath,
     headers: &HeaderMap,
     body: B,
@@ -79,7 +80,7 @@ where
         Ok(head) => head,
         Err(error) => return Err(body::unread(error, headers, &body, state.options().max_body_bytes)),
     };
-    let WholeBody { bytes, mut held } = WholeBody::of(state, client, headers, coding, body).await?;
+    let WholeBody { bytes, mut held } = WholeBody::of(state, (client, caller), headers, coding, body).await?;
     let ((request, forms), mut held) = match header_length {
         None if let Some(media) = picture_type(headers) => {
             (picture_request(state.service(), path, bytes, media)?, held)

@@ -45,7 +45,7 @@ pub(super) async fn model<S: Service>(State(state): State<HttpState<S>>, path: M
 /// Beside the event loop: a configuration has as many lines as its author likes.
 pub(super) async fn config<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, .. }: Sender,
     path: ModelPath,
 ) -> HandlerResult {
     let work = move || {
@@ -62,11 +62,12 @@ pub(super) async fn policy<S: Service>(State(state): State<HttpState<S>>, path: 
 /// The statistics of all models if the path names none.
 pub(super) async fn statistics<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, caller }: Sender,
     path: ModelPath,
 ) -> HandlerResult {
     let work = move || {
-        let statistics = state.service().statistics(&path.model, &path.version)?;
+        let mut statistics = state.service().statistics(&path.model, &path.version)?;
+        statistics.retain(|statistics| caller.sees(&statistics.name));
         Ok(json_text(StatusCode::OK, statistics_to_json(statistics)).map(Body::from))
     };
     offload::run(client, 0, work).await?

@@ -16,6 +16,7 @@ mod health;
 mod host_names;
 mod infer;
 mod metadata;
+mod needs;
 mod openapi;
 mod path;
 mod repository;
@@ -30,7 +31,7 @@ mod state;
 mod timeline;
 
 pub(crate) use health::{live, ready};
-pub(crate) use router::health_routes;
+pub(crate) use router::{admitted, health_routes};
 pub use router::{checked_router, router};
 pub(crate) use sender::Sender;
 pub use serve::serve;

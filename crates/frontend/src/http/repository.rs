@@ -19,12 +19,14 @@ use super::state::HttpState;
 /// Beside the event loop: folders are listed, and there may be thousands of models.
 pub(super) async fn index<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, caller }: Sender,
     body: WholeBody,
 ) -> HandlerResult {
     let work = move || {
         let request: IndexRequest = read_json(&body.bytes)?;
-        ok(&state.service().repository_index(request.ready))
+        let mut index = state.service().repository_index(request.ready);
+        index.retain(|entry| caller.sees(&entry.name));
+        ok(&index)
     };
     offload::run(client, 0, work).await?
 }
@@ -32,7 +34,7 @@ pub(super) async fn index<S: Service>(
 pub(super) async fn load<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
-    Sender(client): Sender,
+    Sender { client, .. }: Sender,
     body: WholeBody,
 ) -> HandlerResult {
     // Files come in base64. Their bytes stay in the budget until the load is over.

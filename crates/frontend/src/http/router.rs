@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, StatusCode, Uri};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::routing::{get, post, put};
 use downbeat_service::service::Service;
 use tokio::net::TcpListener;
@@ -15,7 +15,7 @@ use super::host_names::HostNames;
 use super::slashes::with_slashes;
 use super::state::HttpState;
 use super::{
-    autoscale, cluster, docs_page, generate, health, infer, metadata, openapi, repository, scheduler, settings,
+    autoscale, cluster, docs_page, generate, health, infer, metadata, needs, openapi, repository, scheduler, settings,
     shared_memory, timeline,
 };
 
@@ -74,9 +74,17 @@ fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Rout
         .nest("/v2/systemsharedmemory", system_memory_routes())
         .nest("/v2/cudasharedmemory", cuda_memory_routes())
         .fallback(no_such_path)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(state);
-    with_slashes(routes)
+        .method_not_allowed_fallback(wrong_method);
+    with_slashes(admitted(routes, state))
+}
+
+/// Routes that check who sends a request, if the options have rules for that.
+pub fn admitted<S: Service>(routes: Router<HttpState<S>>, state: HttpState<S>) -> Router {
+    let routes = match state.options().access {
+        Some(_) => routes.layer(from_fn_with_state(state.clone(), needs::admit::<S>)),
+        None => routes,
+    };
+    routes.with_state(state)
 }
 
 /// Routes for probes: liveness and readiness, the processes of the cluster, and the advised number

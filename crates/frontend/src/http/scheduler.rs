@@ -9,7 +9,10 @@ use super::answer::{HandlerResult, HttpError, ok};
 use super::sender::Sender;
 use super::state::HttpState;
 
-pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>, Sender(client): Sender) -> HandlerResult {
+pub(super) async fn status<S: Service>(
+    State(state): State<HttpState<S>>,
+    Sender { client, .. }: Sender,
+) -> HandlerResult {
     let work = move || match state.service().scheduler() {
         Some(status) => ok(&status),
         None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server has no scheduler".to_owned())),
@@ -17,7 +20,10 @@ pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>, Sender
     offload::run(client, 0, work).await?
 }
 
-pub(super) async fn devices<S: Service>(State(state): State<HttpState<S>>, Sender(client): Sender) -> HandlerResult {
+pub(super) async fn devices<S: Service>(
+    State(state): State<HttpState<S>>,
+    Sender { client, .. }: Sender,
+) -> HandlerResult {
     let work = move || match state.service().devices() {
         Some(devices) => ok(&devices),
         None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server has no devices".to_owned())),

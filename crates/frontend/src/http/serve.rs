@@ -20,12 +20,12 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tower_service::Service as _;
 
-use super::body::ReceivedBody;
+use super::body::{self, ReceivedBody};
 use super::host_names::HostNames;
 use super::path::ModelPath;
 use super::router::router_with_page;
 use super::state::HttpState;
-use super::{encoding, infer};
+use super::{encoding, infer, needs};
 use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
 
 /// Answers HTTP requests on `listener`, with connections among `connections`, until `stages` end
@@ -121,7 +121,11 @@ impl<S: Service> Answers for Frontend<S> {
         let body = ReceivedBody::new(incoming, &parts.headers, limit);
         if let Some(path) = ModelPath::of_inference(&parts.method, parts.uri.path()) {
             let coding = encoding::of_answer(&parts.headers);
-            let answer = match infer::infer(&self.state, client, path, &parts.headers, body).await {
+            let answer = match needs::admit_inference(&self.state, client, &path.model, &parts.headers) {
+                Ok(caller) => infer::infer(&self.state, (client, &caller), path, &parts.headers, body).await,
+                Err(denied) => Err(body::unread(denied, &parts.headers, &body, limit)),
+            };
+            let answer = match answer {
                 Ok(encoded) => infer::answer(encoded, parts.headers),
                 Err(error) => error.answer(),
             };

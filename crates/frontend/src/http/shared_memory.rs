@@ -21,7 +21,7 @@ fn done() -> HandlerResult {
 
 pub(super) async fn status<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, .. }: Sender,
     path: RegionPath,
 ) -> HandlerResult {
     ok(&state.memory().status(client, path.region())?)
@@ -29,7 +29,7 @@ pub(super) async fn status<S: Service>(
 
 pub(super) async fn register<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, .. }: Sender,
     path: RegionPath,
     body: WholeBody,
 ) -> HandlerResult {
@@ -40,7 +40,7 @@ pub(super) async fn register<S: Service>(
 
 pub(super) async fn unregister<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, .. }: Sender,
     path: RegionPath,
 ) -> HandlerResult {
     match path.region() {
@@ -52,7 +52,7 @@ pub(super) async fn unregister<S: Service>(
 
 pub(super) async fn cuda_status<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, .. }: Sender,
     path: RegionPath,
 ) -> HandlerResult {
     ok(&state.memory().cuda_status(client, path.region())?)
@@ -60,7 +60,7 @@ pub(super) async fn cuda_status<S: Service>(
 
 pub(super) async fn cuda_register<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, .. }: Sender,
     path: RegionPath,
     body: WholeBody,
 ) -> HandlerResult {
@@ -75,7 +75,7 @@ pub(super) async fn cuda_register<S: Service>(
 
 pub(super) async fn cuda_unregister<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, .. }: Sender,
     path: RegionPath,
 ) -> HandlerResult {
     let memory = state.memory().clone();

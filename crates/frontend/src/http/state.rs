@@ -5,6 +5,7 @@ use std::sync::Arc;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::service::Service;
 
+use crate::access::Access;
 use crate::shared_memory::SharedMemory;
 
 /// The options of the HTTP frontend.
@@ -17,11 +18,14 @@ pub struct HttpOptions {
     /// Names that requests may have in `Host`, in lower case. Without names a port on a loopback
     /// address takes `localhost` and IP addresses alone, and any other port takes every name.
     pub allow_host: Vec<String>,
+    /// Who may do what; `None`: everybody may do everything.
+    pub access: Option<Arc<Access>>,
 }
 
 impl Default for HttpOptions {
     fn default() -> Self {
-        HttpOptions { max_body_bytes: 64 << 20, budget: ByteBudget::unbounded(), allow_host: Vec::new() }
+        let budget = ByteBudget::unbounded();
+        HttpOptions { max_body_bytes: 64 << 20, budget, allow_host: Vec::new(), access: None }
     }
 }
 

@@ -15,7 +15,7 @@ const DEFAULT_SECONDS: f64 = 5.0;
 
 pub(super) async fn past<S: Service>(
     State(state): State<HttpState<S>>,
-    Sender(client): Sender,
+    Sender { client, .. }: Sender,
     RawQuery(query): RawQuery,
 ) -> HandlerResult {
     let most = REMEMBERED.as_secs_f64();

@@ -8,6 +8,8 @@ pub struct ConnectionOptions {
     /// Most connections at once. At the cap, an idle connection makes room for a new one; without
     /// an idle one the new one is refused.
     pub max: usize,
+    /// Most connections of one address at once; `None`: as many as `max`.
+    pub max_per_address: Option<usize>,
     /// How long a connection may be without a request; `None`: for ever.
     pub idle_timeout: Option<Duration>,
     /// How long the head of a request may take once it has begun, and the time in which `min_rate`
@@ -47,6 +49,7 @@ impl Default for ConnectionOptions {
     fn default() -> Self {
         ConnectionOptions {
             max: 32_768,
+            max_per_address: None,
             idle_timeout: Some(Duration::from_secs(600)),
             transfer_timeout: Some(Duration::from_secs(30)),
             min_rate: 500,

@@ -83,6 +83,10 @@ with_defaults! {
         pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST),
         /// Names of this server that requests over HTTP may have in `Host`, in lower case.
         pub allow_host: Vec<String> = Vec::new(),
+        /// TLS on the ports of HTTP, gRPC and metrics.
+        pub tls: TlsOptions = TlsOptions::default(),
+        /// Who may do what at the ports.
+        pub access: AccessOptions = AccessOptions::default(),
         /// Address of the HTTP port; `None`: `host`.
         pub http_address: Option<IpAddr> = None,
         /// Address of the gRPC port; `None`: `host`.
@@ -380,6 +384,89 @@ pub struct DeviceGroup {
     /// The policy's settings. If `policy` is not given, each policy takes the settings that it
     /// knows.
     pub settings: WrittenSettings,
+}
+
+/// The files of TLS, in PEM.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TlsOptions {
+    /// The server's certificate, and the certificates between it and its root. `None`: no TLS.
+    pub certificate: Option<PathBuf>,
+    /// The private key of the certificate.
+    pub key: Option<PathBuf>,
+    /// The roots of the certificates that clients must have; `None`: clients need none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Who may do what at the ports. The default: everybody may do everything.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct AccessOptions {
+    /// The file of API keys; `None`: requests need no key.
+    pub keys: Option<PathBuf>,
+    /// The HTTP port that alone takes requests that change the server or its models; `None`: all
+    /// ports take them.
+    pub management_port: Option<u16>,
+    /// The address of the management port; `None`: `host`.
+    pub management_address: Option<IpAddr>,
+    /// Most requests a second of one address; `None`: no limit.
+    pub requests_per_address: Option<u32>,
+    /// Most connections of one address; `None`: no limit.
+    pub connections_per_address: Option<usize>,
+    /// APIs over HTTP that need a header.
+    pub restricted_http: Vec<RestrictedApis>,
+    /// APIs over gRPC that need a header.
+    pub restricted_grpc: Vec<RestrictedApis>,
+}
+
+/// Some of Triton's APIs, and the header that requests for them must have.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RestrictedApis {
+    /// Triton's names of the APIs.
+    pub apis: Vec<String>,
+    /// The header's name.
+    pub header: String,
+    /// The header's value, a secret.
+    pub value: String,
+}
+
+impl std::fmt::Debug for RestrictedApis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RestrictedApis").field("apis", &self.apis).field("header", &self.header).finish_non_exhaustive()
+    }
+}
+
+impl RestrictedApis {
+    /// Triton's names of the groups of requests that can be restricted.
+    pub const NAMES: [&str; 9] = [
+        "health",
+        "metadata",
+        "inference",
+        "shared-memory",
+        "model-config",
+        "model-repository",
+        "statistics",
+        "trace",
+        "logging",
+    ];
+}
+
+impl std::str::FromStr for RestrictedApis {
+    type Err = String;
+
+    /// Reads Triton's form: `inference,model-repository:admin-key=secret`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = || "expected API,API:HEADER=VALUE, such as model-repository:admin-key=secret".to_owned();
+        let (apis, header) = text.split_once(':').ok_or_else(form)?;
+        let (header, value) = header.split_once('=').ok_or_else(form)?;
+        let apis: Vec<String> = apis.split(',').map(|api| api.trim().to_owned()).collect();
+        if let Some(unknown) = apis.iter().find(|api| !RestrictedApis::NAMES.contains(&api.as_str())) {
+            return Err(format!("'{unknown}' is no API; expected one of {}", RestrictedApis::NAMES.join(", ")));
+        }
+        let header = header.trim().to_ascii_lowercase();
+        if value.is_empty() || http::HeaderName::try_from(&header).is_err() {
+            return Err(form());
+        }
+        Ok(RestrictedApis { apis, header, value: value.to_owned() })
+    }
 }
 
 /// Options of one model outside its `config.pbtxt`.

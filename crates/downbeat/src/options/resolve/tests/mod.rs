@@ -5,7 +5,7 @@ mod wrong_files;
 use downbeat_core::Duration;
 use downbeat_service::options::{
     AutoscaleOptions, CudaMissing, CudaOptions, DropPolicy, LogFormat, ModelControl, ModelOptions, PolicyName,
-    RunLimits,
+    RestrictedApis, RunLimits,
 };
 use serde_json::json;
 
@@ -371,12 +371,26 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
         resolve(&flags(&[&given[..], &[more]].concat()), Process::Server, folder.path()).unwrap_err().to_string()
     };
     assert!(refused("--strict-flags").starts_with("flags of Triton without a counterpart here: --http-thread-count, "));
-    for closes in ["--grpc-use-ssl=true", "--http-restricted-api=inference:key=secret"] {
-        assert!(refused(closes).contains("would be open if it ignored the flag"), "{closes}");
+    for closes in ["--grpc-use-ssl=true", "--grpc-use-ssl-mutual=1"] {
+        assert!(refused(closes).contains("--tls-certificate FILE"), "{closes}");
         assert!(refused(closes).ends_with("(see docs/guide/triton.md#tls-and-access)"), "{closes}");
     }
     let poll = resolve(&flags(&["m", "--repository-poll-secs", "5"]), Process::Server, folder.path()).unwrap();
     assert_eq!(poll.options.notices, ["--repository-poll-secs has no effect without --model-control-mode poll"]);
+}
+
+#[test]
+fn restricted_apis_are_read_as_triton_reads_them() {
+    let flags = ["m", "--http-restricted-api=inference, health:Admin=a=b", "--grpc-restricted-protocol=trace:x=y"];
+    let access = merged("", &flags).access;
+    let [RestrictedApis { apis, header, value }] = access.restricted_http.as_slice() else { panic!("{access:?}") };
+    assert_eq!((apis.join(" ").as_str(), header.as_str(), value.as_str()), ("inference health", "admin", "a=b"));
+    assert_eq!(access.restricted_grpc.len(), 1);
+    assert!(!format!("{access:?}").contains("a=b"), "the value is a secret");
+    for (wrong, words) in [("infer:a=b", "'infer' is no API"), ("health", "expected API"), ("health:a", "expected API"), ("health:a=", "expected API"), ("health: =b", "expected API")] {
+        let said = refused("", &["m", &format!("--http-restricted-api={wrong}")]);
+        assert!(said.contains(words), "{wrong}: {said}");
+    }
 }
 
 #[test]

@@ -173,7 +173,7 @@ fn jitter_that_leaves_enough_time_refuses_nothing() {
     }
 }
 
-/// One takeover is allowed: at the start, nobody knows yet how late messages are.
+/// One takeover is allowed: a pause may be much longer than the pauses just before.
 #[test]
 fn on_a_busy_machine_the_leader_stays_the_leader() {
     for run in runs("busy_machine") {

@@ -106,8 +106,9 @@ impl Election {
         now: Time,
     ) -> Self {
         let first_wait = if schedulers > 1 { first_wait } else { Duration::ZERO };
-        let turns = if schedulers > 1 { TIMES_NEW * u64::from(rank) } else { 0 };
-        let turn = takeover_after.saturating_mul(turns);
+        let half = Duration::from_nanos(first_wait.as_nanos() / 2);
+        let turn = takeover_after.saturating_mul(TIMES_NEW).min(half).max(takeover_after);
+        let turn = if schedulers > 1 { turn.saturating_mul(rank.into()) } else { Duration::ZERO };
         Election {
             rank,
             takeover_after,
@@ -435,7 +436,7 @@ mod tests {
     fn at_the_start_a_leader_is_waited_for_in_the_order_of_ranks() {
         for rank in 0..3 {
             let mut election = Election::new((rank, 3), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
-            let due = 50 + 3 + 30 * u64::from(rank);
+            let due = 50 + 3 + 25 * u64::from(rank);
             assert_eq!(pass(&mut election, 0, &[]), (due, Some(ElectionEvent::Leads(epoch(1, rank)))));
         }
         let mut alone = Election::new((0, 1), TAKEOVER, false, FIRST_WAIT, Time::ZERO);

@@ -395,7 +395,7 @@ fn a_backend_that_never_says_what_it_offers_is_not_waited_for_for_ever() {
 fn a_scheduler_that_leads_again_forgets_its_old_requests() {
     let mut world = World::new(1, 2);
     let begin = |world: &mut World| {
-        world.pass(LOST_AFTER + ms(10));
+        world.pass(LOST_AFTER + ms(40));
         assert!(world.node.leads().is_some());
     };
     begin(&mut world);
@@ -557,7 +557,7 @@ fn what_waits_of_a_lost_frontend_is_cancelled() {
 #[test]
 fn a_leader_that_hears_of_a_higher_epoch_stands_by_and_forgets() {
     let mut world = World::new(1, 2);
-    world.pass(LOST_AFTER + ms(10));
+    world.pass(LOST_AFTER + ms(40));
     assert_eq!(world.led, [Epoch { number: 1, rank: 1 }], "nobody else is there");
     let backend = world.backend(1, vec![], offer(1, vec![model("m", ms(5), 1)]));
     let frontend = world.frontend(2);

@@ -16,13 +16,12 @@ struct Asked {
     deadline: Time,
 }
 
-/// Judges the refusals for want of time, by what the simulation knows and the scheduler must guess:
-/// the true delays of the wires, and which slots are idle.
+/// Judges the refusals for want of time. The simulation knows the true delays of the wires and the
+/// idle slots, which the scheduler must guess.
 ///
-/// A refusal is *needless* if the request could have run in time. A living backend that has the
-/// model is connected, and has more idle slots than the scheduler has requests, so that no other
-/// request needs the slot. And the request's time would do for its run and for all messages, each
-/// with the worst delay of a wire. Example: the scheduler takes its own pause for the network's
+/// A refusal is *needless* if the request could have run in time. A connected backend has the model,
+/// and more idle slots than the scheduler has requests: no other request needs the slot. The
+/// request's time would do for its run and for all messages, each with the worst delay of a wire. Example: the scheduler takes its own pause for the network's
 /// delay. It then refuses all requests of an idle cluster for some seconds.
 ///
 /// - *no refusal is wrong*: half a second after the last fault, no refusal is needless.

@@ -27,8 +27,8 @@ impl NetworkRun<'_> {
         self.refusals = refusals;
     }
 
-    /// Whether a request of this frontend that a scheduler refuses now could run in time: a
-    /// reachable backend has an idle slot for it, and the time does for the worst messages.
+    /// Whether a request of this frontend could run in time, though a scheduler refuses it now. A
+    /// reachable backend has an idle slot, and the time does for the worst messages.
     fn could_run(&self, scheduler: usize, frontend: NodeId, model: usize, left: Duration) -> bool {
         let Some(frontend) = self.by_node.get(&frontend).copied() else { return false };
         let Some(asked) = self.scenario.models.get(model) else { return false };

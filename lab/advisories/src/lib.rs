@@ -31,7 +31,12 @@ mod tests {
         let open: Vec<String> = found
             .iter()
             .filter(|found| !is_accepted(found.advisory.id.as_str()))
-            .map(|found| format!("{} {}: {} {}", found.package.name, found.package.version, found.advisory.id, found.advisory.title))
+            .map(|found| {
+                format!(
+                    "{} {}: {} {}",
+                    found.package.name, found.package.version, found.advisory.id, found.advisory.title
+                )
+            })
             .collect();
         assert!(open.is_empty(), "take a newer version, or accept with a reason:\n{}", open.join("\n"));
         for (accepted, _) in ACCEPTED {

@@ -190,7 +190,16 @@ impl Calls {
     ) -> Result<InferResponse, ServiceError> {
         let (mut trail, step) = serving.trail_of_call(&self.callers, (caller, &request.model_name), deadline);
         let (mark, of) = (trail.mark(step, serving.now()), (trail.number(), step));
-        let within = Within { deadline, deadline_is_slo: false, is_alone: true, mark, of, is_call: true };
+        let within = Within {
+            deadline,
+            last: None,
+            deadline_is_slo: false,
+            is_alone: true,
+            plan: None,
+            mark,
+            of,
+            is_call: true,
+        };
         let mut step = trail.reached(step, &within.mark, deadline);
         let result = match callee {
             Callee::Model(served) => serving.infer(served, request, Some(&within)).await,

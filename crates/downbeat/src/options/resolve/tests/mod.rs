@@ -387,7 +387,13 @@ fn restricted_apis_are_read_as_triton_reads_them() {
     assert_eq!((apis.join(" ").as_str(), header.as_str(), value.as_str()), ("inference health", "admin", "a=b"));
     assert_eq!(access.restricted_grpc.len(), 1);
     assert!(!format!("{access:?}").contains("a=b"), "the value is a secret");
-    for (wrong, words) in [("infer:a=b", "'infer' is no API"), ("health", "expected API"), ("health:a", "expected API"), ("health:a=", "expected API"), ("health: =b", "expected API")] {
+    for (wrong, words) in [
+        ("infer:a=b", "'infer' is no API"),
+        ("health", "expected API"),
+        ("health:a", "expected API"),
+        ("health:a=", "expected API"),
+        ("health: =b", "expected API"),
+    ] {
         let said = refused("", &["m", &format!("--http-restricted-api={wrong}")]);
         assert!(said.contains(words), "{wrong}: {said}");
     }

@@ -19,10 +19,10 @@
 //! let shares = Shares::fixed(&shape, &[cost(20), cost(5), cost(10), cost(1)]);
 //!
 //! // A request that comes at 0 must be answered by 100 ms. The detector alone takes 20 ms, but may
-//! // take 53.5 ms, which is its share of the longest path.
+//! // take 56 ms, which is its share of the longest path.
 //! let (now, deadline) = (Time::ZERO, Time::ZERO + Duration::from_millis(100));
 //! let local = shares.local_deadline(0, now, deadline);
-//! assert_eq!(local.as_nanos() / 100_000, 535);
+//! assert_eq!(local.as_nanos() / 100_000, 560);
 //!
 //! // The slower classifier decides when both must be done.
 //! let after = Time::ZERO + Duration::from_millis(50);

@@ -1,6 +1,7 @@
 """The decision log of pipelines: `downbeat log`, `what-if`, `advise` and `timeline` after real requests."""
 import json
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ REQUESTS = 20
 CALLER = """
 backend: "python"
 max_batch_size: 0
-input [ { name: "x" data_type: TYPE_FP32 dims: [ 1, 4 ] } ]
-output [ { name: "y" data_type: TYPE_FP32 dims: [ 1, 4 ] } ]
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ 1, 4 ] }} ]
+output [ {{ name: "y" data_type: TYPE_FP32 dims: [ 1, 4 ] }} ]
 """
 CODE = """
 import triton_python_backend_utils as pb_utils
@@ -52,8 +53,8 @@ def recorded(start, repository, tmp_path, binary):
     models.slow(repository, "slow")
     ensembles.write(repository, "race", [step("slow", {"x": "in"}, {"y": "t"}), step("slow", {"x": "t"}, {"y": "out"})], {"in": ONE}, {"out": ONE},
                     max_batch_size=1, more='parameters { key: "slo_ms" value { string_value: "1" } }')
-    write(repository, "caller", CALLER, CODE)
-    server = start(repository, "--decision-log", str(folder))
+    write(repository, "caller", CODE, "", CALLER)
+    server = start(repository, "--decision-log", str(folder), "--profiling-budget", "0", "--python", sys.executable)
     x = np.ones((1, 4), np.float32)
     with httpclient.InferenceServerClient(server.http) as client:
         for _ in range(REQUESTS):
@@ -89,7 +90,9 @@ def test_a_recorded_log_tells_where_the_time_went(recorded, binary):
     assert of["chain"]["requests"] == of["chain"]["in_time"] == REQUESTS + 1
     assert [(its["model"], its["requests"]) for its in of["chain"]["steps"]] == [(name, REQUESTS + 1) for name in ("plus1", "plus10", "plus100")]
     assert [its["requests"] for its in of["fork"]["steps"]] == [1, 1, 1, 1]
-    assert [(its["model"], its["requests"]) for its in of["calls of caller"]["steps"]] == [("plus1", 1)]
+    # The model was tried at load, too.
+    (call,) = of["calls of caller"]["steps"]
+    assert call["model"] == "plus1" and call["requests"] >= 1
     assert sum(of["race"]["lost"].values()) + of["race"]["late"] == 3
     said = run(binary, "log", "pipelines", folder, "--pipeline", "chain")
     assert said.startswith(f"chain: {REQUESTS + 1} requests, {REQUESTS + 1} in time (100.0%)") and " of devices: " in said, said
@@ -108,8 +111,11 @@ def test_a_recorded_log_is_replayed_as_pipelines(recorded, binary):
     report = json.loads(run(binary, "what-if", folder, "--rate", "1.2", "--more", "plus10=1", "--json", "-"))
     logged, base, _, more = report["rows"]
     requests = {flow["pipeline"]: flow["requests"] for flow in logged["flows"]}
-    # The call of `caller` and the requests of clients are requests of plus1 itself; `chain` of `nested` is a part of that.
-    assert requests == {"chain": REQUESTS, "fork": 1, "nested": 1, "race": 3, "plus1": REQUESTS + 1, "caller": 1} or "caller" not in requests
+    # `chain` within `nested` is a part of that. Calls of `caller` are requests of plus1 itself.
+    assert [requests[name] for name in ("chain", "fork", "nested")] == [REQUESTS, 1, 1]
+    assert requests["plus1"] >= REQUESTS + 1
+    # Unless a probe was tried, all requests of `race` were given up before its first step.
+    assert "race" in requests or any(note.startswith("Left out: step 0 ('slow') of 'race'") for note in report["notes"])
     assert [flow["requests"] for flow in base["flows"]] == [flow["requests"] for flow in logged["flows"]]
     assert more["pools"][0]["devices"] == base["pools"][0]["devices"] + 1
     assert any(note.startswith("Assumed: ") for note in report["notes"])

@@ -5,7 +5,6 @@ use std::fmt;
 use serde::Serialize;
 
 use super::machine::{Fact, Record, Records};
-use super::pipelines::StepOf;
 use crate::time::Time;
 
 /// An entry of a log.
@@ -30,16 +29,15 @@ impl<R: Records> Entry<R> {
         format!("{number:>8} {millis:>16}  {arrow}{}", record.told(now))
     }
 
-    /// The entry as a line of JSON, with the time of the last input in nanoseconds. `step`: its request
-    /// is this step of a pipeline.
-    pub fn json(&self, now: Time, step: Option<&StepOf>) -> String {
+    /// The entry as a line of JSON, with the time of the last input in nanoseconds. `more` has further
+    /// keys, each after a comma.
+    pub fn json(&self, now: Time, more: &str) -> String {
         let (key, value) = match &self.record {
             Record::Input(_, input) => ("told", json(input)),
             Record::Refused(refusal) => ("refused", json(refusal)),
             Record::Decision(decision) => ("decision", json(decision)),
         };
-        let step = step.map_or(String::new(), |step| format!(r#","step":{}"#, json(step)));
-        format!(r#"{{"at":{},"{key}":{value}{step}}}"#, now.as_nanos())
+        format!(r#"{{"at":{},"{key}":{value}{more}}}"#, now.as_nanos())
     }
 }
 

@@ -66,7 +66,8 @@ fn lines<R: Records>(bytes: &[u8], form: Form, steps: BTreeMap<RequestId, StepOf
         Ok(match (form, step) {
             (Form::Text, None) => entry.text(now),
             (Form::Text, Some(step)) => format!("{}; {step}", entry.text(now)),
-            (Form::Json, step) => entry.json(now, step),
+            (Form::Json, None) => entry.json(now, ""),
+            (Form::Json, Some(step)) => entry.json(now, &format!(r#","step":{}"#, json(step))),
         })
     });
     Ok(Box::new(std::iter::once(Ok(head)).chain(lines)))

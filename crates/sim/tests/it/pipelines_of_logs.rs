@@ -70,7 +70,7 @@ fn a_cut_log_is_read_up_to_its_end() {
 #[test]
 fn a_log_without_pipelines_says_so() {
     let [scheduler, (name, bytes)] = logs(0, Duration::from_millis(1), 0);
-    in_folder(&[scheduler.clone()], |folder| {
+    in_folder(std::slice::from_ref(&scheduler), |folder| {
         let error = PipelineViews::read(folder).unwrap_err();
         assert!(matches!(error, BadPipelines::NoFile(_)), "{error}");
     });

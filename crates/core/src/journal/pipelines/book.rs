@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{NoDecision, PipelineInput, PipelineRecords, PipelineSpec, StepSpec};
-use crate::journal::machine::{Machine, MachineKind};
+use super::record::{NoDecision, PipelineInput, PipelineSpec, StepSpec};
+use crate::journal::machine::{Machine, MachineKind, Records};
 use crate::time::Time;
 
 /// Knows which requests of pipelines are open, and in which steps.
@@ -119,6 +119,25 @@ impl PipelineBook {
     }
 }
 
+/// The records of a [`PipelineBook`]. They have no short forms.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PipelineRecords;
+
+impl Records for PipelineRecords {
+    type Input = PipelineInput;
+    type Reply = Result<(), BadPipelineInput>;
+    type Refusal = String;
+    type Decision = NoDecision;
+
+    fn are_of(machine: MachineKind) -> bool {
+        machine == MachineKind::Pipelines
+    }
+
+    fn refusal(reply: &Self::Reply) -> Option<String> {
+        reply.as_ref().err().map(ToString::to_string)
+    }
+}
+
 impl Machine for PipelineBook {
     type Records = PipelineRecords;
 
@@ -137,7 +156,7 @@ impl Machine for PipelineBook {
 
 #[cfg(test)]
 mod tests {
-    use super::super::End;
+    use super::super::record::End;
     use super::*;
 
     fn step(model: &str, after: &[u32]) -> StepSpec {

@@ -5,7 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{PipelineInput, PipelineRecords, PipelineSpec};
+use super::book::PipelineRecords;
+use super::record::{PipelineInput, PipelineSpec};
 use crate::ids::RequestId;
 use crate::journal::machine::Record;
 use crate::journal::reader::{LogError, read};

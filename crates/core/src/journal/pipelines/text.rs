@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{End, NoDecision, PipelineInput, PipelineSpec, StepSpec};
+use super::record::{End, NoDecision, PipelineInput, PipelineSpec, StepSpec};
 use crate::journal::machine::Fact;
 use crate::time::Time;
 

@@ -11,34 +11,32 @@ use downbeat_core::pipeline::{MOST_STEPS, Shape, Shares};
 use downbeat_core::{Duration, Time};
 use downbeat_repository::Ensemble;
 
-use super::{Pipeline, StepPart};
-
 /// The steps that run a model with a file, of an ensemble and of the ensembles within it.
-pub struct FlatSteps {
+pub struct FlatSteps<P> {
     /// Which of them waits for which others.
     pub shape: Shape,
     /// By flat step.
-    pub leaves: Vec<Leaf>,
+    pub leaves: Vec<Leaf<P>>,
     /// By step of the ensemble: its flat steps.
     blocks: Vec<Range<usize>>,
 }
 
-/// A flat step.
+/// A flat step. `P` is the model that it runs.
 #[derive(Clone)]
-pub struct Leaf {
+pub struct Leaf<P> {
     /// The number of the step. The step 1 of step 0 is `0.1`.
     pub label: String,
     /// The name of the model.
     pub model: String,
     /// The model. An ensemble stays whole if there would be more than [`MOST_STEPS`] flat steps.
-    pub part: StepPart,
+    pub part: P,
 }
 
-impl FlatSteps {
-    /// The flat steps of an ensemble whose steps run these models.
-    pub fn new(ensemble: &Ensemble, parts: &[StepPart]) -> FlatSteps {
-        let mut inner: Vec<Option<Arc<Pipeline>>> = parts.iter().map(StepPart::pipeline).collect();
-        let size = |inner: &Option<Arc<Pipeline>>| inner.as_ref().map_or(1, |inner| inner.flat.leaves.len());
+impl<P: Clone> FlatSteps<P> {
+    /// The flat steps of an ensemble whose steps run these models. `inner` has the flat steps of each
+    /// step that is an ensemble itself.
+    pub fn new(ensemble: &Ensemble, parts: &[P], mut inner: Vec<Option<Arc<FlatSteps<P>>>>) -> FlatSteps<P> {
+        let size = |inner: &Option<Arc<FlatSteps<P>>>| inner.as_ref().map_or(1, |inner| inner.leaves.len());
         if inner.iter().map(size).fold(0usize, usize::saturating_add) > MOST_STEPS {
             inner.iter_mut().for_each(|inner| *inner = None);
         }
@@ -58,9 +56,9 @@ impl FlatSteps {
                 after.push(before);
                 continue;
             };
-            for (flat, leaf) in inner.flat.leaves.iter().enumerate() {
+            for (flat, leaf) in inner.leaves.iter().enumerate() {
                 leaves.push(Leaf { label: format!("{step}.{}", leaf.label), ..leaf.clone() });
-                let within = &inner.flat.shape.steps()[flat].after;
+                let within = &inner.shape.steps()[flat].after;
                 let is_first = within.is_empty();
                 after.push(if is_first {
                     before.clone()
@@ -86,9 +84,8 @@ impl FlatSteps {
 }
 
 /// The last flat steps of a step: no other flat step of the block waits for them.
-fn lasts(inner: &Option<Arc<Pipeline>>, block: &Range<usize>) -> Vec<usize> {
-    let is_last =
-        |flat: &usize| inner.as_ref().is_none_or(|inner| inner.flat.shape.next(*flat - block.start).is_empty());
+fn lasts<P>(inner: &Option<Arc<FlatSteps<P>>>, block: &Range<usize>) -> Vec<usize> {
+    let is_last = |flat: &usize| inner.as_ref().is_none_or(|inner| inner.shape.next(*flat - block.start).is_empty());
     block.clone().filter(is_last).collect()
 }
 
@@ -109,7 +106,7 @@ pub struct Plan {
 
 impl Plan {
     /// When a block of flat steps must be done, if a request reaches it now. `others` are not done.
-    pub fn local_deadline(&self, flat: &FlatSteps, block: &Range<usize>, others: Vec<usize>, now: Time) -> Time {
+    pub fn local_deadline<P>(&self, flat: &FlatSteps<P>, block: &Range<usize>, others: Vec<usize>, now: Time) -> Time {
         let mut unfinished = others;
         unfinished.extend_from_slice(&self.beside);
         if block.len() == 1 {
@@ -125,7 +122,7 @@ impl Plan {
     }
 
     /// The flat steps of a block that wait for no other step of the block.
-    pub fn firsts(&self, flat: &FlatSteps, block: &Range<usize>) -> Vec<usize> {
+    pub fn firsts<P>(&self, flat: &FlatSteps<P>, block: &Range<usize>) -> Vec<usize> {
         let waits = |step: usize| {
             flat.shape.steps()[step - self.base].after.iter().any(|first| block.contains(&(self.base + first)))
         };

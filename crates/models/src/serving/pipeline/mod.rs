@@ -9,10 +9,11 @@ mod weighing;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use downbeat_core::pipeline::{Shares, StepCost};
+use downbeat_core::pipeline::{self as core, MOST_STEPS, Shares, Stage, StepCost, StepModel as StageModel};
 use downbeat_core::probes::Probes;
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::batch_codec::BatchCodec;
+use downbeat_host::scheduler::{PipelineStage, WAKE_MARGIN, WeightDecision};
 use downbeat_protocol::inference as pb;
 use downbeat_repository::{Ensemble, ModelDefinition, StepModel};
 use downbeat_service::clock::Clock;
@@ -26,10 +27,12 @@ use tokio::sync::Semaphore;
 
 use super::model::{Model, Occupancy, version_of};
 use crate::loaded_version::LoadedVersion;
+use crate::serving::Serving;
 
 pub use run::{InPipeline, Within};
 pub use trail::{Callers, Trail};
 pub use weighing::Weighing;
+use weighing::{Cast, as_queued, find_pools, index_in, unqueued};
 
 /// The load of devices is taken as it was over at least this long.
 const LOAD_OVER: Duration = Duration::from_millis(500);
@@ -45,7 +48,7 @@ pub struct Pipeline {
     steps: Arc<[StepRecord]>,
     parts: Vec<StepPart>,
     /// The steps of this ensemble and of the ensembles within it.
-    flat: FlatSteps,
+    flat: Arc<FlatSteps<StepPart>>,
     /// The rehearsal of weights knows the ensemble by this number, which stays as long as the definition.
     number: u64,
     shares: RwLock<Arc<Shares>>,
@@ -121,7 +124,8 @@ impl Pipeline {
                 .then(|| Semaphore::new(ensemble.max_inflight_requests as usize)),
         };
         let steps = || ensemble.steps.iter().enumerate().map(step).collect();
-        let flat = FlatSteps::new(ensemble, &parts);
+        let inner = parts.iter().map(|part| part.pipeline().map(|inner| inner.flat.clone())).collect();
+        let flat = Arc::new(FlatSteps::new(ensemble, &parts, inner));
         let none = StepCost { alone: Duration::ZERO, devices: 1.0, load: 0.0 };
         let found = before.and_then(|before| before.weights.lock().found.clone());
         let pipeline = Pipeline {
@@ -228,7 +232,7 @@ impl Pipeline {
 
     /// Whether a step is an ensemble whose steps are flat steps of this one.
     fn is_flattened(&self, step: usize) -> bool {
-        let is_model = |leaf: &flat::Leaf| matches!(leaf.part, StepPart::Model(_));
+        let is_model = |leaf: &flat::Leaf<StepPart>| matches!(leaf.part, StepPart::Model(_));
         matches!(self.parts[step], StepPart::Pipeline(_))
             && self.flat.leaves[self.flat.block(step, 0)].iter().all(is_model)
     }
@@ -354,4 +358,121 @@ impl PipelineRecord {
         self.metrics.record_not_answered(reason);
         self.statistics.lock().record_failure(after);
     }
+}
+
+impl Serving {
+    /// Divides the time of ensembles' requests among their steps anew.
+    pub fn weigh_steps(&self, metrics: &Metrics) {
+        let (pipelines, now) = (self.pipelines(), self.now());
+        let mut weighing = self.weighing.lock();
+        if pipelines.is_empty() {
+            if std::mem::take(&mut weighing.is_on) {
+                self.driver.rehearse_pipelines(None);
+                weighing.stop(&self.driver);
+            }
+            return;
+        }
+        weighing.is_on = true;
+        if let Some(decision) = self.driver.take_weights() {
+            take(&pipelines, &decision, now);
+        }
+        let weighed: Vec<(Arc<Pipeline>, Shares)> =
+            pipelines.into_iter().map(|pipeline| (pipeline.clone(), pipeline.weigh(now))).collect();
+        weighed.iter().for_each(|(pipeline, _)| pipeline.show_weights(metrics));
+        let cast = self.cast(&weighed, &mut weighing, now);
+        weighing.leave_early(&self.driver, &cast);
+        self.driver.rehearse_pipelines(Some(stage(weighed, &cast)));
+    }
+
+    /// The models in service, with their demand.
+    fn cast(&self, weighed: &[(Arc<Pipeline>, Shares)], weighing: &mut Weighing, now: Time) -> Vec<Cast> {
+        let mut cast: Vec<Cast> = Vec::new();
+        for model in self.all() {
+            let slo = self.options.slo(&model.definition.name, model.definition.slo);
+            cast.extend(model.versions.values().map(|version| Cast::new(version.clone(), slo)));
+        }
+        for (pipeline, shares) in weighed {
+            let slo = self.options.slo(&pipeline.definition.name, pipeline.definition.slo);
+            let weights = shares.weights();
+            let rest = pipeline.flat.shape.rest(weights);
+            let longest = rest.iter().zip(weights).map(|(rest, own)| rest + own).fold(f64::MIN_POSITIVE, f64::max);
+            for (leaf, weight) in pipeline.flat.leaves.iter().zip(weights) {
+                let StepPart::Model(version) = &leaf.part else { continue };
+                let Some(version) = version.upgrade() else { continue };
+                let budget = slo.map(|slo| Duration::from_secs_f64(slo.as_secs_f64() * weight / longest));
+                let known = cast.iter().position(|known| Arc::ptr_eq(&known.version, &version));
+                let index = known.unwrap_or_else(|| {
+                    cast.push(Cast::new(version, None));
+                    cast.len() - 1
+                });
+                let known = &mut cast[index];
+                known.budget = known.budget.filter(|_| known.serves_steps).into_iter().chain(budget).min();
+                known.serves_steps = true;
+            }
+        }
+        find_pools(&mut cast, self.driver.devices());
+        weighing.measure(&mut cast, now);
+        cast
+    }
+}
+
+/// Gives the ensembles the weights that a trial has found.
+fn take(pipelines: &[Arc<Pipeline>], decision: &WeightDecision, now: Time) {
+    for (number, weights) in &decision.weights {
+        let Some(pipeline) = pipelines.iter().find(|pipeline| pipeline.number == *number) else { continue };
+        let before = pipeline.parts_of_weights();
+        pipeline.set_found(weights.clone());
+        pipeline.weigh(now);
+        let after = pipeline.parts_of_weights();
+        if before.iter().zip(&after).all(|(before, after)| (before - after).abs() < 0.005) {
+            continue;
+        }
+        let steps = pipeline.flat.leaves.iter().zip(before.iter().zip(&after));
+        let changes: Vec<String> = steps
+            .map(|(leaf, (before, after))| format!("{} ('{}') {before:.2} -> {after:.2}", leaf.label, leaf.model))
+            .collect();
+        let outcome = decision.outcome;
+        tracing::info!(
+            model = %pipeline.definition.name, weights = %changes.join(", "), replayed = outcome.asked,
+            lost_before = outcome.lost_before, lost_now = outcome.lost,
+            "the rehearsal found better weights for the steps"
+        );
+    }
+}
+
+/// The ensembles as the rehearsal plays them. An ensemble that lacks a model is left out, and so is an
+/// ensemble with too many steps.
+fn stage(weighed: Vec<(Arc<Pipeline>, Shares)>, cast: &[Cast]) -> PipelineStage {
+    let mut stage = Stage { wake_margin: WAKE_MARGIN, ..Stage::default() };
+    let (mut numbers, mut queues, mut rule) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut models, mut pools): (Vec<usize>, Vec<usize>) = Default::default();
+    for (pipeline, shares) in weighed {
+        let place = |part: &StepPart| match part {
+            StepPart::Model(version) => cast.iter().position(|known| known.is(version)),
+            StepPart::Pipeline(_) => None,
+        };
+        let found: Option<Vec<usize>> = pipeline.flat.leaves.iter().map(|leaf| place(&leaf.part)).collect();
+        let Some(found) = found.filter(|found| found.len() <= MOST_STEPS) else { continue };
+        let of_step = found.into_iter().map(|model| index_in(&mut models, model));
+        let of_step = of_step.collect();
+        stage.pipelines.push(core::Pipeline { shape: pipeline.flat.shape.clone(), models: of_step });
+        numbers.push(pipeline.number);
+        rule.push(shares);
+    }
+    for model in &models {
+        let Cast { version, pool, .. } = &cast[*model];
+        let queue = version.last_queue();
+        let options = queue.as_ref().map_or_else(|| unqueued(version), |queue| as_queued(queue));
+        queues.push(queue.map(|queue| queue.place.model));
+        stage.models.push(StageModel { options, behaviour: None, pool: index_in(&mut pools, *pool) });
+    }
+    let devices = |pool: &usize| {
+        let of_pool = cast.iter().filter(|cast| cast.pool == *pool);
+        let mut devices: Vec<usize> = of_pool.flat_map(|cast| cast.devices()).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices.len() as u32
+    };
+    stage.pools = pools.iter().map(devices).collect();
+    PipelineStage { numbers, stage, queues, rule }
 }

@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
+use downbeat_core::journal::pipelines::{PipelineInput, PipelineSpec, StepSpec};
 use downbeat_core::pipeline::graph::{StepState, Walk};
 use downbeat_core::probes::Doubt;
 use downbeat_core::{Duration, Time};
-use downbeat_host::request::step_mark::StepMark;
+use downbeat_host::request::step_mark::{StepMark, Whole};
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::error::ServiceError;
 use downbeat_service::unanswered::Unanswered;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use smallvec::SmallVec;
 
 use super::flat::Plan;
 use super::step_request::{Tensors, adapt_inputs};
-use super::trail::Trail;
+use super::trail::{Callers, Trail};
 use super::{Pipeline, PipelineRecord};
 use crate::serving::{Limits, Looked, Serving, Wishes};
 
@@ -314,6 +316,73 @@ impl Serving {
         within: &'a Within,
     ) -> BoxFuture<'a, Result<InferResponse, ServiceError>> {
         self.infer_pipeline(pipeline, request, Some(within)).boxed()
+    }
+}
+
+impl Serving {
+    /// Begins the trail of a request of an ensemble with `size` items and this deadline. The request
+    /// may be a step `within` another.
+    fn trail<'a>(
+        &'a self,
+        pipeline: &'a Pipeline,
+        version: &str,
+        (size, deadline): (u32, Time),
+        within: Option<&Within>,
+    ) -> Trail<'a> {
+        let number = self.next_trail();
+        let whole = match within {
+            Some(within) => within.mark.whole.clone(),
+            None => Whole { pipeline: pipeline.name.clone(), request: number, path: SmallVec::new() },
+        };
+        let log = self.driver.pipeline_log();
+        if let Some(log) = log {
+            let now = self.now();
+            let pipeline = *pipeline.logged.get_or_init(|| log.pipeline(now, pipeline.spec(version)));
+            let within = within.map(|within| within.of);
+            log.note(now, PipelineInput::Request { request: number, pipeline, deadline, size, within });
+        }
+        Trail::new(log, self.driver.clock(), number, whole)
+    }
+
+    /// Begins the trail of a call of `caller`'s code to `model`, which must be answered by `deadline`.
+    /// Returns the trail and the number of the step.
+    pub fn trail_of_call<'a>(
+        &'a self,
+        callers: &Callers,
+        (caller, model): (&str, &str),
+        deadline: Time,
+    ) -> (Trail<'a>, u32) {
+        let number = self.next_trail();
+        let (log, now, mut step) = (self.driver.pipeline_log(), self.now(), 0);
+        if let Some(log) = log {
+            let mut callers = callers.0.lock();
+            let (pipeline, called) = callers.entry(caller.to_owned()).or_insert_with(|| {
+                let (name, version, steps) = (caller.to_owned(), String::new(), Vec::new());
+                (log.pipeline(now, PipelineSpec { name, version, is_code: true, steps }), Vec::new())
+            });
+            step = called.iter().position(|called| called == model).unwrap_or_else(|| {
+                called.push(model.to_owned());
+                log.callee(now, *pipeline, StepSpec { model: model.to_owned(), after: Vec::new() });
+                called.len() - 1
+            }) as u32;
+            let (pipeline, size, within) = (*pipeline, 1, None);
+            log.note(now, PipelineInput::Request { request: number, pipeline, deadline, size, within });
+        }
+        let whole = Whole { pipeline: caller.into(), request: number, path: SmallVec::new() };
+        (Trail::new(log, self.driver.clock(), number, whole), step)
+    }
+}
+
+impl Pipeline {
+    /// The ensemble as the decision log describes it.
+    fn spec(&self, version: &str) -> PipelineSpec {
+        let ensemble = self.ensemble();
+        let step = |(at, step): (usize, &downbeat_repository::EnsembleStep)| StepSpec {
+            model: step.model.clone(),
+            after: ensemble.graph.after(at).iter().map(|first| *first as u32).collect(),
+        };
+        let steps = ensemble.steps.iter().enumerate().map(step).collect();
+        PipelineSpec { name: self.definition.name.clone(), version: version.to_owned(), is_code: false, steps }
     }
 }
 

@@ -1,21 +1,14 @@
-//! The weighing: once a second the steps of all ensembles in service get their weights.
-//!
-//! The fixed rule weighs at once, by the profiles and the loads of the moment. The rehearsal learns
-//! of the ensembles and their models here, and its weights take the place of the rule's. Batches of
-//! models that serve steps leave early from here on.
+//! The models of the weighing: what each is asked for, which share devices, and which leave early
+//! because they serve steps.
 
 use std::sync::{Arc, Weak};
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
-use downbeat_core::pipeline::{self as core, MOST_STEPS, Shares, Stage, StepModel};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_host::request::queue::Queue;
-use downbeat_host::scheduler::{Driver, PipelineStage, WAKE_MARGIN, WeightDecision};
-use downbeat_service::metrics::Metrics;
+use downbeat_host::scheduler::Driver;
 
-use super::{Pipeline, StepPart};
 use crate::loaded_version::LoadedVersion;
-use crate::serving::Serving;
 
 /// How much the rate of a second counts in the rate of a model.
 const NEWEST: f64 = 0.5;
@@ -29,7 +22,7 @@ pub struct Weighing {
     at: Time,
     /// The models whose batches leave early.
     early: Vec<Weak<LoadedVersion>>,
-    is_on: bool,
+    pub(super) is_on: bool,
 }
 
 struct Rate {
@@ -41,135 +34,18 @@ struct Rate {
 }
 
 /// A model in service, with the time that a request may spend in it; `None`: any time.
-struct Cast {
-    version: Arc<LoadedVersion>,
-    budget: Option<Duration>,
-    serves_steps: bool,
+pub(super) struct Cast {
+    pub version: Arc<LoadedVersion>,
+    pub budget: Option<Duration>,
+    pub serves_steps: bool,
     /// The lowest device of its pool: devices that models share, if only by way of other models.
-    pool: usize,
+    pub pool: usize,
     /// Seconds of device time a second.
     demand: f64,
 }
 
-impl Serving {
-    /// Divides the time of ensembles' requests among their steps anew.
-    pub fn weigh_steps(&self, metrics: &Metrics) {
-        let (pipelines, now) = (self.pipelines(), self.now());
-        let mut weighing = self.weighing.lock();
-        if pipelines.is_empty() {
-            if std::mem::take(&mut weighing.is_on) {
-                self.driver.rehearse_pipelines(None);
-                weighing.stop(&self.driver);
-            }
-            return;
-        }
-        weighing.is_on = true;
-        if let Some(decision) = self.driver.take_weights() {
-            take(&pipelines, &decision, now);
-        }
-        let weighed: Vec<(Arc<Pipeline>, Shares)> =
-            pipelines.into_iter().map(|pipeline| (pipeline.clone(), pipeline.weigh(now))).collect();
-        weighed.iter().for_each(|(pipeline, _)| pipeline.show_weights(metrics));
-        let cast = self.cast(&weighed, &mut weighing, now);
-        weighing.leave_early(&self.driver, &cast);
-        self.driver.rehearse_pipelines(Some(stage(weighed, &cast)));
-    }
-
-    /// The models in service, with their demand.
-    fn cast(&self, weighed: &[(Arc<Pipeline>, Shares)], weighing: &mut Weighing, now: Time) -> Vec<Cast> {
-        let mut cast: Vec<Cast> = Vec::new();
-        for model in self.all() {
-            let slo = self.options.slo(&model.definition.name, model.definition.slo);
-            cast.extend(model.versions.values().map(|version| Cast::new(version.clone(), slo)));
-        }
-        for (pipeline, shares) in weighed {
-            let slo = self.options.slo(&pipeline.definition.name, pipeline.definition.slo);
-            let weights = shares.weights();
-            let rest = pipeline.flat.shape.rest(weights);
-            let longest = rest.iter().zip(weights).map(|(rest, own)| rest + own).fold(f64::MIN_POSITIVE, f64::max);
-            for (leaf, weight) in pipeline.flat.leaves.iter().zip(weights) {
-                let StepPart::Model(version) = &leaf.part else { continue };
-                let Some(version) = version.upgrade() else { continue };
-                let budget = slo.map(|slo| Duration::from_secs_f64(slo.as_secs_f64() * weight / longest));
-                let known = cast.iter().position(|known| Arc::ptr_eq(&known.version, &version));
-                let index = known.unwrap_or_else(|| {
-                    cast.push(Cast::new(version, None));
-                    cast.len() - 1
-                });
-                let known = &mut cast[index];
-                known.budget = known.budget.filter(|_| known.serves_steps).into_iter().chain(budget).min();
-                known.serves_steps = true;
-            }
-        }
-        find_pools(&mut cast, self.driver.devices());
-        weighing.measure(&mut cast, now);
-        cast
-    }
-}
-
-/// Gives the ensembles the weights that a trial has found.
-fn take(pipelines: &[Arc<Pipeline>], decision: &WeightDecision, now: Time) {
-    for (number, weights) in &decision.weights {
-        let Some(pipeline) = pipelines.iter().find(|pipeline| pipeline.number == *number) else { continue };
-        let before = pipeline.parts_of_weights();
-        pipeline.set_found(weights.clone());
-        pipeline.weigh(now);
-        let after = pipeline.parts_of_weights();
-        if before.iter().zip(&after).all(|(before, after)| (before - after).abs() < 0.005) {
-            continue;
-        }
-        let steps = pipeline.flat.leaves.iter().zip(before.iter().zip(&after));
-        let changes: Vec<String> = steps
-            .map(|(leaf, (before, after))| format!("{} ('{}') {before:.2} -> {after:.2}", leaf.label, leaf.model))
-            .collect();
-        let outcome = decision.outcome;
-        tracing::info!(
-            model = %pipeline.definition.name, weights = %changes.join(", "), replayed = outcome.asked,
-            lost_before = outcome.lost_before, lost_now = outcome.lost,
-            "the rehearsal found better weights for the steps"
-        );
-    }
-}
-
-/// The ensembles as the rehearsal plays them. An ensemble that lacks a model is left out, and so is an
-/// ensemble with too many steps.
-fn stage(weighed: Vec<(Arc<Pipeline>, Shares)>, cast: &[Cast]) -> PipelineStage {
-    let mut stage = Stage { wake_margin: WAKE_MARGIN, ..Stage::default() };
-    let (mut numbers, mut queues, mut rule) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut models, mut pools): (Vec<usize>, Vec<usize>) = Default::default();
-    for (pipeline, shares) in weighed {
-        let place = |part: &StepPart| match part {
-            StepPart::Model(version) => cast.iter().position(|known| known.is(version)),
-            StepPart::Pipeline(_) => None,
-        };
-        let found: Option<Vec<usize>> = pipeline.flat.leaves.iter().map(|leaf| place(&leaf.part)).collect();
-        let Some(found) = found.filter(|found| found.len() <= MOST_STEPS) else { continue };
-        let of_step = found.into_iter().map(|model| index_in(&mut models, model));
-        let of_step = of_step.collect();
-        stage.pipelines.push(core::Pipeline { shape: pipeline.flat.shape.clone(), models: of_step });
-        numbers.push(pipeline.number);
-        rule.push(shares);
-    }
-    for model in &models {
-        let Cast { version, pool, .. } = &cast[*model];
-        let queue = version.last_queue();
-        let options = queue.as_ref().map_or_else(|| unqueued(version), |queue| as_queued(queue));
-        queues.push(queue.map(|queue| queue.place.model));
-        stage.models.push(StepModel { options, behaviour: None, pool: index_in(&mut pools, *pool) });
-    }
-    let devices = |pool: &usize| {
-        let of_pool = cast.iter().filter(|cast| cast.pool == *pool);
-        let mut devices: Vec<usize> = of_pool.flat_map(|cast| cast.devices()).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        devices.len() as u32
-    };
-    stage.pools = pools.iter().map(devices).collect();
-    PipelineStage { numbers, stage, queues, rule }
-}
-
 /// The place of `item` in a list, to which a new one is added.
-fn index_in(list: &mut Vec<usize>, item: usize) -> usize {
+pub(super) fn index_in(list: &mut Vec<usize>, item: usize) -> usize {
     list.iter().position(|known| *known == item).unwrap_or_else(|| {
         list.push(item);
         list.len() - 1
@@ -177,18 +53,18 @@ fn index_in(list: &mut Vec<usize>, item: usize) -> usize {
 }
 
 /// How a queue is scheduled now. The devices of a pool are taken as alike.
-fn as_queued(queue: &Queue) -> ModelOptions {
+pub(super) fn as_queued(queue: &Queue) -> ModelOptions {
     let profiles = queue.profiles().into_iter().next().map_or_else(|| queue.settings().profiles.clone(), Into::into);
     ModelOptions { profiles, dispatch: queue.dispatch(), shares_limit: None, ..queue.settings().clone() }
 }
 
 /// A model without a queue: a device policy makes its batches.
-fn unqueued(version: &LoadedVersion) -> ModelOptions {
+pub(super) fn unqueued(version: &LoadedVersion) -> ModelOptions {
     ModelOptions::new(version.hosts.first().profile.clone(), DispatchPolicy::Eager, DropPolicy::HeadDrop)
 }
 
 /// Gives each model the lowest device of its pool.
-fn find_pools(cast: &mut [Cast], devices: usize) {
+pub(super) fn find_pools(cast: &mut [Cast], devices: usize) {
     let mut lowest: Vec<usize> = (0..devices).collect();
     // Each round carries the lowest device one model further.
     for _ in 0..cast.len() {
@@ -211,16 +87,16 @@ fn find_pools(cast: &mut [Cast], devices: usize) {
 }
 
 impl Cast {
-    fn new(version: Arc<LoadedVersion>, budget: Option<Duration>) -> Cast {
+    pub fn new(version: Arc<LoadedVersion>, budget: Option<Duration>) -> Cast {
         Cast { version, budget, serves_steps: false, pool: 0, demand: 0.0 }
     }
 
-    fn is(&self, version: &Weak<LoadedVersion>) -> bool {
+    pub fn is(&self, version: &Weak<LoadedVersion>) -> bool {
         std::ptr::eq(Arc::as_ptr(&self.version), version.as_ptr())
     }
 
     /// The numbers of its devices.
-    fn devices(&self) -> impl Iterator<Item = usize> {
+    pub fn devices(&self) -> impl Iterator<Item = usize> {
         self.version.hosts.devices().iter().map(|(host, _)| host.device)
     }
 
@@ -240,7 +116,7 @@ fn per_item(profile: &LatencyProfile, most: u32, budget: Option<Duration>) -> f6
 
 impl Weighing {
     /// Sets the demand of all models.
-    fn measure(&mut self, cast: &mut [Cast], now: Time) {
+    pub(super) fn measure(&mut self, cast: &mut [Cast], now: Time) {
         let passed = now.since(std::mem::replace(&mut self.at, now)).as_secs_f64();
         let former = std::mem::take(&mut self.rates);
         for model in cast {
@@ -256,7 +132,7 @@ impl Weighing {
     }
 
     /// Has batches of models that serve steps leave early, and batches of no others.
-    fn leave_early(&mut self, driver: &Driver, cast: &[Cast]) {
+    pub(super) fn leave_early(&mut self, driver: &Driver, cast: &[Cast]) {
         let mut early = Vec::new();
         for (model, share) in cast.iter().zip(shares_of_pools(cast)).filter(|(model, _)| model.serves_steps) {
             model.version.queues().iter().for_each(|(_, queue)| driver.leave_early(queue, Some(share)));
@@ -268,7 +144,7 @@ impl Weighing {
     }
 
     /// No model serves steps any more.
-    fn stop(&mut self, driver: &Driver) {
+    pub(super) fn stop(&mut self, driver: &Driver) {
         end_early(driver, &std::mem::take(&mut self.early));
         self.rates.clear();
     }

@@ -237,9 +237,11 @@ impl PipelineAdvice {
                 added.iter().for_each(|added| *models.entry(&added.model).or_default() += 1);
                 let models: Vec<String> =
                     models.iter().map(|(model, count)| format!("{count} for '{model}'")).collect();
-                let (ends, answer) = if count == 1 { ("", "answers") } else { ("s", "answer") };
-                let models = models.join(", ");
-                format!("{count} device{ends} more ({models}) {answer} {each} of each pipeline's requests in time.")
+                let each = format!("{each} of each pipeline's requests in time");
+                match &added[..] {
+                    [one] => format!("With one device more, for '{}', the server answers {each}.", one.model),
+                    _ => format!("With {count} devices more, {}, the server answers {each}.", models.join(", ")),
+                }
             }
             (false, _) => format!(
                 "With {} devices no more than {} of each pipeline's requests are in time, and not {each}.",
@@ -248,7 +250,7 @@ impl PipelineAdvice {
             ),
         });
         if let Some(margin) = margin.filter(|margin| *margin > 1.0) {
-            sentences.push(format!("They hold {margin} times the rate."));
+            sentences.push(format!("These devices hold {margin} times the rate, too."));
         }
         if !spare.is_empty() {
             sentences.push(format!("One device less would do for {}.", spare.join("; and one for ")));

@@ -230,11 +230,19 @@ impl RecordedPipelines {
             return Err(BadFlows::NoEnsemble);
         }
         let mut flats: Vec<(String, bool, Flat)> = Vec::new();
-        let mut of_pipeline = BTreeMap::new();
+        let (mut of_pipeline, mut left_out) = (BTreeMap::new(), Vec::new());
         let pipelines: BTreeSet<usize> = whole.iter().map(|request| request.pipeline).collect();
         for pipeline in pipelines {
-            of_pipeline.insert(pipeline, flats.len());
-            flats.push((joined.log.pipelines[pipeline].label.clone(), false, maker.flat(pipeline, 0)?));
+            match maker.flat(pipeline, 0) {
+                Ok(flat) => {
+                    of_pipeline.insert(pipeline, flats.len());
+                    flats.push((joined.log.pipelines[pipeline].label.clone(), false, flat));
+                }
+                Err(error) => left_out.push(error),
+            }
+        }
+        if flats.is_empty() {
+            return Err(left_out.pop().unwrap_or(BadFlows::NoEnsemble));
         }
         let whole = whole.into_iter().filter_map(|request| Some((request, *of_pipeline.get(&request.pipeline)?)));
         let whole: Vec<(&LoggedRequest, usize)> = whole.collect();
@@ -247,7 +255,9 @@ impl RecordedPipelines {
             (id, flow)
         });
         let plain: Vec<(RequestId, usize)> = plain.collect();
-        maker.finish(flats, &whole, &plain)
+        let mut recorded = maker.finish(flats, &whole, &plain)?;
+        recorded.notes.extend(left_out.iter().map(|error| format!("Left out: {error}.")));
+        Ok(recorded)
     }
 }
 
@@ -415,6 +425,13 @@ impl Maker<'_> {
              log, relative to the models' last profiles. Local deadlines follow the server's rule."
                 .to_owned(),
         ];
+        if joined.models.values().any(ModelOptions::is_adaptive) {
+            notes.push(
+                "Adaptive models follow the rule for the load of the moment. The division of the deadlines is rehearsed, \
+                 unless --no-rehearsal is given."
+                    .to_owned(),
+            );
+        }
         if joined.log.pipelines.iter().any(|pipeline| pipeline.spec.is_code) {
             notes.push("Calls of models' code come when they came in the log, however early the code runs.".to_owned());
         }

@@ -169,7 +169,7 @@ impl RecordedPipelines {
             .enumerate()
             .map(|(index, model)| {
                 let options = self.options(setting, index, pools[model.pool]);
-                StepModel { options, pool: model.pool }
+                StepModel { options, behaviour: None, pool: model.pool }
             })
             .collect();
         let cost = |model: usize| {
@@ -188,7 +188,7 @@ impl RecordedPipelines {
             Pipeline { shape: flow.shape.clone(), models }
         });
         let pipelines = pipelines.collect();
-        (Stage { pools, models, pipelines }, shares)
+        (Stage { pools, models, pipelines, ..Stage::default() }, shares)
     }
 
     /// Replays the log's requests under a setting.
@@ -237,6 +237,10 @@ struct Counting {
 impl Division for Counting {
     fn local_deadline(&mut self, reached: &Reached<'_>) -> Option<Time> {
         self.shares.local_deadline(reached)
+    }
+
+    fn last_deadline(&mut self, reached: &Reached<'_>, local: Time) -> Option<Time> {
+        self.shares.last_deadline(reached, local)
     }
 
     fn batch_done(&mut self, batch: BatchDone) {

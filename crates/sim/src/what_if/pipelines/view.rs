@@ -172,7 +172,7 @@ impl Joined {
         let (mut totals, mut in_time, mut late, mut open) = (Vec::new(), 0, 0, 0);
         let mut lost: BTreeMap<&'static str, u64> = BTreeMap::new();
         for request in requests {
-            let by_step = request.steps.iter().filter(|its| its.end.is_some_and(|(_, end)| !is_quiet(end))).next();
+            let by_step = request.steps.iter().find(|its| its.end.is_some_and(|(_, end)| !is_quiet(end)));
             match request.end {
                 None => open += 1,
                 Some((at, End::Answered | End::Late, _)) => totals.push(at.since(request.at)),

@@ -438,10 +438,9 @@ mod tests {
         fn leave_behind(&self, _reason: &str) {}
     }
 
-    #[test]
-    fn a_thread_that_comes_back_before_its_work_is_seen_to_is_not_left_behind() {
-        let limits = RunLimits::default();
-        let watchdog = Arc::new(Watchdog {
+    /// A watchdog that looks only when it is told.
+    fn without_a_thread(limits: RunLimits) -> Arc<Watchdog> {
+        Arc::new(Watchdog {
             limits,
             clock: Clock::start(),
             engine: Arc::new(downbeat_engine::Emulated::new()),
@@ -449,7 +448,13 @@ mod tests {
             posts: Mutex::default(),
             state: Mutex::default(),
             most_left_behind: 1,
-        });
+        })
+    }
+
+    #[test]
+    fn a_thread_that_comes_back_before_its_work_is_seen_to_is_not_left_behind() {
+        let limits = RunLimits::default();
+        let watchdog = without_a_thread(limits);
         let post = watchdog.post(Weak::<Nobody>::new());
         let health = Arc::new(ModelHealth::new("m".into(), "1".into()));
         assert!(post.begin(&health, 0, Duration::ZERO));
@@ -471,19 +476,20 @@ mod tests {
                 self.0.load(Ordering::Relaxed)
             }
         }
-        let (limits, second) = (RunLimits::default(), Duration::from_millis(1_000));
-        let watchdog = Watchdog::start(limits, Clock::start(), Arc::new(downbeat_engine::Emulated::new())).unwrap();
-        let post = watchdog.post(Weak::<Nobody>::new());
+        let (limits, long) = (RunLimits::default(), Duration::from_millis(3_600_000));
+        let (watchdog, owner) = (without_a_thread(limits), Arc::new(Nobody));
+        let post = watchdog.post(Arc::downgrade(&owner));
         let answers = Arc::new(Answers::default());
         let _call = downbeat_engine::stop::run(Some(answers.clone())).unwrap();
-        // Far from the time of the watchdog's own thread.
-        assert!(post.begin(&Arc::new(ModelHealth::new("m".into(), "1".into())), 0, second * 3_600));
-        let hour = |hours: u64| Time::ZERO + second * (3_600 * hours);
-        for hours in 0..10 {
+        assert!(post.begin(&Arc::new(ModelHealth::new("m".into(), "1".into())), 0, long));
+        let hour = |hours: u64| Time::ZERO + Duration::from_millis(hours * 3_600_000);
+        for hours in 1..10 {
             answers.0.fetch_add(1, Ordering::Relaxed);
             assert_eq!(post.look(hour(hours), &limits), None);
             assert!(!post.stop.is_stopped(), "an answer came within the limit");
         }
+        assert_eq!(post.look(hour(10), &limits), None);
+        assert!(!post.stop.is_stopped(), "the last answer is an hour old");
         assert_eq!(post.look(hour(11), &limits), None);
         assert!(post.stop.is_stopped(), "no answer came within the limit");
         post.end();

@@ -104,7 +104,8 @@ pub fn version_of<'a, T>(name: &str, versions: &'a BTreeMap<u64, T>, version: &s
     } else {
         let number: u64 = version.parse().map_err(|_| {
             ServiceError::InvalidArgument(format!(
-                "'{}' is no version of model '{name}': versions are positive numbers",
+                "failed to get model version from specified version string '{}': versions of model '{name}' are positive \
+                 numbers",
                 version.chars().take(64).collect::<String>()
             ))
         })?;

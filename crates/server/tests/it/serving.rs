@@ -686,7 +686,10 @@ async fn unknown_names_say_what_there_is() {
     };
     assert!(told("n", "", "").await.starts_with("Request for unknown model: 'n' is not found"));
     assert_eq!(told("m", "2", "").await, "Request for unknown model: 'm' version 2 is not found; ready: 7");
-    assert_eq!(told("m", "two", "").await, "'two' is no version of model 'm': versions are positive numbers");
+    assert_eq!(
+        told("m", "two", "").await,
+        "failed to get model version from specified version string 'two': versions of model 'm' are positive numbers"
+    );
     assert_eq!(told("m", "", "z").await, "unexpected inference output 'z' for model 'm'; its outputs are [\"y\"]");
     registry.infer(request("m", 1, 4)).await.unwrap();
 }

@@ -55,14 +55,16 @@ fn trials(registry: &Registry) -> f64 {
     metric(registry, "downbeat_pipeline_weight_trials_total", "")
 }
 
-/// Waits until `condition` holds after a weighing, however slow the trials on this machine are.
-async fn weighed_until(registry: &Registry, condition: impl Fn() -> bool) {
-    for _ in 0..30_000 {
+/// Weighs and asks `model` until `condition` holds, however slow the trials on this machine are. The
+/// rehearsal notes no request before it has heard of the ensemble.
+async fn weighed_until(registry: &Registry, model: &str, condition: impl Fn() -> bool) {
+    for _ in 0..3_000 {
         registry.weigh_steps();
         if condition() {
             return;
         }
-        tokio::time::sleep(ms(20)).await;
+        burst(registry, model).await;
+        tokio::time::sleep(ms(200)).await;
     }
     panic!("no such weights within 10 minutes, after {} trials", trials(registry));
 }
@@ -79,9 +81,7 @@ async fn steps_whose_fixed_weights_are_wrong_get_better_ones() {
     let models = uneven();
     let registry = models.serve(on_two_devices).await;
     assert_eq!([weight(&registry, "e", "a"), weight(&registry, "e", "b")], [0.5, 0.5]);
-    registry.weigh_steps();
-    burst(&registry, "e").await;
-    weighed_until(&registry, || metric(&registry, "downbeat_pipeline_weight_changes_total", "") >= 1.0).await;
+    weighed_until(&registry, "e", || metric(&registry, "downbeat_pipeline_weight_changes_total", "") >= 1.0).await;
     registry.weigh_steps();
     let weights = [weight(&registry, "e", "a"), weight(&registry, "e", "b")];
     assert!(weights[0] > 0.6 && (weights[0] + weights[1] - 1.0).abs() < 1e-9, "{weights:?}");
@@ -113,8 +113,7 @@ async fn models_that_come_and_go_during_trials_harm_no_request() {
         registry.load_model("c", LoadOverrides::default(), Arc::new(())).await.unwrap();
         registry.weigh_steps();
     }
-    burst(&registry, "e").await;
-    weighed_until(&registry, || trials(&registry) >= 1.0).await;
+    weighed_until(&registry, "e", || trials(&registry) >= 1.0).await;
     for model in ["e", "f"] {
         assert_eq!(registry.infer(request(model, 1, 4)).await.unwrap().outputs[0].shape, [1, 1]);
     }

@@ -149,6 +149,7 @@ mod tests {
     use super::*;
 
     const OPTIONS: ConnectionOptions = ConnectionOptions {
+        max_per_address: None,
         max: 1,
         idle_timeout: Some(Duration::from_secs(100)),
         transfer_timeout: Some(Duration::from_secs(10)),

@@ -477,7 +477,7 @@ mod tests {
             }
         }
         let (limits, long) = (RunLimits::default(), Duration::from_millis(3_600_000));
-        let (watchdog, owner) = (without_a_thread(limits), Arc::new(Nobody));
+        let (watchdog, owner): (_, Arc<dyn Owner>) = (without_a_thread(limits), Arc::new(Nobody));
         let post = watchdog.post(Arc::downgrade(&owner));
         let answers = Arc::new(Answers::default());
         let _call = downbeat_engine::stop::run(Some(answers.clone())).unwrap();

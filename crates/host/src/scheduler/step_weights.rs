@@ -141,7 +141,7 @@ mod tests {
         while weights.step(256) == 256 {}
         let WeightDecision { outcome, weights: found } = weights.poll_decision().expect("the rule's weights are bad");
         let [(7, Some(found))] = &found[..] else { panic!("{found:?}") };
-        assert!(found[1] > found[0] && outcome.lost < outcome.lost_before, "{found:?}, {outcome:?}");
+        assert!(found[0] < 4.0 * found[1] && outcome.lost < outcome.lost_before, "{found:?}, {outcome:?}");
         assert!(weights.poll_decision().is_none());
     }
 

@@ -12,11 +12,12 @@ mod rate;
 mod restricted;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use downbeat_core::pages::Pointer;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::client::Client;
+use downbeat_service::clock::Clock;
 use downbeat_service::options::AccessOptions;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, StatusCode};
@@ -40,8 +41,8 @@ pub struct Access {
     addresses: Option<Addresses>,
     /// The port that alone takes requests that manage, if there is one.
     management_port: Option<u16>,
-    /// The beginning of the times of limits.
-    began: Instant,
+    /// The clock of the limits.
+    clock: Clock,
 }
 
 /// The sender of an admitted request.
@@ -117,7 +118,7 @@ impl Access {
             restricted: Restricted::of(options),
             addresses: options.requests_per_address.map(|rate| Addresses::new(rate.into())),
             management_port: options.management_port,
-            began: Instant::now(),
+            clock: Clock::start(),
         })))
     }
 
@@ -135,7 +136,7 @@ impl Access {
             restricted: self.restricted.clone(),
             addresses: None,
             management_port: None,
-            began: self.began,
+            clock: self.clock,
         })
     }
 
@@ -164,7 +165,7 @@ impl Access {
         if need.scope == Scope::Open {
             return Ok(Caller::default());
         }
-        let now = self.began.elapsed();
+        let now = Duration::from(self.clock.now().since(downbeat_core::Time::ZERO));
         if let (Some(addresses), Some(address)) = (&self.addresses, client.address()) {
             addresses.take(address, now)?;
         }

@@ -1,6 +1,6 @@
 //! The needs of requests over HTTP, by method and route.
 
-use axum::extract::{MatchedPath, RawPathParams, Request, State};
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -8,7 +8,7 @@ use downbeat_service::client::Client;
 use downbeat_service::service::Service;
 
 use super::answer::HttpError;
-use super::path::named;
+use super::path::ModelPath;
 use super::state::HttpState;
 use crate::access::{Api, Caller, Models, Need, Scope};
 
@@ -66,18 +66,19 @@ pub(super) fn admit_inference<S: Service>(
 pub(super) async fn admit<S: Service>(
     State(state): State<HttpState<S>>,
     route: Option<MatchedPath>,
-    parameters: RawPathParams,
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Result<Response, HttpError> {
     let Some(access) = &state.options().access else { return Ok(next.run(request).await) };
-    let client = request.extensions().get().copied().unwrap_or_default();
-    let model = named(&parameters, "model");
+    let (mut parts, body) = request.into_parts();
+    let client = parts.extensions.get().copied().unwrap_or_default();
+    // No route, or a name that is no UTF-8, which the handler refuses.
+    let model = ModelPath::from_request_parts(&mut parts, &state).await.map_or(String::new(), |path| path.model);
     let model = (!model.is_empty()).then_some(model.as_str());
-    let need = need(request.method(), route.as_ref().map(MatchedPath::as_str), model);
-    let caller = access.admit_http(client, need, request.headers())?;
-    request.extensions_mut().insert(caller);
-    Ok(next.run(request).await)
+    let need = need(&parts.method, route.as_ref().map(MatchedPath::as_str), model);
+    let caller = access.admit_http(client, need, &parts.headers)?;
+    parts.extensions.insert(caller);
+    Ok(next.run(Request::from_parts(parts, body)).await)
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl<S: Send + Sync> FromRequestParts<S> for RegionPath {
 }
 
 /// The value of `{key}`; empty if the path has no such part.
-pub(super) fn named(parameters: &RawPathParams, key: &str) -> String {
+fn named(parameters: &RawPathParams, key: &str) -> String {
     parameters.iter().find(|(name, _)| *name == key).map_or(String::new(), |(_, value)| value.to_owned())
 }
 

@@ -45,7 +45,7 @@ const FRESH: Duration = Duration::from_millis(150);
 /// A high percentile of measured values, whose weight halves again and again. Recording a value
 /// takes one step on average.
 ///
-/// The percentile is as high as the number of values supports: the [`OUTLIERS`] largest do not
+/// The percentile is as high as the number of values supports: the `OUTLIERS` largest do not
 /// count. Example: of 300 values, the 99.9th percentile would be the largest one; the reported
 /// percentile is the 97th. With 10 000 values, it is the 99.9th.
 #[derive(Clone, Debug)]

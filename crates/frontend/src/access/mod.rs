@@ -1,9 +1,9 @@
 //! Who may do what at the ports: API keys, Triton's restricted APIs, and limits.
 //!
-//! A request that comes to a port has a [`Need`]: a scope, one of Triton's APIs, and perhaps a
-//! model. [`Access::admit_http`] and [`Access::admit_grpc`] decide by the request's headers and its sender's address. The frontends
-//! derive the need from the route, never from the text of a path, and a route that nobody thought of
-//! needs the scope `manage`.
+//! A request that comes to a port has a [`Need`]: a scope, one of Triton's APIs, and perhaps a model.
+//! [`Access::admit_http`] and [`Access::admit_grpc`] decide by the request's headers and its sender's
+//! address. The frontends derive the need from the route, never from the text of a path. A route
+//! without a rule needs the scope `manage`.
 
 mod addresses;
 mod key_file;

@@ -144,8 +144,12 @@ fn ports() -> Vec<Key<Draft>> {
             .flag("requests-per-address", "Most requests a second of one address"),
         optional("access.connections_per_address", number(1..=u64::MAX), |d| &mut d.options.access.connections_per_address, "no limit", "64")
             .flag("connections-per-address", "Most connections of one address"),
-        triton("http-restricted-api", list(parsed("API:KEY=VALUE", str::parse, shown)), |d, apis: Vec<RestrictedApis>| d.options.access.restricted_http.extend(apis)),
-        triton("grpc-restricted-protocol", list(parsed("API:KEY=VALUE", str::parse, shown)), |d, apis: Vec<RestrictedApis>| d.options.access.restricted_grpc.extend(apis)),
+        // Commas divide the APIs of one value.
+        triton("http-restricted-api", list(parsed("API:KEY=VALUE", str::parse, shown)), |d, apis: Vec<RestrictedApis>| d.options.access.restricted_http.extend(apis))
+            .arity(Arity::Repeated),
+        // Commas divide the APIs of one value.
+        triton("grpc-restricted-protocol", list(parsed("API:KEY=VALUE", str::parse, shown)), |d, apis: Vec<RestrictedApis>| d.options.access.restricted_grpc.extend(apis))
+            .arity(Arity::Repeated),
         key("max_body_bytes", bytes(), |d| &mut d.options.max_body_bytes)
             .flag("max-body-bytes", "Largest request body over HTTP, such as 64M")
             .alias("http-max-input-size"),

@@ -127,7 +127,7 @@ fn an_unreachable_server_is_named_and_so_is_what_to_do() {
     let url = format!("http://127.0.0.1:{port}");
     refuses(&["infer", "digits", picture, "--url", &url], 1, "is `downbeat serve` running there?");
     refuses(&["infer", "digits", "--url", &url], 1, "is `downbeat serve` running there?");
-    refuses(&["infer", "digits", picture, "--url", "https://localhost"], 1, "TLS is not supported");
+    refuses(&["infer", "digits", picture, "--url", "ftp://localhost"], 1, "starts with http:// or https://");
 }
 
 #[test]

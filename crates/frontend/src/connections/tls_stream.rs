@@ -20,7 +20,7 @@ const HANDSHAKE: u8 = 22;
 const MAX_DISCARDED: usize = 64 << 10;
 /// The answer to a client that does not speak TLS. gRPC clients take it for a failed connection.
 const SPEAK_TLS: &str = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n\
-    content-length: 78\r\n\r\n{\"error\":\"this port speaks TLS; begin the address with https:// or turn TLS on\"}";
+    content-length: 80\r\n\r\n{\"error\":\"this port speaks TLS; begin the address with https:// or turn TLS on\"}";
 
 /// TLS over a socket. The handshake is part of the first read: a client that is slow in it is slow
 /// in the head of its first request.

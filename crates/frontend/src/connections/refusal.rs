@@ -24,7 +24,7 @@ pub(super) async fn refuse(mut stream: TcpStream, why: Refused, options: &Connec
         Refused::Address => ("this address", options.max_per_address.unwrap_or(0), "--connections-per-address"),
     };
     let body = format!(
-        "{{\"error\":\"{whose} has as many connections as it may have ({max}, {option}); try again later or reuse \
+        "{{\"error\":\"{whose} has as many connections as it takes ({max}, {option}); try again later or reuse \
          connections\"}}"
     );
     let length = body.len();

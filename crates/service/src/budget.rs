@@ -82,7 +82,9 @@ impl ByteBudget {
         }
         match &self.whole {
             None => Ok(()),
-            Some(whole) => whole.take(more, own).inspect_err(|_| self.release(more)),
+            Some(whole) => whole.take(more, own).inspect_err(|_| {
+                self.in_flight.fetch_sub(more, Relaxed);
+            }),
         }
     }
 

@@ -261,7 +261,7 @@ def test_a_key_has_its_limits(binary, start, repository, tmp_path):
     models.add_sub(repository)
     file = tmp_path / "keys.toml"
     slow = add_key(binary, file, "slow", "--requests-per-second", "1")
-    small = add_key(binary, file, "small", "--bytes-in-flight", "256")
+    small = add_key(binary, file, "small", "--bytes-in-flight", "64")
     free = add_key(binary, file, "free")
     server = start(repository, "--api-keys", file)
     server.keys = {"slow": slow, "small": small, "free": free}
@@ -411,7 +411,7 @@ def test_every_port_speaks_tls(binary, authority, tls):
     credentials = grpc.ssl_channel_credentials(authority.file.read_bytes())
     with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
         assert service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerReady(service_pb2.ServerReadyRequest(), timeout=60).ready
-    triton = httpclient.InferenceServerClient(f"localhost:{server.http_port}", ssl=True, ssl_options={"ca_certs": str(authority.file)}, ssl_context_factory=ssl.create_default_context, insecure=True)
+    triton = httpclient.InferenceServerClient(f"localhost:{server.http_port}", ssl=True, ssl_context_factory=lambda: ssl.create_default_context(cafile=authority.file))
     assert triton.is_server_ready()
     # Large tensors in both directions, over one connection.
     rows = 20_000
@@ -450,8 +450,7 @@ def test_certificates_are_reloaded_without_a_lost_connection(authority, tls):
     until("the server is ready", lambda: is_ready(server.https, verify=authority.file))
     first = serial(server.http_port, authority)
     with requests.Session() as session:
-        session.verify = str(authority.file)
-        assert session.get(f"{server.https}/v2").status_code == 200
+        assert session.get(f"{server.https}/v2", verify=authority.file).status_code == 200
         stop = False
 
         def load():
@@ -474,7 +473,7 @@ def test_certificates_are_reloaded_without_a_lost_connection(authority, tls):
             finally:
                 stop = True
             assert answered.result() > 0
-        assert session.get(f"{server.https}/v2").status_code == 200, "an old connection goes on"
+        assert session.get(f"{server.https}/v2", verify=authority.file).status_code == 200, "an old connection goes on"
 
 
 def test_clients_may_have_to_show_certificates(authority, tls, tmp_path):

@@ -95,7 +95,7 @@ def test_a_recorded_log_tells_where_the_time_went(recorded, binary):
     assert call["model"] == "plus1" and call["requests"] >= 1
     assert sum(of["race"]["lost"].values()) + of["race"]["late"] == 3
     said = run(binary, "log", "pipelines", folder, "--pipeline", "chain")
-    assert said.startswith(f"chain: {REQUESTS + 1} requests, {REQUESTS + 1} in time (100.0%)") and " of devices: " in said, said
+    assert said.startswith(f"chain: {REQUESTS + 1} requests, {REQUESTS + 1} in time (100.0%)") and " short of " in said, said
     for file in sorted(folder.glob("*.log")):
         assert "differs" not in run(binary, "log", "replay", file)
     shown = "".join(run(binary, "log", "show", file) for file in folder.glob("shard-*.log"))

@@ -229,8 +229,9 @@ def test_tritonclient_sends_keys(keyed):
             tensor.set_data_from_numpy(np.full((1, 16), i, np.int32))
         return found
 
-    headers = {"authorization": f"Bearer {keyed.keys['infer']}"}
     for module, address in [(httpclient, keyed.http), (grpcclient, keyed.grpc)]:
+        # The client adds headers of its own to these.
+        headers = {"authorization": f"Bearer {keyed.keys['infer']}"}
         client = module.InferenceServerClient(address)
         answer = client.infer("simple", inputs(module), headers=headers)
         np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), np.ones((1, 16), np.int32))

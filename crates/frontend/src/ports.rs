@@ -78,14 +78,8 @@ impl Ports {
             "--management-port",
         )?;
         let access = Access::open(&options.access)?;
-        if let Some(access) = &access {
-            access.follow();
-        }
         let options_of_own = ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options };
-        let own = Connections::with(options_of_own, None, tls.clone());
-        if let Some(tls) = tls {
-            tls.follow();
-        }
+        let own = Connections::with(options_of_own, None, tls);
         let open = options.open_ports();
         if !open.is_empty() {
             let ports = open.join(", ");

@@ -29,11 +29,29 @@ pub(crate) struct Reloaded<T> {
 type Fingerprint = Option<(u64, u64, u64, i64, i64)>;
 
 impl<T: Send + Sync + 'static> Reloaded<T> {
-    /// Reads the value.
+    /// Reads the value, and follows the files on the caller's runtime until nothing else holds the
+    /// value.
     ///
     /// # Errors
     /// The errors of `read`.
-    pub fn open(
+    pub fn follow(
+        what: &'static str,
+        files: Vec<PathBuf>,
+        read: impl Fn() -> anyhow::Result<T> + Send + Sync + 'static,
+    ) -> anyhow::Result<Arc<Self>> {
+        let reloaded = Arc::new(Reloaded::open(what, files, read)?);
+        let followed = Arc::downgrade(&reloaded);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK_EVERY).await;
+                let Some(followed) = followed.upgrade() else { return };
+                followed.look();
+            }
+        });
+        Ok(reloaded)
+    }
+
+    fn open(
         what: &'static str,
         files: Vec<PathBuf>,
         read: impl Fn() -> anyhow::Result<T> + Send + Sync + 'static,
@@ -49,20 +67,8 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         Arc::clone(&self.value.read())
     }
 
-    /// Follows the files until nothing else holds the value.
-    pub fn follow(self: &Arc<Self>) {
-        let followed = Arc::downgrade(self);
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(LOOK_EVERY).await;
-                let Some(followed) = followed.upgrade() else { return };
-                followed.look();
-            }
-        });
-    }
-
     /// Reads the value again if a file has changed.
-    pub fn look(&self) {
+    fn look(&self) {
         let now = fingerprints(&self.files);
         let mut seen = self.seen.lock();
         if *seen == now {

@@ -1,6 +1,6 @@
 //! TLS of the ports: the server's certificate, and the certificates that clients must have.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -12,7 +12,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
 use crate::connections::Protocol;
-use crate::reloaded::Reloaded;
+use crate::reloaded::{Reloaded, read_bounded};
 
 /// Largest file of certificates or keys, bytes.
 const MAX_FILE: u64 = 4 << 20;
@@ -28,7 +28,8 @@ struct Configs {
 }
 
 impl Tls {
-    /// The TLS that the options ask for; `None`: the ports speak no TLS.
+    /// The TLS that the options ask for; `None`: the ports speak no TLS. A task on the caller's runtime
+    /// follows the files.
     ///
     /// # Errors
     /// If a file cannot be read, or the key is not that of the certificate.
@@ -44,7 +45,7 @@ impl Tls {
         let client_ca = options.client_ca.clone();
         let files = [Some(certificate.clone()), Some(key.clone()), client_ca.clone()].into_iter().flatten().collect();
         let read = move || Configs::read(&certificate, &key, client_ca.as_deref());
-        Ok(Some(Tls(Arc::new(Reloaded::open("TLS certificates", files, read)?))))
+        Ok(Some(Tls(Reloaded::follow("TLS certificates", files, read)?)))
     }
 
     /// The configuration of a new connection.
@@ -54,11 +55,6 @@ impl Tls {
             Protocol::Http => Arc::clone(&configs.http),
             Protocol::Grpc => Arc::clone(&configs.grpc),
         }
-    }
-
-    /// Follows the files until the process ends.
-    pub fn follow(&self) {
-        self.0.follow();
     }
 }
 
@@ -95,7 +91,7 @@ impl Configs {
 
 /// The certificates of a file in PEM.
 fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let text = read(file)?;
+    let text = read_bounded(file, MAX_FILE)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let found = found.with_context(|| format!("{} is not in PEM", file.display()))?;
     if found.is_empty() {
@@ -105,10 +101,6 @@ fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
 }
 
 fn private_key(file: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
-    PrivateKeyDer::from_pem_slice(&read(file)?)
+    PrivateKeyDer::from_pem_slice(&read_bounded(file, MAX_FILE)?)
         .with_context(|| format!("{} has no private key in PEM (-----BEGIN PRIVATE KEY-----)", file.display()))
-}
-
-fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
-    crate::reloaded::read_bounded(&PathBuf::from(file), MAX_FILE)
 }

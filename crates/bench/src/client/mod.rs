@@ -18,6 +18,7 @@ use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 /// Largest answer, bytes.
@@ -87,19 +88,14 @@ impl Client {
             })?;
         stream.set_nodelay(true)?;
         let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        // The task of the connection ends with the sender; its errors reach the requests.
         let sender = if tls {
             let stream = tokio::time::timeout(limit, tls::connect(&host, stream))
                 .await
                 .map_err(|_| anyhow!("{authority} did not answer over TLS within {limit:?}"))?
                 .with_context(|| format!("no TLS with {authority}"))?;
-            let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-            tokio::spawn(connection);
-            sender
+            speak_http(stream).await?
         } else {
-            let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-            tokio::spawn(connection);
-            sender
+            speak_http(stream).await?
         };
         Ok(Client { authority, prefix, authorization, sender, limit })
     }
@@ -210,6 +206,17 @@ impl Client {
         };
         Ok((body, header_length))
     }
+}
+
+/// Speaks HTTP/1.1 on a connection. The task of the connection ends with the sender, and errors of the
+/// connection reach the requests.
+async fn speak_http<S>(stream: S) -> anyhow::Result<http1::SendRequest<Full<Bytes>>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(sender)
 }
 
 /// The value of `Authorization` with the API key of the environment.

@@ -54,7 +54,8 @@ fn host_name(text: &str) -> Result<String, String> {
 
 /// A restriction as it is written, without its secret value.
 fn shown(restricted: &RestrictedApis) -> String {
-    format!("{}:{}=...", restricted.apis.join(","), restricted.header)
+    let apis: Vec<&str> = restricted.apis.iter().map(|api| api.name()).collect();
+    format!("{}:{}=...", apis.join(","), restricted.header)
 }
 
 /// A heading, and the options below it.

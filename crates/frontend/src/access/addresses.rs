@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::time::Duration;
 
+use downbeat_core::Time;
 use parking_lot::Mutex;
 
 use super::Denied;
@@ -26,7 +26,7 @@ impl Addresses {
     }
 
     /// Takes a request of an address.
-    pub fn take(&self, address: IpAddr, now: Duration) -> Result<(), Denied> {
+    pub fn take(&self, address: IpAddr, now: Time) -> Result<(), Denied> {
         let mut seen = self.seen.lock();
         let address = network(address);
         if seen.len() >= MOST && !seen.contains_key(&address) {
@@ -37,10 +37,9 @@ impl Addresses {
         }
         let rate = seen.entry(address).or_insert_with(|| Rate::new(self.a_second));
         rate.take(now).map_err(|retry_after| Denied::TooMany {
-            message: format!(
-                "an address may send {} requests a second (--requests-per-address); send fewer, or try again later",
-                self.a_second
-            ),
+            sender: "an address".to_owned(),
+            a_second: self.a_second,
+            option: "--requests-per-address",
             retry_after,
         })
     }
@@ -62,7 +61,8 @@ mod tests {
     #[test]
     fn each_network_has_its_own_limit() {
         let addresses = Addresses::new(1.0);
-        let take = |address: &str, at| addresses.take(address.parse().unwrap(), Duration::from_secs(at)).is_ok();
+        let at = |s: u64| Time::from_nanos(s * 1_000_000_000);
+        let take = |address: &str, s| addresses.take(address.parse().unwrap(), at(s)).is_ok();
         assert!(take("10.0.0.1", 0) && take("10.0.0.2", 0) && !take("10.0.0.1", 0) && !take("::ffff:10.0.0.1", 0));
         assert!(take("2001:db8::1", 0) && !take("2001:db8::2", 0) && take("2001:db8:0:1::1", 0));
         assert!(take("10.0.0.1", 1));
@@ -72,7 +72,7 @@ mod tests {
     fn the_number_of_addresses_is_bounded() {
         let addresses = Addresses::new(1.0);
         for number in 0..MOST as u32 + 10 {
-            addresses.take(IpAddr::from(number.to_be_bytes()), Duration::ZERO).unwrap();
+            addresses.take(IpAddr::from(number.to_be_bytes()), Time::ZERO).unwrap();
         }
         assert!(addresses.seen.lock().len() <= MOST);
     }

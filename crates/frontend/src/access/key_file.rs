@@ -11,9 +11,8 @@
 //! A key is 256 random bits behind its name, so that no one guesses it from its hash.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
+use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -24,7 +23,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use downbeat_service::budget::ByteBudget;
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use ring::rand::{SecureRandom, SystemRandom};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use super::need::Scope;
@@ -58,14 +57,15 @@ pub(super) struct Key {
     budget: OnceLock<Arc<ByteBudget>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
     keys: BTreeMap<String, Entry>,
 }
 
-#[derive(Deserialize)]
+/// A missing limit is left out: TOML has no form for `None`, and its writer leaves such fields out.
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     hash: String,
@@ -183,11 +183,11 @@ fn parse_hash(text: &str) -> anyhow::Result<Hash> {
 /// A key to be made.
 #[derive(Clone, Debug)]
 pub struct NewKey {
-    /// Its name.
+    /// The name of the key.
     pub name: String,
-    /// Its rights, at least one.
+    /// The scopes of the key, at least one.
     pub scopes: Vec<Scope>,
-    /// The models that it is for; empty: all.
+    /// The models that the key is for; empty: all models.
     pub models: Vec<String>,
     /// Most requests a second; `None`: no limit.
     pub requests_per_second: Option<f64>,
@@ -213,9 +213,9 @@ pub fn add_key(file: &Path, new: &NewKey) -> anyhow::Result<String> {
     let mut secret = [0; SECRET_BYTES];
     SystemRandom::new().fill(&mut secret).ok().context("the system gives no random numbers")?;
     let key = format!("{}.{}", new.name, BASE64_URL_SAFE_NO_PAD.encode(secret));
-    let entry = entry(new, &hash_of(key.as_bytes()));
+    let part = part_of(new, &hash_of(key.as_bytes()))?;
     // The file must stay one that the server reads.
-    Keys::parse(&entry)?;
+    Keys::parse(&part)?;
     let separator = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     let gap = if text.is_empty() { "" } else { "\n" };
     let mut opened = fs::OpenOptions::new()
@@ -224,28 +224,21 @@ pub fn add_key(file: &Path, new: &NewKey) -> anyhow::Result<String> {
         .mode(0o600)
         .open(file)
         .with_context(|| format!("cannot write {shown}"))?;
-    opened.write_all(format!("{separator}{gap}{entry}").as_bytes()).with_context(|| format!("cannot write {shown}"))?;
+    opened.write_all(format!("{separator}{gap}{part}").as_bytes()).with_context(|| format!("cannot write {shown}"))?;
     Ok(key)
 }
 
-fn entry(new: &NewKey, hash: &Hash) -> String {
-    let list = |names: Vec<String>| toml::Value::from(names);
-    let digits = hash.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    });
-    let scopes = list(new.scopes.iter().map(ToString::to_string).collect());
-    let mut text = format!("[keys.{}]\nhash = \"{ALGORITHM}{digits}\"\nscopes = {scopes}\n", new.name);
-    if !new.models.is_empty() {
-        let _ = writeln!(text, "models = {}", list(new.models.clone()));
-    }
-    if let Some(rate) = new.requests_per_second {
-        let _ = writeln!(text, "requests_per_second = {rate:?}");
-    }
-    if let Some(bytes) = new.bytes_in_flight {
-        let _ = writeln!(text, "bytes_in_flight = {bytes}");
-    }
-    text
+/// The part of a file with a key.
+fn part_of(new: &NewKey, hash: &Hash) -> anyhow::Result<String> {
+    let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let entry = Entry {
+        hash: format!("{ALGORITHM}{digits}"),
+        scopes: new.scopes.clone(),
+        models: Some(new.models.clone()).filter(|models| !models.is_empty()),
+        requests_per_second: new.requests_per_second,
+        bytes_in_flight: new.bytes_in_flight,
+    };
+    Ok(toml::to_string(&File { keys: [(new.name.clone(), entry)].into() })?)
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ mod rate;
 mod restricted;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use downbeat_core::pages::Pointer;
+use downbeat_core::{Duration, Time};
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::client::Client;
 use downbeat_service::clock::Clock;
@@ -29,7 +29,7 @@ use key_file::{Key, Keys};
 use restricted::Restricted;
 
 pub use key_file::{NewKey, add_key};
-pub use need::{Api, Models, Need, Scope};
+pub use need::{Models, Need, Scope};
 
 use crate::reloaded::Reloaded;
 
@@ -84,8 +84,12 @@ pub enum Denied {
     Elsewhere(u16),
     /// More requests than the key or the address may send.
     TooMany {
-        /// Which limit, and its value.
-        message: String,
+        /// The key or the address.
+        sender: String,
+        /// The limit.
+        a_second: f64,
+        /// The option or the part of the file with the limit.
+        option: &'static str,
         /// When the next request may come.
         retry_after: Duration,
     },
@@ -98,7 +102,8 @@ impl std::fmt::Debug for Access {
 }
 
 impl Access {
-    /// The rules of the options; `None`: everybody may do everything.
+    /// The rules of the options; `None`: everybody may do everything. A task on the caller's runtime
+    /// follows the file of keys.
     ///
     /// # Errors
     /// If the file of keys cannot be read.
@@ -111,7 +116,7 @@ impl Access {
                 let file = file.clone();
                 move || Keys::read(&file)
             };
-            Reloaded::open("API keys", vec![file], read).map(Arc::new)
+            Reloaded::follow("API keys", vec![file], read)
         });
         Ok(Some(Arc::new(Access {
             keys: keys.transpose()?,
@@ -120,13 +125,6 @@ impl Access {
             management_port: options.management_port,
             clock: Clock::start(),
         })))
-    }
-
-    /// Follows the file of keys until the process ends.
-    pub fn follow(&self) {
-        if let Some(keys) = &self.keys {
-            keys.follow();
-        }
     }
 
     /// The rules of the management port, which takes every request.
@@ -165,7 +163,7 @@ impl Access {
         if need.scope == Scope::Open {
             return Ok(Caller::default());
         }
-        let now = Duration::from(self.clock.now().since(downbeat_core::Time::ZERO));
+        let now = self.clock.now();
         if let (Some(addresses), Some(address)) = (&self.addresses, client.address()) {
             addresses.take(address, now)?;
         }
@@ -228,15 +226,13 @@ impl Caller {
         self.0.as_ref().and_then(|key| key.budget(of_all)).unwrap_or(of_all)
     }
 
-    fn take(&self, now: Duration) -> Result<(), Denied> {
+    fn take(&self, now: Time) -> Result<(), Denied> {
         let Some(key) = &self.0 else { return Ok(()) };
         let Some(rate) = &key.rate else { return Ok(()) };
         rate.take(now).map_err(|retry_after| Denied::TooMany {
-            message: format!(
-                "key '{}' may send {} requests a second; send fewer, or try again later",
-                key.name,
-                rate.a_second()
-            ),
+            sender: format!("key '{}'", key.name),
+            a_second: rate.a_second(),
+            option: "requests_per_second of the key",
             retry_after,
         })
     }
@@ -293,7 +289,9 @@ impl std::fmt::Display for Denied {
                     "requests that change the server or its models come to the management port, {port}, over HTTP"
                 )
             }
-            Denied::TooMany { message, .. } => f.write_str(message),
+            Denied::TooMany { sender, a_second, option, .. } => {
+                write!(f, "{sender} may send {a_second} requests a second ({option}); send fewer, or try again later")
+            }
         }
     }
 }
@@ -313,7 +311,7 @@ impl From<Denied> for Status {
             Denied::TooMany { .. } => Status::resource_exhausted(message),
         };
         if let Denied::TooMany { retry_after, .. } = denied
-            && let Ok(millis) = retry_after.as_millis().max(1).to_string().parse()
+            && let Ok(millis) = (retry_after.as_nanos() / 1_000_000).max(1).to_string().parse()
         {
             status.metadata_mut().insert("grpc-retry-pushback-ms", millis);
         }

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use downbeat_service::options::Api;
+
 /// A right of a key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
     /// Everybody has it: liveness and readiness of the server, and the description of the paths.
@@ -44,47 +46,6 @@ impl std::str::FromStr for Scope {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Scope::OF_KEYS.into_iter().find(|scope| scope.name() == text);
         found.ok_or_else(|| format!("'{text}' is no scope; expected infer, read or manage"))
-    }
-}
-
-/// A group of requests that Triton can restrict (`--http-restricted-api`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Api {
-    /// Liveness and readiness, of models too.
-    Health,
-    /// Metadata of the server and of models.
-    Metadata,
-    /// Inferences.
-    Inference,
-    /// Registering shared memory.
-    SharedMemory,
-    /// Configurations.
-    ModelConfig,
-    /// The index, loading, unloading.
-    ModelRepository,
-    /// Statistics; here also schedulers, devices, timelines.
-    Statistics,
-    /// Trace settings.
-    Trace,
-    /// Log settings.
-    Logging,
-}
-
-impl Api {
-    /// The API of a name in Triton's flags.
-    pub fn of_name(name: &str) -> Option<Api> {
-        Some(match name {
-            "health" => Api::Health,
-            "metadata" => Api::Metadata,
-            "inference" => Api::Inference,
-            "shared-memory" => Api::SharedMemory,
-            "model-config" => Api::ModelConfig,
-            "model-repository" => Api::ModelRepository,
-            "statistics" => Api::Statistics,
-            "trace" => Api::Trace,
-            "logging" => Api::Logging,
-            _ => return None,
-        })
     }
 }
 

@@ -1,11 +1,11 @@
 //! A limit of requests a second.
 
+use downbeat_core::{Duration, Time};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
-/// At most so many requests a second on average, and as many at once as in one second (at least
-/// one): the generic cell rate algorithm (ITU-T I.371).
+/// A number of requests that may come in a second, on average. As many may come at once, and at least
+/// one. The generic cell rate algorithm (ITU-T I.371).
 #[derive(Debug)]
 pub(super) struct Rate {
     a_second: f64,
@@ -33,8 +33,8 @@ impl Rate {
     ///
     /// # Errors
     /// The time until the next request may come.
-    pub fn take(&self, now: Duration) -> Result<(), Duration> {
-        let now = now.as_nanos() as u64;
+    pub fn take(&self, now: Time) -> Result<(), Duration> {
+        let now = now.as_nanos();
         let take = |next: u64| {
             let own = next.max(now);
             (own - now <= self.ahead).then(|| own.saturating_add(self.interval))
@@ -46,8 +46,8 @@ impl Rate {
     }
 
     /// Whether no request came for so long that the limit is as new.
-    pub fn is_as_new(&self, now: Duration) -> bool {
-        self.next.load(Relaxed) <= now.as_nanos() as u64
+    pub fn is_as_new(&self, now: Time) -> bool {
+        self.next.load(Relaxed) <= now.as_nanos()
     }
 }
 
@@ -55,8 +55,12 @@ impl Rate {
 mod tests {
     use super::*;
 
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
     fn taken(rate: &Rate, at_ms: u64) -> bool {
-        rate.take(Duration::from_millis(at_ms)).is_ok()
+        rate.take(at(at_ms)).is_ok()
     }
 
     #[test]
@@ -73,10 +77,8 @@ mod tests {
     fn a_refusal_says_when_to_come_again() {
         let rate = Rate::new(0.5);
         assert!(taken(&rate, 0));
-        let wait = rate.take(Duration::from_millis(500)).unwrap_err();
+        let wait = rate.take(at(500)).unwrap_err();
         assert_eq!(wait, Duration::from_millis(1_500));
-        assert!(
-            taken(&rate, 2_000) && rate.is_as_new(Duration::from_secs(9)) && !rate.is_as_new(Duration::from_secs(3))
-        );
+        assert!(taken(&rate, 2_000) && rate.is_as_new(at(9_000)) && !rate.is_as_new(at(3_000)));
     }
 }

@@ -1,11 +1,10 @@
 //! Triton's restricted APIs: a group of requests that needs a header with a secret value.
 
-use downbeat_service::options::{AccessOptions, RestrictedApis};
+use downbeat_service::options::{AccessOptions, Api, RestrictedApis};
 use http::HeaderMap;
 use subtle::ConstantTimeEq;
 
 use super::Denied;
-use super::need::Api;
 
 /// The beginning of the header's name over gRPC.
 const GRPC_PREFIX: &str = "triton-grpc-protocol-";
@@ -13,28 +12,15 @@ const GRPC_PREFIX: &str = "triton-grpc-protocol-";
 /// The restrictions of both protocols.
 #[derive(Clone, Default)]
 pub(super) struct Restricted {
-    http: Vec<Rule>,
-    grpc: Vec<Rule>,
-}
-
-#[derive(Clone)]
-struct Rule {
-    apis: Vec<Api>,
-    header: String,
-    value: String,
+    http: Vec<RestrictedApis>,
+    grpc: Vec<RestrictedApis>,
 }
 
 impl Restricted {
     pub fn of(options: &AccessOptions) -> Self {
-        let rule = |prefix: &str, written: &RestrictedApis| Rule {
-            apis: written.apis.iter().filter_map(|name| Api::of_name(name)).collect(),
-            header: format!("{prefix}{}", written.header),
-            value: written.value.clone(),
-        };
-        Restricted {
-            http: options.restricted_http.iter().map(|written| rule("", written)).collect(),
-            grpc: options.restricted_grpc.iter().map(|written| rule(GRPC_PREFIX, written)).collect(),
-        }
+        let (http, mut grpc) = (options.restricted_http.clone(), options.restricted_grpc.clone());
+        grpc.iter_mut().for_each(|rule| rule.header.insert_str(0, GRPC_PREFIX));
+        Restricted { http, grpc }
     }
 
     pub fn check_http(&self, api: Api, headers: &HeaderMap) -> Result<(), Denied> {
@@ -46,7 +32,7 @@ impl Restricted {
     }
 }
 
-fn check(rules: &[Rule], api: Api, headers: &HeaderMap) -> Result<(), Denied> {
+fn check(rules: &[RestrictedApis], api: Api, headers: &HeaderMap) -> Result<(), Denied> {
     for rule in rules.iter().filter(|rule| rule.apis.contains(&api)) {
         let given = headers.get(rule.header.as_str()).map_or(&[][..], |value| value.as_bytes());
         if !bool::from(given.ct_eq(rule.value.as_bytes())) {

@@ -84,7 +84,8 @@ impl TlsStream {
     }
 }
 
-/// Ready once the first byte is there; an error if no client of TLS has sent it, who is told so.
+/// Ready once the first byte is there. An error if the client does not speak TLS, after an answer that
+/// says so.
 fn poll_speaks_tls(socket: &CountedSocket, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
     let mut first = [0];
     let mut seen = ReadBuf::new(&mut first);

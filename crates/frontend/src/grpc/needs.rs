@@ -1,6 +1,8 @@
 //! The needs of calls over gRPC, by service and method.
 
-use crate::access::{Api, Models, Need, Scope};
+use downbeat_service::options::Api;
+
+use crate::access::{Models, Need, Scope};
 
 const OURS: &str = "/inference.GRPCInferenceService/";
 const HEALTH: &str = "/grpc.health.v1.Health/";

@@ -1,16 +1,19 @@
 //! The needs of requests over HTTP, by method and route.
 
+use std::sync::Arc;
+
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::Response;
 use downbeat_service::client::Client;
+use downbeat_service::options::Api;
 use downbeat_service::service::Service;
 
 use super::answer::HttpError;
 use super::path::ModelPath;
 use super::state::HttpState;
-use crate::access::{Api, Caller, Models, Need, Scope};
+use crate::access::{Access, Caller, Models, Need, Scope};
 
 /// Routes for everybody: probes, and texts that are the same on every server.
 const OPEN: [&str; 5] = ["/v2/health/live", "/v2/health/ready", "/v2/openapi.yaml", "/docs", "/docs/rapidoc.js"];
@@ -63,17 +66,16 @@ pub(super) fn admit_inference<S: Service>(
 
 /// Checks each request that the router has found a route for, or none. Handlers find the [`Caller`]
 /// among the extensions.
-pub(super) async fn admit<S: Service>(
-    State(state): State<HttpState<S>>,
+pub(super) async fn admit(
+    State(access): State<Arc<Access>>,
     route: Option<MatchedPath>,
     request: Request,
     next: Next,
 ) -> Result<Response, HttpError> {
-    let Some(access) = &state.options().access else { return Ok(next.run(request).await) };
     let (mut parts, body) = request.into_parts();
     let client = parts.extensions.get().copied().unwrap_or_default();
     // No route, or a name that is no UTF-8, which the handler refuses.
-    let model = ModelPath::from_request_parts(&mut parts, &state).await.map_or(String::new(), |path| path.model);
+    let model = ModelPath::from_request_parts(&mut parts, &()).await.map_or(String::new(), |path| path.model);
     let model = (!model.is_empty()).then_some(model.as_str());
     let need = need(&parts.method, route.as_ref().map(MatchedPath::as_str), model);
     let caller = access.admit_http(client, need, &parts.headers)?;

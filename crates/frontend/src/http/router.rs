@@ -80,8 +80,8 @@ fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Rout
 
 /// Routes that check who sends a request, if the options have rules for that.
 pub fn admitted<S: Service>(routes: Router<HttpState<S>>, state: HttpState<S>) -> Router {
-    let routes = match state.options().access {
-        Some(_) => routes.layer(from_fn_with_state(state.clone(), needs::admit::<S>)),
+    let routes = match &state.options().access {
+        Some(access) => routes.layer(from_fn_with_state(Arc::clone(access), needs::admit)),
         None => routes,
     };
     routes.with_state(state)

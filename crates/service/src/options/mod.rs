@@ -417,11 +417,75 @@ pub struct AccessOptions {
     pub restricted_grpc: Vec<RestrictedApis>,
 }
 
+/// A group of requests that Triton can restrict (`--http-restricted-api`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Api {
+    /// Liveness and readiness, of models too.
+    Health,
+    /// Metadata of the server and of models.
+    Metadata,
+    /// Inferences.
+    Inference,
+    /// Registering shared memory.
+    SharedMemory,
+    /// Configurations.
+    ModelConfig,
+    /// The index, loading, unloading.
+    ModelRepository,
+    /// Statistics; here also schedulers, devices, timelines.
+    Statistics,
+    /// Trace settings.
+    Trace,
+    /// Log settings.
+    Logging,
+}
+
+impl Api {
+    /// All groups.
+    const ALL: [Api; 9] = [
+        Api::Health,
+        Api::Metadata,
+        Api::Inference,
+        Api::SharedMemory,
+        Api::ModelConfig,
+        Api::ModelRepository,
+        Api::Statistics,
+        Api::Trace,
+        Api::Logging,
+    ];
+
+    /// Triton's name of the group.
+    pub fn name(self) -> &'static str {
+        match self {
+            Api::Health => "health",
+            Api::Metadata => "metadata",
+            Api::Inference => "inference",
+            Api::SharedMemory => "shared-memory",
+            Api::ModelConfig => "model-config",
+            Api::ModelRepository => "model-repository",
+            Api::Statistics => "statistics",
+            Api::Trace => "trace",
+            Api::Logging => "logging",
+        }
+    }
+}
+
+impl std::str::FromStr for Api {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Api::ALL
+            .into_iter()
+            .find(|api| api.name() == text)
+            .ok_or_else(|| format!("'{text}' is no API; expected one of {}", Api::ALL.map(Api::name).join(", ")))
+    }
+}
+
 /// Some of Triton's APIs, and the header that requests for them must have.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RestrictedApis {
-    /// Triton's names of the APIs.
-    pub apis: Vec<String>,
+    /// The APIs.
+    pub apis: Vec<Api>,
     /// The header's name.
     pub header: String,
     /// The header's value, a secret.
@@ -434,21 +498,6 @@ impl std::fmt::Debug for RestrictedApis {
     }
 }
 
-impl RestrictedApis {
-    /// Triton's names of the groups of requests that can be restricted.
-    pub const NAMES: [&str; 9] = [
-        "health",
-        "metadata",
-        "inference",
-        "shared-memory",
-        "model-config",
-        "model-repository",
-        "statistics",
-        "trace",
-        "logging",
-    ];
-}
-
 impl std::str::FromStr for RestrictedApis {
     type Err = String;
 
@@ -457,10 +506,7 @@ impl std::str::FromStr for RestrictedApis {
         let form = || "expected API,API:HEADER=VALUE, such as model-repository:admin-key=secret".to_owned();
         let (apis, header) = text.split_once(':').ok_or_else(form)?;
         let (header, value) = header.split_once('=').ok_or_else(form)?;
-        let apis: Vec<String> = apis.split(',').map(|api| api.trim().to_owned()).collect();
-        if let Some(unknown) = apis.iter().find(|api| !RestrictedApis::NAMES.contains(&api.as_str())) {
-            return Err(format!("'{unknown}' is no API; expected one of {}", RestrictedApis::NAMES.join(", ")));
-        }
+        let apis = apis.split(',').map(|api| api.trim().parse()).collect::<Result<_, _>>()?;
         let header = header.trim().to_ascii_lowercase();
         if value.is_empty() || http::HeaderName::try_from(&header).is_err() {
             return Err(form());

@@ -26,8 +26,9 @@ pub struct PardOptions {
 ///
 /// PARD has two orders. With *least budget first*, a model serves by deadline. With *highest budget
 /// first*, which holds under overload, the requests with the least time left find no place and are
-/// dropped. All queues here serve by deadline. The second order is therefore a choice at the door: the
-/// model gives up the requests with the least time left, as many as exceed its throughput.
+/// dropped. All queues here serve by deadline. The second order therefore chooses
+/// before the queue. The model gives up as many requests as exceed its throughput, and begins with
+/// those that have the least time left.
 #[derive(Clone, Debug)]
 pub struct Pard {
     pipelines: Vec<Pipeline>,

@@ -438,7 +438,7 @@ mod tests {
         fn leave_behind(&self, _reason: &str) {}
     }
 
-    /// A watchdog that looks only when it is told.
+    /// A watchdog without a thread: the test calls `look` itself.
     fn without_a_thread(limits: RunLimits) -> Arc<Watchdog> {
         Arc::new(Watchdog {
             limits,

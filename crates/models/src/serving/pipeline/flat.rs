@@ -83,7 +83,7 @@ impl<P: Clone> FlatSteps<P> {
     }
 }
 
-/// The last flat steps of a step: no other flat step of the block waits for them.
+/// The last flat steps of a step. No other flat step of the block waits for the output of a last one.
 fn lasts<P>(inner: &Option<Arc<FlatSteps<P>>>, block: &Range<usize>) -> Vec<usize> {
     let is_last = |flat: &usize| inner.as_ref().is_none_or(|inner| inner.shape.next(*flat - block.start).is_empty());
     block.clone().filter(is_last).collect()

@@ -1,5 +1,5 @@
-//! The models of the weighing: what each is asked for, which share devices, and which leave early
-//! because they serve steps.
+//! The demand on the models in service, and the batches that leave early because their models serve
+//! steps.
 
 use std::sync::{Arc, Weak};
 

@@ -110,18 +110,21 @@ impl ByteBudget {
         }
     }
 
+    /// The budget, and those that it is a part of.
+    fn all(&self) -> impl Iterator<Item = &ByteBudget> {
+        std::iter::successors(Some(self), |part| part.whole.as_deref())
+    }
+
     /// Counts bytes of an answer, beyond the limit too.
     fn add(&self, more: u64) {
-        self.in_flight.fetch_add(more, Relaxed);
-        if let Some(whole) = &self.whole {
-            whole.add(more);
+        for budget in self.all() {
+            budget.in_flight.fetch_add(more, Relaxed);
         }
     }
 
     fn release(&self, less: u64) {
-        self.in_flight.fetch_sub(less, Relaxed);
-        if let Some(whole) = &self.whole {
-            whole.release(less);
+        for budget in self.all() {
+            budget.in_flight.fetch_sub(less, Relaxed);
         }
     }
 }

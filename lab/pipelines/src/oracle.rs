@@ -49,7 +49,7 @@ impl Oracle<'_> {
             let Some(verdict) = self.verdict(&run, &weights) else { continue };
             let lost = verdict.asked - verdict.good;
             best = Some(BestFixed { verdict, weights });
-            if lost <= tolerated || lost == 0 {
+            if lost <= tolerated {
                 break;
             }
             // Only shares that lose fewer are of interest.

@@ -170,12 +170,7 @@ impl DispatchPolicy {
     /// The drop policy that suits the policy on one device. Window drop gives up heads that stand in
     /// the way of a large batch.
     pub const fn suitable_drop(&self) -> DropPolicy {
-        match self {
-            DispatchPolicy::Adaptive { .. } | DispatchPolicy::EarlyLeave { smaller: Deferral::Adaptive { .. }, .. } => {
-                DropPolicy::Adaptive
-            }
-            _ => DropPolicy::WindowDrop,
-        }
+        if self.is_adaptive() { DropPolicy::Adaptive } else { DropPolicy::WindowDrop }
     }
 
     /// The policy with this delay and these preferred sizes, if it is [`DispatchPolicy::Timeout`].

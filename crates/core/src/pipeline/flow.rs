@@ -214,7 +214,7 @@ impl Flow {
     }
 
     fn live(&mut self, request: u64) -> Option<&mut Live> {
-        find(&mut self.live, self.first, request)
+        find(&mut self.live, self.first, request)?.as_mut()
     }
 
     /// Queues the steps of a request whose inputs are there.
@@ -269,7 +269,7 @@ impl Flow {
     }
 
     fn done(&mut self, now: Time, request: u64, step: usize, by: &mut dyn Division) {
-        let Some(live) = find(&mut self.live, self.first, request) else { return };
+        let Some(Some(live)) = find(&mut self.live, self.first, request) else { return };
         live.progress.handle_finished(&self.pipelines[live.pipeline].shape, step);
         if live.progress.is_over() {
             return self.end(now, request, step, Outcome::Done);
@@ -279,8 +279,7 @@ impl Flow {
 
     /// Ends a request. The request's other steps leave their queues.
     fn end(&mut self, at: Time, request: u64, step: usize, outcome: Outcome) {
-        let index = request.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
-        let Some(live) = index.and_then(|index| self.live.get_mut(index)).and_then(Option::take) else { return };
+        let Some(live) = find(&mut self.live, self.first, request).and_then(Option::take) else { return };
         for (step, queued) in live.queued.iter().enumerate() {
             if let Some(Queued { ticket, .. }) = queued {
                 let (pool, model) = self.models[self.pipelines[live.pipeline].models[step]];
@@ -336,9 +335,9 @@ impl Flow {
 }
 
 /// A request that has not ended; `first` is the number of the first one in `live`.
-fn find(live: &mut VecDeque<Option<Live>>, first: u64, request: u64) -> Option<&mut Live> {
+fn find(live: &mut VecDeque<Option<Live>>, first: u64, request: u64) -> Option<&mut Option<Live>> {
     let index = usize::try_from(request.checked_sub(first)?).ok()?;
-    live.get_mut(index)?.as_mut()
+    live.get_mut(index)
 }
 
 fn step_of(id: RequestId) -> usize {

@@ -35,13 +35,6 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A request that needs all steps.
-    pub fn new(shape: &Shape) -> Self {
-        let mut progress = Progress::default();
-        progress.begin(shape, |_| true);
-        progress
-    }
-
     /// Begins again with a request that needs these steps. A needed step needs all steps before it.
     pub(super) fn begin(&mut self, shape: &Shape, needs: impl Fn(usize) -> bool) {
         let state = |step: usize, missing: usize| match (needs(step), missing) {

@@ -159,7 +159,7 @@ impl WeightRehearsal {
             let former = former.filter(|former| self.found.get(*former) == Some(&true))?;
             let shape = &stage.pipelines[number].shape;
             (self.stage.pipelines[former].shape == *shape)
-                .then(|| rule[number].reweighted(shape, self.current[former].weights().to_vec()))
+                .then(|| rule[number].dividing_as(shape, &self.current[former]))
         };
         let kept: Vec<Option<Shares>> = former.iter().enumerate().map(stays).collect();
         self.found = kept.iter().map(Option::is_some).collect();
@@ -319,9 +319,7 @@ impl WeightRehearsal {
             self.current[number] = match &self.rule {
                 None => best.clone(),
                 Some(rule) if !self.found[number] => rule[number].clone(),
-                Some(rule) => rule[number]
-                    .reweighted(&self.stage.pipelines[number].shape, best.weights().to_vec())
-                    .with_patience(best.patience()),
+                Some(rule) => rule[number].dividing_as(&self.stage.pipelines[number].shape, best),
             };
         }
     }

@@ -71,26 +71,27 @@ impl Shares {
     ///
     /// # Panics
     /// If the lists do not have one entry for each step.
-    pub fn with_weights(shape: &Shape, mut weights: Vec<f64>, alone: &[Duration]) -> Shares {
-        for weight in &mut weights {
-            *weight = if weight.is_finite() { weight.max(f64::MIN_POSITIVE) } else { f64::MIN_POSITIVE };
-        }
-        let rest = shape.rest(&weights);
+    pub fn with_weights(shape: &Shape, weights: Vec<f64>, alone: &[Duration]) -> Shares {
         let after = shape.rest(alone);
         let needed = after.iter().zip(alone).map(|(after, alone)| *alone + *after).collect();
-        Shares { weights, rest, needed, after, patience: PATIENCE }
+        let (none, rest) = (Vec::new(), Vec::new());
+        Shares { weights: none, rest, needed, after, patience: PATIENCE }.reweighted(shape, weights)
     }
 
     /// The same pipeline with other weights.
     #[must_use]
-    pub fn reweighted(&self, shape: &Shape, weights: Vec<f64>) -> Shares {
-        let (needed, after) = (self.needed.clone(), self.after.clone());
-        Shares {
-            needed,
-            after,
-            patience: self.patience,
-            ..Shares::with_weights(shape, weights, &vec![Duration::ZERO; shape.len()])
+    pub fn reweighted(&self, shape: &Shape, mut weights: Vec<f64>) -> Shares {
+        for weight in &mut weights {
+            *weight = if weight.is_finite() { weight.max(f64::MIN_POSITIVE) } else { f64::MIN_POSITIVE };
         }
+        let rest = shape.rest(&weights);
+        Shares { weights, rest, needed: self.needed.clone(), after: self.after.clone(), patience: self.patience }
+    }
+
+    /// The same pipeline, divided by the weights and the patience of `other`.
+    #[must_use]
+    pub fn dividing_as(&self, shape: &Shape, other: &Shares) -> Shares {
+        self.reweighted(shape, other.weights.clone()).with_patience(other.patience)
     }
 
     /// The weights, by step.

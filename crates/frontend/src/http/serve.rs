@@ -122,12 +122,11 @@ impl<S: Service> Answers for Frontend<S> {
         if let Some(path) = ModelPath::of_inference(&parts.method, parts.uri.path()) {
             let coding = encoding::of_answer(&parts.headers);
             let answer = match needs::admit_inference(&self.state, client, &path.model, &parts.headers) {
-                Ok(caller) => infer::infer(&self.state, (client, &caller), path, &parts.headers, body).await,
-                Err(denied) => Err(body::unread(denied, &parts.headers, &body, limit)),
-            };
-            let answer = match answer {
-                Ok(encoded) => infer::answer(encoded, parts.headers),
-                Err(error) => error.answer(),
+                Ok(caller) => match infer::infer(&self.state, (client, &caller), path, &parts.headers, body).await {
+                    Ok(encoded) => infer::answer(encoded, parts.headers),
+                    Err(error) => error.answer(),
+                },
+                Err(denied) => body::unread(denied, &parts.headers, &body, limit).answer(),
             };
             let answer = match coding {
                 Some(coding) => encoding::encode(coding, client, answer).await,

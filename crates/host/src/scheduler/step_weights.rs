@@ -25,8 +25,8 @@ pub struct PipelineStage {
 pub struct WeightDecision {
     /// The requests that the trial replayed and lost.
     pub outcome: TrialOutcome,
-    /// By number of the pipeline: the weights of its steps; `None`: those of the fixed rule.
-    pub weights: Vec<(u64, Option<Vec<f64>>)>,
+    /// By number of the pipeline: the division of its time; `None`: that of the fixed rule.
+    pub divisions: Vec<(u64, Option<Shares>)>,
 }
 
 /// The rehearsal of weights, while there are pipelines.
@@ -97,9 +97,9 @@ impl StepWeights {
     pub fn poll_decision(&mut self) -> Option<WeightDecision> {
         let rehearsal = self.rehearsal.as_mut()?;
         let (shares, outcome) = (rehearsal.poll_decision()?, rehearsal.last_trial()?);
-        let weights = self.numbers.iter().zip(shares).zip(rehearsal.found());
-        let weights = weights.map(|((number, shares), found)| (*number, found.then(|| shares.weights().to_vec())));
-        Some(WeightDecision { outcome, weights: weights.collect() })
+        let divisions = self.numbers.iter().zip(shares).zip(rehearsal.found());
+        let divisions = divisions.map(|((number, shares), found)| (*number, found.then(|| shares.clone())));
+        Some(WeightDecision { outcome, divisions: divisions.collect() })
     }
 }
 
@@ -139,8 +139,9 @@ mod tests {
         weights.set_stage(Some(stage(7)), &BTreeMap::new());
         ask(&mut weights, 7);
         while weights.step(256) == 256 {}
-        let WeightDecision { outcome, weights: found } = weights.poll_decision().expect("the rule's weights are bad");
+        let WeightDecision { outcome, divisions: found } = weights.poll_decision().expect("the rule's weights are bad");
         let [(7, Some(found))] = &found[..] else { panic!("{found:?}") };
+        let found = found.weights();
         assert!(found[0] < 4.0 * found[1] && outcome.lost < outcome.lost_before, "{found:?}, {outcome:?}");
         assert!(weights.poll_decision().is_none());
     }

@@ -113,11 +113,11 @@ impl Serving {
     /// The models that run a request to `name`: the model itself, or those of an ensemble's steps and
     /// of theirs.
     pub fn models_behind(&self, name: &str) -> Vec<String> {
-        let models_of = |name: &str| {
-            let pipeline = self.pipeline(name);
-            pipeline.map(|pipeline| pipeline.ensemble().models().into_iter().map(str::to_owned).collect())
+        let models_of = |name: &str| match self.pipeline(name) {
+            Some(pipeline) => pipeline.ensemble().models().into_iter().map(str::to_owned).collect(),
+            None => BTreeSet::new(),
         };
-        let mut models = with_models_of_steps(name, |name| models_of(name).unwrap_or_default());
+        let mut models = with_models_of_steps(name, models_of);
         models.retain(|model| self.pipeline(model).is_none());
         models
     }

@@ -167,12 +167,12 @@ impl ServedModels {
     ) -> Result<(), Option<Reject>> {
         let place = self.by_model.get(model.0 as usize).ok_or(None)?;
         let Some(Some(queue)) = self.queues.get_mut(*place as usize) else { return Err(None) };
-        let served = self.models.get(&model_key(&queue.key)).ok_or(None)?;
-        let needed = queue.run_time(size);
-        let network = cost(&least(&served.budgets), size);
         if cost(&queue.planned, size) == Duration::ZERO {
             return Err(None);
         }
+        let served = self.models.get(&model_key(&queue.key)).ok_or(None)?;
+        let needed = queue.run_time(size);
+        let network = cost(&least(&served.budgets), size);
         if needed > left {
             return Err(Some(Reject::DeadlineImpossible { needed, allowed: left }));
         }
@@ -181,6 +181,10 @@ impl ServedModels {
         }
         if needed + cost(&queue.planned, size) > left {
             queue.planned = queue.fitting(&served.budgets, Some(left));
+            if needed + cost(&queue.planned, size) > left {
+                // One item leaves more time for the network than a whole request does.
+                queue.planned = least(&served.budgets);
+            }
             scheduler.set_model_network(now, model, &queue.planned);
         }
         Ok(())
@@ -188,9 +192,9 @@ impl ServedModels {
 
     /// The network budgets of each model on each kind of device.
     pub fn budgets(&self) -> impl Iterator<Item = (&ModelKey, (DeviceKind, NetworkBudget))> {
-        let of =
-            |served: &'_ Served| served.budgets.iter().map(|budget| (budget.kind, budget.high)).collect::<Vec<_>>();
-        self.models.iter().flat_map(move |(key, served)| of(served).into_iter().map(move |budget| (key, budget)))
+        self.models
+            .iter()
+            .flat_map(|(key, served)| served.budgets.iter().map(move |budget| (key, (budget.kind, budget.high))))
     }
 
     /// Seconds of device time for an item of a model in its largest batch, on the fastest device. A

@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use downbeat_core::Time;
 use downbeat_core::pipeline::{MOST_STEPS, Shape, Shares};
-use downbeat_core::{Duration, Time};
 use downbeat_repository::Ensemble;
 
 /// The steps that run a model with a file, of an ensemble and of the ensembles within it.
@@ -105,15 +105,22 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// When a block of flat steps must be done, if a request reaches it now. `others` are not done.
-    pub fn local_deadline<P>(&self, flat: &FlatSteps<P>, block: &Range<usize>, others: Vec<usize>, now: Time) -> Time {
+    /// When a block of flat steps must be done, if a request reaches it now. The block begins with
+    /// `firsts`, and `others` are not done.
+    pub fn local_deadline<P>(
+        &self,
+        flat: &FlatSteps<P>,
+        block: &Range<usize>,
+        (firsts, others): (&[usize], Vec<usize>),
+        now: Time,
+    ) -> Time {
         let mut unfinished = others;
         unfinished.extend_from_slice(&self.beside);
         if block.len() == 1 {
             return self.shares.local_deadline_beside(block.start, &unfinished, now, self.deadline);
         }
         // The block is done with its last step, after its longest path.
-        unfinished.extend(self.firsts(flat, block));
+        unfinished.extend_from_slice(firsts);
         let is_last =
             |step: &usize| flat.shape.next(step - self.base).iter().all(|next| !block.contains(&(self.base + next)));
         let ends = block.clone().filter(is_last);
@@ -129,15 +136,10 @@ impl Plan {
         block.clone().filter(|step| !waits(*step)).collect()
     }
 
-    /// The least time that a block and the steps after it take.
-    pub fn needed(&self, firsts: &[usize]) -> Duration {
-        self.shares.needed(firsts)
-    }
-
     /// The plan of an ensemble whose flat steps are this block.
-    pub fn within(&self, block: &Range<usize>, others: Vec<usize>, deadline: Time) -> Plan {
+    pub fn within(&self, block: &Range<usize>, others: Vec<usize>) -> Plan {
         let mut beside = others;
         beside.extend_from_slice(&self.beside);
-        Plan { shares: self.shares.clone(), base: block.start, beside, deadline, len: block.len() }
+        Plan { shares: self.shares.clone(), base: block.start, beside, deadline: self.deadline, len: block.len() }
     }
 }

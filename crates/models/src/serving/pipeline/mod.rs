@@ -95,8 +95,8 @@ struct Weights {
     seen: Option<(Time, Vec<f64>)>,
     /// By step, the busy share.
     loads: Vec<f64>,
-    /// The weights that a trial found; `None`: those of the fixed rule hold.
-    found: Option<Vec<f64>>,
+    /// The division that a trial found; `None`: that of the fixed rule holds.
+    found: Option<Shares>,
 }
 
 impl Pipeline {
@@ -223,9 +223,9 @@ impl Pipeline {
         let costs: Vec<StepCost> = parts().zip(&weights.loads).map(cost).collect();
         let rule = Shares::fixed(&self.flat.shape, &costs);
         // An ensemble within may have got other steps.
-        weights.found.take_if(|found| found.len() != costs.len());
-        let found = weights.found.clone();
-        let shares = found.map_or_else(|| rule.clone(), |found| rule.reweighted(&self.flat.shape, found));
+        weights.found.take_if(|found| found.weights().len() != costs.len());
+        let found = weights.found.as_ref();
+        let shares = found.map_or_else(|| rule.clone(), |found| rule.dividing_as(&self.flat.shape, found));
         *self.shares.write() = Arc::new(shares);
         rule
     }
@@ -237,9 +237,9 @@ impl Pipeline {
             && self.flat.leaves[self.flat.block(step, 0)].iter().all(is_model)
     }
 
-    /// Takes the weights of its flat steps that a trial found; `None`: those of the fixed rule.
-    fn set_found(&self, weights: Option<Vec<f64>>) {
-        self.weights.lock().found = weights;
+    /// Takes the division among its flat steps that a trial found; `None`: that of the fixed rule.
+    fn set_found(&self, division: Option<Shares>) {
+        self.weights.lock().found = division;
     }
 
     /// By flat step: its part of all weights.
@@ -418,10 +418,10 @@ impl Serving {
 
 /// Gives the ensembles the weights that a trial has found.
 fn take(pipelines: &[Arc<Pipeline>], decision: &WeightDecision, now: Time) {
-    for (number, weights) in &decision.weights {
+    for (number, division) in &decision.divisions {
         let Some(pipeline) = pipelines.iter().find(|pipeline| pipeline.number == *number) else { continue };
         let before = pipeline.parts_of_weights();
-        pipeline.set_found(weights.clone());
+        pipeline.set_found(division.clone());
         pipeline.weigh(now);
         let after = pipeline.parts_of_weights();
         if before.iter().zip(&after).all(|(before, after)| (before - after).abs() < 0.005) {

@@ -443,7 +443,7 @@ impl<'a> Budget<'a> {
         let (flat, block) = (&pipeline.flat, pipeline.flat.block(step, plan.base));
         let firsts = plan.firsts(flat, &block);
         if !plan.shares.can_make(&firsts, now, plan.deadline) {
-            let (needed, left) = (plan.needed(&firsts), plan.deadline.since(now));
+            let (needed, left) = (plan.shares.needed(&firsts), plan.deadline.since(now));
             if !pipeline.probes.lock().tries(now, Doubt::Measured, needed) {
                 trail.gives_up(step as u32, now);
                 return Err(ServiceError::DeadlineExceeded(format!(
@@ -455,10 +455,11 @@ impl<'a> Budget<'a> {
         }
         let open = walk.unfinished().filter(|other| *other != step);
         let others: Vec<usize> = open.flat_map(|other| plan.firsts(flat, &flat.block(other, plan.base))).collect();
-        let deadline = plan.local_deadline(flat, &block, others.clone(), now);
         let is_flattened = pipeline.is_flattened(step);
+        let inner = is_flattened.then(|| Box::new(plan.within(&block, others.clone())));
+        let deadline = plan.local_deadline(flat, &block, (&firsts, others), now);
         Ok(Within {
-            plan: is_flattened.then(|| Box::new(plan.within(&block, others, plan.deadline))),
+            plan: inner,
             deadline,
             // The steps of an ensemble within this one have second tries of their own.
             last: if is_flattened { None } else { plan.shares.last_deadline(block.start, deadline, plan.deadline) },

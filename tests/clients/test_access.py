@@ -443,6 +443,30 @@ def test_every_port_speaks_tls(binary, authority, tls):
     assert said.returncode == 1 and "DOWNBEAT_CA" in said.stderr, said.stderr
 
 
+@pytest.mark.parametrize("scheme", ["https", "grpcs"])
+def test_the_load_generator_speaks_tls_and_sends_a_key(binary, authority, tls, repository, tmp_path, scheme):
+    models.identity(repository, "FP32")
+    keys = tmp_path / "keys.toml"
+    key = add_key(binary, keys, "load")
+    server = tls("--api-keys", keys)
+    until("the server is ready", lambda: is_ready(server.https, verify=authority.file))
+    port, report = server.http_port if scheme == "https" else server.grpc.rpartition(":")[2], tmp_path / "report.json"
+    # 4 KiB fit into a record of TLS, 1 MiB do not fit into a socket.
+    load = ["-m", "identity_fp32", "-c", "4", "--closed", "--requests", "50", "--warmup", "0", "--variants", "2"]
+
+    def bench(width, **variables):
+        command = [binary, "bench", *load, "--shape", f"INPUT0:{width}", "-u", f"{scheme}://127.0.0.1:{port}", "--json", report, "-q"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ, **variables))
+
+    for width in (1 << 10, 1 << 18):
+        said = bench(width, DOWNBEAT_CA=str(authority.file), DOWNBEAT_API_KEY=key)
+        assert said.returncode == 0, said.stderr
+        total = json.loads(report.read_text())["total"]
+        assert (total["ok"], total["bad"]) == (50, 0), total
+    assert "certificate" in bench(1, DOWNBEAT_API_KEY=key).stderr
+    assert "key" in bench(1, DOWNBEAT_CA=str(authority.file)).stderr
+
+
 def test_a_client_without_tls_is_told_so(authority, tls):
     server = tls()
     until("the server is ready", lambda: is_ready(server.https, verify=authority.file))

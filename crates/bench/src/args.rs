@@ -24,7 +24,8 @@ pub struct Args {
     pub models: Vec<String>,
 
     /// Server, as HOST:PORT, http://HOST:PORT or grpc://HOST:PORT. Default: 127.0.0.1:8000 for
-    /// HTTP, 127.0.0.1:8001 for gRPC.
+    /// HTTP, 127.0.0.1:8001 for gRPC. https:// and grpcs:// speak TLS: DOWNBEAT_CA names a file of
+    /// roots. Requests have the API key of DOWNBEAT_API_KEY.
     #[arg(short, long, value_name = "URL")]
     pub url: Option<String>,
 
@@ -180,7 +181,7 @@ pub struct Args {
 pub enum Protocol {
     /// HTTP/1.1.
     Http,
-    /// gRPC over HTTP/2 without TLS.
+    /// gRPC over HTTP/2.
     Grpc,
 }
 

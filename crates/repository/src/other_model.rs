@@ -2,7 +2,6 @@
 //! that `model.pt` is a PyTorch model, and how it becomes an ONNX file.
 
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
 use downbeat_core::pages::Pointer;
@@ -78,12 +77,9 @@ impl OtherModel {
         OTHERS.iter().find(|other| other.endings.contains(&&*ending))
     }
 
-    /// The first file of another format in a folder.
-    pub(crate) fn in_folder(folder: &Path) -> Option<(String, &'static Self)> {
-        let entries = fs::read_dir(folder).ok()?.flatten();
-        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort_unstable();
-        names.into_iter().find_map(|name| OtherModel::of(&name).map(|other| (name, other)))
+    /// Whether files of this format hold nothing but models.
+    pub(crate) fn is_model(&self) -> bool {
+        !self.endings.iter().any(|ending| matches!(*ending, "py" | "zip"))
     }
 }
 

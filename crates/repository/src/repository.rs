@@ -128,6 +128,8 @@ enum Entry {
     PlainFile(String),
     /// An entry that is no model, with the reason for the user.
     Ignored(String),
+    /// A file of this name in another format.
+    Other(String, &'static OtherModel),
     /// A file or hidden folder that a user does not mean as a model.
     Unrelated,
 }
@@ -304,7 +306,7 @@ impl ModelRepository {
 
     /// The models in a folder of models. A model of the folder's own layout wins over a plain file.
     fn scan_folder(&self) -> Result<Scan, RepositoryError> {
-        let (mut scan, mut plain) = (Scan::default(), Vec::new());
+        let (mut scan, mut plain, mut others) = (Scan::default(), Vec::new(), Vec::new());
         let shown = |file: &str| self.path.join(file).display().to_string();
         for entry in fs::read_dir(self.root()).map_err(|e| self.unreadable(&e))? {
             let entry = entry.map_err(|e| self.unreadable(&e))?;
@@ -312,6 +314,7 @@ impl ModelRepository {
             match self.classify(&entry) {
                 Entry::Model(name) => scan.names.push(name),
                 Entry::PlainFile(file) => plain.push(file),
+                Entry::Other(file, other) => others.push((file, other)),
                 Entry::Ignored(reason) => {
                     scan.warnings.push(Finding::of(shown(&entry.file_name().to_string_lossy()), reason));
                 }
@@ -331,11 +334,10 @@ impl ModelRepository {
             }
             scan.names.push(name);
         }
-        if scan.names.is_empty()
-            && let Some((file, other)) = OtherModel::in_folder(self.root())
-        {
-            scan.warnings.push(Finding::of(shown(&file), other.to_string()));
-        }
+        // Beside models, code and archives are the owner's own affair.
+        let is_alone = scan.names.is_empty();
+        let others = others.into_iter().filter(|(_, other)| is_alone || other.is_model());
+        scan.warnings.extend(others.map(|(file, other)| Finding::of(shown(&file), format!("{other}; ignored"))));
         scan.names.sort_unstable();
         scan.warnings.sort_by(|a, b| a.file.cmp(&b.file));
         Ok(scan)
@@ -364,7 +366,7 @@ impl ModelRepository {
                 None => Entry::Ignored("the name is not UTF-8; ignored".to_owned()),
                 Some(name) => Entry::PlainFile(name.to_owned()),
             },
-            Ok(_) => Entry::Unrelated,
+            Ok(_) => OtherModel::of(&shown).map_or(Entry::Unrelated, |other| Entry::Other(shown.into_owned(), other)),
         }
     }
 
@@ -374,6 +376,10 @@ impl ModelRepository {
             Ok(dir) => dir,
             Err(e) => return Entry::Ignored(format!("{e}; ignored")),
         };
+        // A folder that nobody may read would seem to have no version.
+        if let Err(error) = fs::read_dir(&dir) {
+            return Entry::Ignored(format!("cannot be read: {}; ignored", reason(&dir, &error)));
+        }
         if looks_like_model(&dir) {
             // As in Triton, a folder without a configuration is no model if configurations are not
             // completed.

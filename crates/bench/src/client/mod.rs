@@ -3,7 +3,7 @@
 pub mod request;
 pub mod response;
 pub mod tensors;
-mod tls;
+pub mod tls;
 pub mod transport;
 
 use std::time::Duration;
@@ -20,6 +20,8 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+
+use crate::client::tls::Tls;
 
 /// Largest answer, bytes.
 const MAX_ANSWER_BYTES: usize = 1 << 30;
@@ -89,9 +91,13 @@ impl Client {
         stream.set_nodelay(true)?;
         let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let sender = if tls {
-            let stream = tokio::time::timeout(limit, tls::connect(&host, stream))
+            let tls = Tls::new(&host, "http/1.1")?;
+            let stream = tokio::time::timeout(limit, tls.connect(stream))
                 .await
                 .map_err(|_| anyhow!("{authority} did not answer over TLS within {limit:?}"))?
+                .context(
+                    "a server with a certificate of its own needs DOWNBEAT_CA=FILE with the certificate or its root",
+                )
                 .with_context(|| format!("no TLS with {authority}"))?;
             speak_http(stream).await?
         } else {
@@ -220,7 +226,7 @@ where
 }
 
 /// The value of `Authorization` with the API key of the environment.
-fn authorization() -> anyhow::Result<Option<HeaderValue>> {
+pub(crate) fn authorization() -> anyhow::Result<Option<HeaderValue>> {
     let Ok(key) = std::env::var("DOWNBEAT_API_KEY") else { return Ok(None) };
     let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim()))
         .context("DOWNBEAT_API_KEY has characters that no API key has")?;

@@ -3,31 +3,58 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
-use tokio::net::TcpStream;
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 /// Names a file of roots, in PEM, that are trusted in place of this machine's.
 const ROOTS: &str = "DOWNBEAT_CA";
 
-/// Speaks TLS on a connection to `host`.
-pub(super) async fn connect(host: &str, stream: TcpStream) -> anyhow::Result<TlsStream<TcpStream>> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots()?)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let name = ServerName::try_from(host.to_owned()).with_context(|| format!("'{host}' is no name of a server"))?;
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
-    stream.context("a server with a certificate of its own needs DOWNBEAT_CA=FILE with the certificate or its root")
+/// How connections to one server speak TLS.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
 }
 
-fn roots() -> anyhow::Result<RootCertStore> {
+impl Tls {
+    /// For connections to `host` that carry `protocol` (`http/1.1` or `h2`).
+    ///
+    /// # Errors
+    /// If the roots cannot be read, or `host` is no name of a server.
+    pub fn new(host: &str, protocol: &str) -> Result<Tls> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots()?)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let name = ServerName::try_from(host.to_owned()).with_context(|| format!("'{host}' is no name of a server"))?;
+        Ok(Tls { config: Arc::new(config), name })
+    }
+
+    /// Speaks TLS on a connection.
+    ///
+    /// # Errors
+    /// If the server does not speak TLS, or its certificate is not trusted.
+    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> std::io::Result<TlsStream<S>> {
+        TlsConnector::from(self.config.clone()).connect(self.name.clone(), stream).await
+    }
+
+    /// The state of a connection whose owner moves the bytes.
+    ///
+    /// # Errors
+    /// If the configuration is of no use.
+    pub fn session(&self) -> Result<ClientConnection, rustls::Error> {
+        ClientConnection::new(self.config.clone(), self.name.clone())
+    }
+}
+
+fn roots() -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     match std::env::var_os(ROOTS).map(PathBuf::from) {
         Some(file) => {

@@ -2,17 +2,25 @@
 //! no measurement counts these requests.
 
 use std::net::SocketAddr;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow};
 use downbeat_core::tensor::TensorSpec;
 use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody, statistics_from_json};
 use downbeat_protocol::inference as proto;
 use downbeat_protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 
+use futures_util::future::BoxFuture;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tower_service::Service;
+
 use crate::args::Protocol;
 use crate::client::Client;
 use crate::client::request::Envelope;
+use crate::client::tls::Tls;
 use crate::results::statistics::ModelStatistics;
 
 /// Longest wait for an answer.
@@ -29,12 +37,15 @@ pub struct Target {
     pub address: SocketAddr,
     /// The host as the user wrote it, with the port.
     pub host: String,
+    /// `None`: without TLS.
+    pub tls: Option<Tls>,
 }
 
 impl Target {
     /// The target as a URL.
     pub fn url(&self) -> String {
-        format!("{}://{}", self.protocol.name(), self.host)
+        let secure = if self.tls.is_some() { "s" } else { "" };
+        format!("{}{secure}://{}", self.protocol.name(), self.host)
     }
 }
 
@@ -118,8 +129,33 @@ impl Control {
             .connect_timeout(PATIENCE)
             .timeout(PATIENCE);
         let (url, address) = (self.target.url(), self.target.address);
-        let channel = endpoint.connect().await.with_context(|| format!("no server at {url} ({address})"))?;
+        let channel = match self.target.tls.clone() {
+            None => endpoint.connect().await,
+            Some(tls) => endpoint.connect_with_connector(Dial { address, tls }).await,
+        };
+        let channel = channel.with_context(|| format!("no server at {url} ({address})"))?;
         Ok(GrpcInferenceServiceClient::new(channel).max_decoding_message_size(MOST_BODY))
+    }
+}
+
+/// Connects over TLS.
+struct Dial {
+    address: SocketAddr,
+    tls: Tls,
+}
+
+impl Service<http::Uri> for Dial {
+    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Error = std::io::Error;
+    type Future = BoxFuture<'static, std::io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Uri) -> Self::Future {
+        let (address, tls) = (self.address, self.tls.clone());
+        Box::pin(async move { Ok(TokioIo::new(tls.connect(TcpStream::connect(address).await?).await?)) })
     }
 }
 

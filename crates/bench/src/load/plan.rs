@@ -13,8 +13,10 @@ use downbeat_protocol::http::RequestForm;
 use downbeat_sim::Arrivals;
 
 use crate::args::{Args, Body, Protocol};
+use crate::client::authorization;
 use crate::client::request::Envelope;
 use crate::client::tensors::{InputRules, from_json};
+use crate::client::tls::Tls;
 use crate::load::Pace;
 use crate::load::arrivals::{Schedule, Step, Until};
 use crate::load::control::{Control, Target};
@@ -105,7 +107,12 @@ impl Plan {
     /// With the name of the wrong flag, or the server's message.
     pub fn resolve(args: &Args) -> Result<Self> {
         let target = target(args.url.as_deref(), args.protocol)?;
-        let headers = args.headers.iter().map(|h| header(h)).collect::<Result<Vec<_>>>()?;
+        let mut headers = args.headers.iter().map(|h| header(h)).collect::<Result<Vec<_>>>()?;
+        if headers.iter().all(|(name, _)| !name.eq_ignore_ascii_case("authorization"))
+            && let Some(key) = authorization()?
+        {
+            headers.push(("authorization".to_owned(), key.to_str()?.to_owned()));
+        }
         let (pace, pace_text) = pace(args)?;
         let warmup = match args.warmup {
             Some(seconds) => duration("--warmup", seconds)?,
@@ -210,9 +217,9 @@ fn target(url: Option<&str>, protocol: Option<Protocol>) -> Result<Target> {
     };
     let by_scheme = match scheme {
         None => None,
-        Some("http") => Some(Protocol::Http),
-        Some("grpc") => Some(Protocol::Grpc),
-        Some(other) => bail!("--url {other}://...: expected http:// or grpc:// (there is no TLS)"),
+        Some("http" | "https") => Some(Protocol::Http),
+        Some("grpc" | "grpcs") => Some(Protocol::Grpc),
+        Some(other) => bail!("--url {other}://...: expected http://, https://, grpc:// or grpcs://"),
     };
     let protocol = protocol.or(by_scheme).unwrap_or(Protocol::Http);
     let authority = rest.trim_end_matches('/');
@@ -225,7 +232,14 @@ fn target(url: Option<&str>, protocol: Option<Protocol>) -> Result<Target> {
         .with_context(|| format!("--url {host}"))?
         .next()
         .with_context(|| format!("--url {host}: no address of this name"))?;
-    Ok(Target { protocol, address, host })
+    let spoken = match protocol {
+        Protocol::Http => "http/1.1",
+        Protocol::Grpc => "h2",
+    };
+    let is_secure = matches!(scheme, Some("https" | "grpcs"));
+    let name = host.rsplit_once(':').map_or(&*host, |(name, _)| name).trim_matches(['[', ']']);
+    let tls = is_secure.then(|| Tls::new(name, spoken)).transpose()?;
+    Ok(Target { protocol, address, host, tls })
 }
 
 fn header(text: &str) -> Result<(String, String)> {

@@ -145,7 +145,7 @@ impl LoadThread<'_> {
                 // The clients of a closed loop may not divide evenly: the thread with one more has
                 // room for it.
                 let most = most + usize::from(self.thread < plan.max_connections % plan.threads);
-                self.drive(Http::new(plan.target.address, plan.requests(), most, self.clock))
+                self.drive(Http::new(&plan.target, plan.requests(), most, self.clock))
             }
             Protocol::Grpc => self.drive(Grpc::new(&plan.target, plan, self.clock)),
         }

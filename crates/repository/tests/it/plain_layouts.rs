@@ -157,6 +157,17 @@ fn a_file_of_another_format_is_told_its_way_to_onnx() {
 }
 
 #[test]
+fn files_of_other_formats_beside_models_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &["a.onnx", "b.pt", "c.tflite", "make.py", "old.zip", "notes.txt"]);
+    let scan = ModelRepository::open(folder.path()).unwrap().scan().unwrap();
+    assert_eq!(scan.names, ["a"]);
+    let named: Vec<&str> = scan.warnings.iter().filter_map(|warning| warning.file.rsplit('/').next()).collect();
+    assert_eq!(named, ["b.pt", "c.tflite"], "{scan:?}");
+    assert!(scan.warnings[1].message.contains("tf2onnx") && scan.warnings[1].message.ends_with("; ignored"));
+}
+
+#[test]
 fn a_file_that_is_given_and_gets_another_name_is_told() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &["my net.onnx"]);

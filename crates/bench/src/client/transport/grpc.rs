@@ -23,6 +23,7 @@ use rustix::net::SendFlags;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{Done, Start, Ticket, Transport, check_connected, connect};
+use crate::client::tls::Tls;
 use crate::clock::Clock;
 use crate::load::control::Target;
 use crate::load::mix::Choice;
@@ -167,6 +168,18 @@ fn grpc_status(headers: &HeaderMap) -> Option<Result<(), Failed>> {
     }))
 }
 
+/// Begins HTTP/2 on a connection.
+async fn handshake(socket: Socket, tls: Option<Tls>) -> Result<Shaken, String> {
+    let stream: Box<dyn Io> = match tls {
+        None => Box::new(socket),
+        Some(tls) => Box::new(tls.connect(socket).await.map_err(|error| error.to_string())?),
+    };
+    let mut builder = h2::client::Builder::new();
+    builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).enable_push(false);
+    builder.initial_max_send_streams(0);
+    builder.handshake(stream).await.map_err(|error| error.to_string())
+}
+
 /// The result of a call. It is good only with a whole message before the status.
 async fn ended(response: ResponseFuture) -> Result<(), Failed> {
     let garbage = |what: &str| Err(Failed::new(Failure::Garbage, what));
@@ -192,7 +205,13 @@ async fn ended(response: ResponseFuture) -> Result<(), Failed> {
 }
 
 type Call = LocalBoxFuture<'static, (Ticket, Result<(), Failed>)>;
-type Handshake = LocalBoxFuture<'static, Result<(SendRequest<Bytes>, Connection<Socket, Bytes>), h2::Error>>;
+/// The bytes of a connection, with TLS or without.
+trait Io: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
+
+type Shaken = (SendRequest<Bytes>, Connection<Box<dyn Io>, Bytes>);
+type Handshake = LocalBoxFuture<'static, Result<Shaken, String>>;
 
 enum State {
     /// There is no connection, and no new one before this time.
@@ -201,7 +220,7 @@ enum State {
     Handshake(Handshake),
     Open {
         send: SendRequest<Bytes>,
-        connection: Box<Connection<Socket, Bytes>>,
+        connection: Box<Connection<Box<dyn Io>, Bytes>>,
         calls: FuturesUnordered<Call>,
     },
 }
@@ -227,6 +246,7 @@ struct OnWay {
 /// wait in the caller's queue.
 pub struct Grpc {
     address: SocketAddr,
+    tls: Option<Tls>,
     clock: Clock,
     /// Messages with their prefix, by model and variant.
     messages: Vec<Vec<Bytes>>,
@@ -252,7 +272,8 @@ impl Grpc {
                 headers.append(name, value);
             }
         }
-        let uri = Uri::builder().scheme("http").authority(target.host.as_str()).path_and_query(PATH).build();
+        let scheme = if target.tls.is_some() { "https" } else { "http" };
+        let uri = Uri::builder().scheme(scheme).authority(target.host.as_str()).path_and_query(PATH).build();
         let links = (0..plan.grpc_connections.max(1))
             .map(|_| {
                 let woken = Arc::new(Woken::default());
@@ -267,6 +288,7 @@ impl Grpc {
             .collect();
         Grpc {
             address: target.address,
+            tls: target.tls.clone(),
             clock,
             messages: plan.requests(),
             // The host was resolved as a socket address, so it is an authority. If not, the path
@@ -342,7 +364,7 @@ impl Grpc {
                         link.state = State::Open { send, connection, calls: FuturesUnordered::new() };
                         link.woken.wanted.store(true, Ordering::Relaxed);
                     }
-                    Poll::Ready(Err(e)) => ended = Some(Failed::new(Failure::Connect, e.to_string())),
+                    Poll::Ready(Err(e)) => ended = Some(Failed::new(Failure::Connect, e)),
                 },
                 State::Open { connection, calls, .. } => {
                     match Pin::new(connection.as_mut()).poll(&mut context) {
@@ -436,11 +458,8 @@ impl Transport for Grpc {
             let State::Connecting(socket) = std::mem::replace(&mut link.state, State::Closed(Time::ZERO)) else {
                 return;
             };
-            let mut builder = h2::client::Builder::new();
-            builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).enable_push(false);
-            builder.initial_max_send_streams(0);
-            link.state =
-                State::Handshake(Box::pin(builder.handshake(Socket { fd: socket, woken: Arc::clone(&link.woken) })));
+            let socket = Socket { fd: socket, woken: Arc::clone(&link.woken) };
+            link.state = State::Handshake(Box::pin(handshake(socket, self.tls.clone())));
         }
         link.woken.readable.store(true, Ordering::Relaxed);
         link.woken.hung_up.fetch_or(ready.hung_up, Ordering::Relaxed);

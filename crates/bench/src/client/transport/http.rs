@@ -1,15 +1,16 @@
 //! Requests over HTTP/1.1: a pool of kept-alive connections with one request at a time on each.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
-use rustix::net::SendFlags;
 
+use super::socket::Socket;
 use super::{Done, Start, Ticket, Transport, check_connected, connect};
 use crate::client::response::{Finished, Keep, ResponseReader};
+use crate::client::tls::Tls;
 use crate::clock::Clock;
+use crate::load::control::Target;
 use crate::load::mix::Choice;
 use crate::load::poller::{Poller, Ready};
 use crate::results::outcome::{Failed, Failure};
@@ -18,7 +19,7 @@ use crate::results::outcome::{Failed, Failure};
 const READ: usize = 64 * 1024;
 
 struct Connection {
-    socket: OwnedFd,
+    socket: Socket,
     connecting: bool,
     /// The server's end of the connection was reported.
     hung_up: bool,
@@ -40,6 +41,7 @@ struct Entry {
 /// The pool of connections. Bound: `most` connections. Further requests wait in the caller's queue.
 pub struct Http {
     address: SocketAddr,
+    tls: Option<Tls>,
     clock: Clock,
     /// Whole requests, by model and variant.
     requests: Vec<Vec<Bytes>>,
@@ -57,11 +59,12 @@ pub struct Http {
 }
 
 impl Http {
-    /// Makes a pool. `requests` holds, by model and variant, all bytes from the request line to the
-    /// end of the body.
-    pub fn new(address: SocketAddr, requests: Vec<Vec<Bytes>>, most: usize, clock: Clock) -> Self {
+    /// Makes a pool of connections to `target`. `requests` holds, by model and variant, all bytes from
+    /// the request line to the end of the body.
+    pub fn new(target: &Target, requests: Vec<Vec<Bytes>>, most: usize, clock: Clock) -> Self {
         Http {
-            address,
+            address: target.address,
+            tls: target.tls.clone(),
             clock,
             requests,
             most: most.max(1),
@@ -92,7 +95,8 @@ impl Http {
                 (self.entries.len() - 1) as u32
             }
         };
-        match connect(self.address, poller, self.token(index)) {
+        let connected = connect(self.address, poller, self.token(index));
+        match connected.and_then(|fd| Socket::new(fd, self.tls.as_ref())) {
             Ok(socket) => {
                 if let Some(s) = self.entries.get_mut(index as usize) {
                     s.connection = Some(Connection {
@@ -136,14 +140,13 @@ impl Http {
     fn write(&mut self, index: u32, done: &mut Vec<Done>) {
         let Some(connection) = self.connection(index) else { return };
         while !connection.unsent.is_empty() {
-            match rustix::net::send(&connection.socket, &connection.unsent, SendFlags::NOSIGNAL) {
+            match connection.socket.send(&connection.unsent) {
                 Ok(n) => drop(connection.unsent.split_to(n.min(connection.unsent.len()))),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(_) if connection.reader.has_begun() => return,
                 // The server answers and closes before it has read everything. The answer may still
                 // be readable.
-                Err(e @ (Errno::PIPE | Errno::CONNRESET)) => {
+                Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                     connection.unsent = Bytes::new();
                     self.read(index, done);
                     let still = self.connection(index).is_some_and(|c| c.ticket.is_some());
@@ -166,10 +169,9 @@ impl Http {
     fn read_into(&mut self, index: u32, buffer: &mut [u8], done: &mut Vec<Done>) {
         loop {
             let Some(connection) = self.connection(index) else { return };
-            let read = match rustix::io::read(&connection.socket, &mut *buffer) {
+            let read = match connection.socket.read(buffer) {
                 Ok(n) => n,
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => return,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(e) => return self.fail(index, Failed::of(Failure::Closed, e), done),
             };
             if connection.ticket.is_none() {
@@ -261,7 +263,7 @@ impl Transport for Http {
         let Some(connection) = self.connection(index) else { return };
         connection.hung_up |= ready.hung_up;
         if connection.connecting {
-            if let Err(failed) = check_connected(&connection.socket) {
+            if let Err(failed) = check_connected(connection.socket.fd()) {
                 return self.fail(index, failed, done);
             }
             connection.connecting = false;

@@ -3,6 +3,7 @@
 
 pub mod grpc;
 pub mod http;
+mod socket;
 
 use std::net::SocketAddr;
 

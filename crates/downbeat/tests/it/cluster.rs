@@ -15,7 +15,7 @@ use crate::ports::free_addresses;
 use crate::serve::{REQUEST, Server, digits, http, try_http};
 
 /// Longer than any step takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 /// An SLO that a slow machine keeps.
 const SLO: [&str; 2] = ["--slo-ms", "digits=3600000"];
 /// How long a peer that is refused may wait for its connection to be closed.

@@ -11,7 +11,7 @@ use crate::command_line::downbeat;
 use crate::serve::{REQUEST, digits, http};
 
 /// Longer than any step takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A server whose standard error the test reads line by line, only as far as it asks.
 struct Logged {

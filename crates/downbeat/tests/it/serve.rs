@@ -16,7 +16,7 @@ const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit
 pub const REQUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.json");
 
 /// Longer than any step takes; a server that is not ready in this time fails the test.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A running server on free ports. Killed when the test is over.
 pub struct Server {

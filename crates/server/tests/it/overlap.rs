@@ -274,7 +274,8 @@ async fn a_wrong_predictor_is_retrained_and_its_file_stays() {
     while groups(&registry).retraining.unwrap().adopted == 0 {
         clients(&registry).await;
         rounds += 1;
-        assert!(rounds < 60, "{:?}", groups(&registry));
+        // On a busy machine the thread that trains has hardly a turn.
+        assert!(rounds < 3_000, "{:?}", groups(&registry));
     }
     let report = groups(&registry);
     let retraining = report.retraining.unwrap();

@@ -69,7 +69,8 @@ async fn served(model: &ModelProto, config: &str, change: impl FnOnce(&mut Serve
     }
     let mut options = options(folder.path(), EngineChoice::Rten);
     options.profiling.enabled = false;
-    // However long the check takes on a busy machine.
+    // However long the check and the requests take on a busy machine.
+    options.max_queue_wait = downbeat_core::Duration::from_millis(3_600_000);
     options.profiling.budget = downbeat_core::Duration::from_millis(3_600_000);
     change(&mut options);
     let registry = open(options);

@@ -50,6 +50,8 @@ impl Models {
         let mut options = ServerOptions::new(self.path().to_owned());
         options.engine = downbeat_service::options::EngineChoice::Emulated;
         options.drop = Some(DropPolicy::HeadDrop);
+        // However long requests wait on a busy machine.
+        options.max_queue_wait = downbeat_core::Duration::from_millis(3_600_000);
         options.profiling.cache_dir = Some(self.path().join(".profiles"));
         // For emulated models the server measures only the overlap of two lanes.
         options.profiling.budget = downbeat_core::Duration::from_millis(60_000);

@@ -109,13 +109,13 @@ pub async fn send(registry: &Registry, request: InferRequest) -> Answer {
 
 /// Waits until `condition` holds, which it does soon if it ever does.
 pub async fn until(condition: impl Fn() -> bool) {
-    for _ in 0..6_000 {
+    for _ in 0..120_000 {
         if condition() {
             return;
         }
         tokio::time::sleep(ms(5)).await;
     }
-    panic!("what was waited for did not happen within 30 s");
+    panic!("what was waited for did not happen within 10 minutes");
 }
 
 pub fn ms(ms: u64) -> Duration {

@@ -127,26 +127,36 @@ class Local:
 
     is_used = is_over = False
 
-    def __init__(self):
-        self.first, self.ended, self.count = None, threading.Event(), 0
+    def __init__(self, has_one):
+        self.first, self.ended, self.count, self.has_one = None, threading.Event(), 0, has_one
 
     def send(self, response, is_final):
         self.count += 1
         if self.count > MOST_MADE_UP:
             self.ended.set()
             raise Enough
+        if self.has_one and response is not None and self.first is not None:
+            raise utils.TritonModelException("Unable to send response. Response sender has been closed.")
         if self.first is None and response is not None:
             self.first = response
-        if is_final:
+        if is_final or (self.has_one and response is not None):
             self.ended.set()
+        if self.has_one and self.first is None:
+            raise utils.TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send complete final before sending a response"
+            )
         return True
 
     def is_cancelled(self):
         return False
 
-    def response(self):
-        while not self.ended.wait(LOOK_S):
-            pass
+    def response(self, loop):
+        """The first answer. `loop`: the tasks that may still give the answer run in this loop."""
+        while not self.ended.is_set():
+            if loop is None:
+                self.ended.wait(LOOK_S)
+            else:
+                loop.run_until_complete(loop.run_in_executor(None, self.ended.wait, LOOK_S))
         return self.first
 
 

@@ -387,8 +387,9 @@ class Lane:
             if not taker.is_used:
                 taker.send(response, True)
             return utils.InferenceResponse()
-        if response is None and taker.is_used:
-            response = taker.response()
+        if taker.is_used and (response is None or taker.first is not None):
+            # An answer that was sent comes before the one that execute returned.
+            response = taker.response(None if self.model.decoupled else self.model.loop)
         return self.model.stand_in() if response is None and self.model.decoupled else response
 
     def requests(self, call, base):
@@ -404,8 +405,8 @@ class Lane:
             ]
             parameters = asked["parameters"] or "{}"
             names = asked["outputs"] or list(self.model.places)
-            request = utils.InferenceRequest(
-                asked["id"], 0, inputs, names, self.model.name, self.model.settings["version"], parameters=parameters
+            request = utils.InferenceRequest._of(
+                asked["id"], inputs, names, self.model.name, self.model.settings["version"], parameters
             )
             request._timeout = asked["budget_us"] or 0
             taker = self.taker(asked)
@@ -421,7 +422,7 @@ class Lane:
 
     def taker(self, asked):
         key = asked["answers"]
-        return side.Local() if key is None else side.Remote(self.model.side, key, self.sent_outputs)
+        return side.Local(not self.model.decoupled) if key is None else side.Remote(self.model.side, key, self.sent_outputs)
 
     def sent_outputs(self, response):
         try:

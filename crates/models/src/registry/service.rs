@@ -126,6 +126,17 @@ impl Service for Registry {
         }
     }
 
+    async fn check_model_ready(&self, name: &str, version: &str) -> bool {
+        if !self.is_model_ready(name, version) {
+            return false;
+        }
+        let loaded = self.serving.get(name).and_then(|served| served.version(version).ok().cloned());
+        match loaded {
+            Some(loaded) => loaded.code_is_ready().await,
+            None => true,
+        }
+    }
+
     fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
         let Some(served) = self.serving.get(name) else {
             let pipeline = self.served_pipeline(name)?;

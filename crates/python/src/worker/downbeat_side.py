@@ -34,6 +34,8 @@ class Side:
 
     def __init__(self, stream):
         self.stream, self.waiting, self.ids, self.out = stream, {}, itertools.count(1), queue.SimpleQueue()
+        # Gives the reason why the model is not ready; None: it is.
+        self.unready = lambda: "the model is not loaded yet"
         for work in (self.read, self.write):
             threading.Thread(target=work, daemon=True, name="downbeat-side").start()
 
@@ -45,9 +47,15 @@ class Side:
                 return
             head = json.loads(file.read(int.from_bytes(start[:4], "little")))
             data = file.read(int.from_bytes(start[4:], "little"))
+            if head.get("asks_ready"):
+                threading.Thread(target=self.check, args=(head["id"],), daemon=True, name="downbeat-ready").start()
+                continue
             hear = self.waiting.pop(head["id"], None) if head["is_final"] else self.waiting.get(head["id"])
             if hear is not None:
                 hear(head, data)
+
+    def check(self, number):
+        self.tell("ready", id=number, reason=self.unready())
 
     def write(self):
         while True:
@@ -163,7 +171,7 @@ class Local:
 class Remote:
     """Takes the answers to a client's request."""
 
-    is_used = is_over = False
+    is_used, is_over, first = False, False, None
 
     def __init__(self, side, key, outputs_of):
         self.side, self.key, self.outputs_of, self.open = side, key, outputs_of, True

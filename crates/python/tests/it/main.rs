@@ -246,8 +246,7 @@ fn answered(body: &str) -> Option<Result<Vec<f32>, String>> {
          class TritonPythonModel:\n    {indented}\n"
     );
     let model = loaded(folder.path(), &code)?;
-    let asked =
-        AskedRequest { rows: 1, tensors: vec![Some(tensor(1, &[1.0, 2.0]))], budget: None, about: None };
+    let asked = AskedRequest { rows: 1, tensors: vec![Some(tensor(1, &[1.0, 2.0]))], budget: None, about: None };
     let answers = model.lane().unwrap().answer(vec![asked]);
     let answer = answers.map_err(|error| error.reason).and_then(|mut answers| {
         let answer = answers.remove(0).map_err(|error| error.reason)?;
@@ -283,7 +282,11 @@ fn a_model_with_one_answer_may_send_it_before_or_after_execute_returns() {
     except pb_utils.TritonModelException as error:
         assert 'has been closed' in str(error)
     sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)";
-    for body in [sent_later, &kept, task, sent_and_returned, returned_and_sent_again] {
+    let failed_then = "def execute(self, requests):
+    sender = requests[0].get_response_sender()
+    sender.send(of(7))
+    sender.send(of(8))";
+    for body in [sent_later, &kept, task, sent_and_returned, returned_and_sent_again, failed_then] {
         let Some(answer) = answered(body) else { return };
         assert_eq!(answer, Ok(vec![7.0, 0.0]), "{body}");
     }

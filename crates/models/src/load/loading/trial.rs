@@ -80,7 +80,7 @@ impl Loading<'_> {
         Ok(codec)
     }
 
-    /// The codec with the first sample of one item that the configuration names, and whether there is one.
+    /// The codec, with the first sample of one item if the configuration names such a sample: then true.
     fn with_named_sample(&self, codec: BatchCodec) -> anyhow::Result<(BatchCodec, bool)> {
         let samples = warm_up::samples(&self.definition, &codec)?;
         let sample = samples.iter().find(|sample| sample.name.is_some() && sample.request.rows == 1);

@@ -110,7 +110,8 @@ impl Pipeline {
     ) -> Option<Self> {
         let ensemble = definition.ensemble.as_ref()?;
         let (inputs, mut outputs) = (definition.inputs.clone(), definition.outputs.clone());
-        for (output, tensor) in outputs.iter_mut().zip(&ensemble.outputs).filter(|(output, _)| output.labels.is_empty()) {
+        for (output, tensor) in outputs.iter_mut().zip(&ensemble.outputs).filter(|(output, _)| output.labels.is_empty())
+        {
             output.labels = labels_of(ensemble, &parts, *tensor).unwrap_or_default();
         }
         let codec = BatchCodec::new(inputs, outputs, definition.batching.max_batch_size);

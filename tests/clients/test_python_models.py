@@ -3,6 +3,7 @@ import io
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tarfile
 import textwrap
@@ -710,6 +711,93 @@ BROKEN = {
                    "    def execute(self, requests):\n        return []", "initialize failed: KeyError: 'weights' (model.py, line 3, in initialize)"),
     "no_execute": ("class TritonPythonModel:\n    pass", "no method execute"),
 }
+
+
+def test_a_decoupled_model_is_no_step_of_an_ensemble(serve, repository, binary):
+    tensors = [("X", "FP32", [1])], [("Y", "FP32", [1])]
+    write(repository, "many", COUNTS, config(*tensors, "model_transaction_policy { decoupled: true }"))
+    one = ("TYPE_FP32", [1])
+    ensembles.write(repository, "e", [ensembles.step("many", {"X": "in"}, {"Y": "out"})], {"in": one}, {"out": one}, max_batch_size=0)
+    words = "step 0 ('many'): the model is decoupled, and a step gives one answer to each request"
+    command = [binary, "config", "check", str(repository), "--engine", "rten", "--python", sys.executable]
+    assert words in subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+    server = serve(repository, "--strict-readiness", "false")
+    with client_of(server) as client:
+        wait_until(lambda: any(words in model.get("reason", "") for model in client.get_model_repository_index()))
+
+
+READY = """
+    import asyncio, pathlib
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.file = pathlib.Path(args["model_repository"]) / "state"
+
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", request.inputs()[0].as_numpy())]) for request in requests]
+
+        def is_ready(self):
+            state = self.file.read_text()
+            if state == "raise":
+                raise ValueError("the database is gone")
+            return self.later() if state == "later" else {"yes": True, "no": False, "word": "yes"}[state]
+
+        async def later(self):
+            await asyncio.sleep(0.05)
+            return True
+"""
+
+
+def test_a_models_own_check_decides_whether_it_is_ready(serve, repository):
+    folder = write(repository, "checked", READY, config([("X", "FP32", [1])], [("Y", "FP32", [1])], "instance_group [{ count: 2 }]"))
+    (folder / "state").write_text("no")
+    server = serve(repository)
+    x = np.ones(1, dtype=np.float32)
+    with client_of(server) as client, grpcclient.InferenceServerClient(server.grpc) as other:
+        for state, ready in (("yes", True), ("no", False), ("raise", False), ("word", False), ("later", True)):
+            (folder / "state").write_text(state)
+            assert (client.is_model_ready("checked"), other.is_model_ready("checked")) == (ready, ready), state
+            assert client.infer("checked", [tensor("X", x)]).as_numpy("Y") == x
+    wait_until(lambda: "the database is gone" in server.log and "is_ready must return True or False" in server.log)
+
+
+def test_a_check_that_does_not_return_is_no_yes_and_stops_no_request(serve, repository):
+    code = READY.replace("state = self.file.read_text()", "import time; time.sleep(3600)")
+    write(repository, "checked", code, config([("X", "FP32", [1])], [("Y", "FP32", [1])]))
+    server = serve(repository)
+    with client_of(server) as client:
+        assert not client.is_model_ready("checked")
+        assert client.infer("checked", [tensor("X", np.ones(1, dtype=np.float32))]).as_numpy("Y") == 1
+
+
+# Answers the number of requests that it has had, and how many of them were not zero.
+COUNTS = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.seen = []
+
+        def execute(self, requests):
+            self.seen.extend(float(request.inputs()[0].as_numpy()[0]) for request in requests)
+            answer = np.array([len(self.seen), sum(value != 0 for value in self.seen)], dtype=np.float32)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer)]) for _ in requests]
+"""
+WARM_UP = 'model_warmup [{ name: "zero" batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } }]'
+
+
+def test_made_up_requests_do_not_reach_code_whose_author_keeps_them_away(serve, repository):
+    tensors = [("X", "FP32", [1])], [("Y", "FP32", [2])]
+    write(repository, "counts", COUNTS, config(*tensors))
+    write(repository, "sampled", COUNTS, config(*tensors, WARM_UP))
+    one = [tensor("X", np.ones(1, dtype=np.float32))]
+    with client_of(serve(repository, "--no-profiling")) as client:
+        assert client.infer("counts", one).as_numpy("Y").tolist() == [1, 1]
+        assert client.infer("sampled", one).as_numpy("Y")[1] == 1
+    with client_of(serve(repository)) as client:
+        assert client.infer("sampled", one).as_numpy("Y")[1] == 1, "only samples of the configuration"
 
 
 def test_the_index_says_what_is_wrong(serve, repository):

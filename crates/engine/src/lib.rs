@@ -38,7 +38,7 @@ pub use tensor::state::{State, StateError};
 pub use tensor::{Buffer, OutOfMemory, Tensor, strings};
 pub use traits::{
     Answered, Answers, AnswersTo, AskedRequest, ClientLeft, DeviceMemory, DeviceShare, Division, DivisionError, Engine,
-    EngineInfo, ErrorCode, Executor, GraphNodes, GraphOutcome, GraphReport, Lane, LoadError, LoadOptions, Model, Part,
-    Pending, Place, PythonOptions, RequestAbout, RunError, ShapeRange, Share, Span, StreamPriority, TakesAnswers,
-    Timed, division, graph_report,
+    EngineInfo, ErrorCode, Executor, GraphNodes, GraphOutcome, GraphReport, Lane, LoadError, LoadOptions, Model,
+    OnReady, Part, Pending, Place, PythonOptions, RequestAbout, RunError, ShapeRange, Share, Span, StreamPriority,
+    TakesAnswers, Timed, division, graph_report,
 };

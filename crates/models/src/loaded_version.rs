@@ -65,6 +65,9 @@ pub struct LoadedVersion {
     pub repaired: Option<Arc<RepairedFile>>,
 }
 
+/// A model whose code has not said within this time that it is ready is not ready. Triton's time.
+const LONGEST_CHECK: Duration = Duration::from_millis(5_000);
+
 /// The numbers of rows of which a request was found to fit, as a cache. Used only if all requests
 /// of as many rows have the same shapes.
 struct KnownToFit {
@@ -171,6 +174,22 @@ impl LoadedVersion {
     /// Why it is not ready at `now`; `None` if it is ready.
     pub fn not_ready(&self, now: Time) -> Option<String> {
         self.out_of_service().or_else(|| self.health.not_ready(now))
+    }
+
+    /// Asks its code, if that has a check of its own, whether it is ready.
+    pub async fn code_is_ready(&self) -> bool {
+        let (sender, answer) = tokio::sync::oneshot::channel();
+        if !self.model.ask_ready(Box::new(move |answer| drop(sender.send(answer)))) {
+            return true;
+        }
+        let reason = match tokio::time::timeout(LONGEST_CHECK.into(), answer).await {
+            Ok(Ok(Ok(()))) => return true,
+            Ok(Ok(Err(reason))) => reason,
+            Ok(Err(_)) => "its process has ended".to_owned(),
+            Err(_) => format!("is_ready has not returned within {LONGEST_CHECK}"),
+        };
+        tracing::debug!(model = %self.name, version = %self.version, %reason, "the model's code is not ready");
+        false
     }
 
     /// Why it takes no requests; `None` if it takes them.

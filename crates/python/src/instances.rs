@@ -5,10 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use downbeat_engine::isolation::{ExecutorProgram, OnMetering};
 use downbeat_engine::{
-    Executor, Instance, InstanceStarter, LoadError, LoadOptions, LoadedInstance, PythonOptions, RunError,
+    Executor, Instance, InstanceStarter, LoadError, LoadOptions, LoadedInstance, OnReady, PythonOptions, RunError,
 };
 
-use crate::side::{OnCall, side};
+use crate::side::{OnCall, ReadyChecks, side};
 use crate::worker::NAME;
 
 /// The facts from which an instance is started.
@@ -21,7 +21,7 @@ pub struct Start {
 }
 
 impl Start {
-    fn instance(&self, python: &PythonOptions, number: usize) -> Result<(Instance, LoadedInstance), LoadError> {
+    fn instance(&self, python: &PythonOptions, number: usize) -> Result<Started, LoadError> {
         let settings = serde_json::json!({
             "model": python.model,
             "version": python.version,
@@ -31,15 +31,24 @@ impl Start {
             "completes": python.completes,
             "instance": number,
         });
-        self.starter.start(
+        let checks = Arc::default();
+        let (instance, loaded) = self.starter.start(
             NAME,
             self.program.clone(),
             &self.options,
             settings,
             self.on_metering.clone(),
-            side(&python.model, &self.on_call),
-        )
+            side(&python.model, &self.on_call, &checks),
+        )?;
+        Ok(Started { instance, loaded, checks })
     }
+}
+
+/// An instance that has just started.
+struct Started {
+    instance: Instance,
+    loaded: LoadedInstance,
+    checks: Arc<ReadyChecks>,
 }
 
 /// The instances of a model.
@@ -56,6 +65,8 @@ struct Shelf {
     free: Vec<Instance>,
     /// The processes of all instances.
     processes: Vec<Arc<dyn Executor>>,
+    /// The checks of readiness of all instances.
+    checks: Vec<Arc<ReadyChecks>>,
     /// The number of lanes.
     lanes: usize,
 }
@@ -66,11 +77,12 @@ impl Instances {
     /// # Errors
     /// If it cannot load the model.
     pub fn begin(start: Start, python: &PythonOptions) -> Result<(Arc<Instances>, LoadedInstance), LoadError> {
-        let (instance, loaded) = start.instance(python, 0)?;
+        let Started { instance, loaded, checks } = start.instance(python, 0)?;
         // The other instances get the completed configuration.
         let config = loaded.configuration.clone().unwrap_or_else(|| python.config.clone());
         let python = PythonOptions { config, completes: false, ..python.clone() };
-        let shelf = Shelf { processes: vec![instance.executor()], free: vec![instance], lanes: 0 };
+        let processes = vec![instance.executor()];
+        let shelf = Shelf { processes, free: vec![instance], checks: vec![checks], lanes: 0 };
         Ok((Arc::new(Instances { start, python, shelf: Mutex::new(shelf), changed: Condvar::new() }), loaded))
     }
 
@@ -94,8 +106,9 @@ impl Instances {
         let started = self.start.instance(&self.python, number);
         let mut shelf = self.shelf();
         match started {
-            Ok((instance, _)) => {
+            Ok(Started { instance, checks, .. }) => {
                 shelf.processes.push(instance.executor());
+                shelf.checks.push(checks);
                 shelf.free.push(instance);
                 Ok(())
             }
@@ -126,6 +139,25 @@ impl Instances {
                 return Err(RunError { of_executor: true, ..RunError::new(NAME, reason) });
             }
             shelf = self.changed.wait(shelf).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Asks the code of each instance whether it is ready: the model is, if all are.
+    pub fn ask_ready(&self, on_ready: OnReady) {
+        let checks = self.shelf().checks.clone();
+        let open = Arc::new(Mutex::new((checks.len(), Some(on_ready))));
+        for check in checks {
+            let open = open.clone();
+            check.ask(Box::new(move |answer| {
+                let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+                open.0 -= 1;
+                let is_decided = answer.is_err() || open.0 == 0;
+                let on_ready = open.1.take_if(|_| is_decided);
+                drop(open);
+                if let Some(on_ready) = on_ready {
+                    on_ready(answer);
+                }
+            }));
         }
     }
 

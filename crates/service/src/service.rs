@@ -37,6 +37,12 @@ pub trait Service: Send + Sync + 'static {
     /// such model.
     fn is_model_ready(&self, name: &str, version: &str) -> bool;
 
+    /// Whether the model can answer now, also by the check of its own code, if there is one (`is_ready`
+    /// of a Python model).
+    fn check_model_ready(&self, name: &str, version: &str) -> impl Future<Output = bool> + Send {
+        std::future::ready(self.is_model_ready(name, version))
+    }
+
     /// Name, inputs and outputs of a model.
     ///
     /// # Errors

@@ -189,6 +189,7 @@ fn against_models(
                 format!("the repository has no model of this name{hint}")
             }
         })?;
+        model.check_runs_as_step()?;
         if let Some(version) = step.version.filter(|version| model.version_file(*version).is_none()) {
             let served: Vec<String> = model.versions.iter().map(|(version, _)| version.to_string()).collect();
             return Err(format!("version {version} of the model is not served; served: {}", served.join(", ")));

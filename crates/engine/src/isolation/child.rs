@@ -160,6 +160,7 @@ impl Process {
             rewritten: model.rewritten().map(str::to_owned),
             configuration: None,
             metering: Vec::new(),
+            checks_ready: false,
         };
         (self.engine, self.model) = (Some(engine), Some(model));
         Ok(Answer::Loaded(Box::new(loaded)))

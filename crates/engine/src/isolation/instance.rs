@@ -38,6 +38,8 @@ pub struct LoadedInstance {
     pub signature: Signature,
     /// The configuration as the model completes it, as JSON.
     pub configuration: Option<String>,
+    /// Whether the code has a check of its own readiness.
+    pub checks_ready: bool,
 }
 
 impl InstanceStarter {
@@ -78,7 +80,7 @@ impl InstanceStarter {
         let answers = side.answers.clone();
         let executor = Supervisor::new(program, call, engine, Some(side));
         let handle = Arc::new(Handle { executor, engine });
-        let Loaded { inputs, outputs, configuration, metering, .. } = handle.executor.start(&self.0)?;
+        let Loaded { inputs, outputs, configuration, metering, checks_ready, .. } = handle.executor.start(&self.0)?;
         let link = LaneLink::new(0, None);
         handle.executor.add(&link)?;
         on_metering(metering);
@@ -88,7 +90,7 @@ impl InstanceStarter {
             process: Mutex::default(),
             answers: answers.clone(),
         });
-        let loaded = LoadedInstance { signature: Signature { inputs, outputs }, configuration };
+        let loaded = LoadedInstance { signature: Signature { inputs, outputs }, configuration, checks_ready };
         Ok((Instance { handle, link, end, runs: 0, on_metering, answers }, loaded))
     }
 }

@@ -128,6 +128,9 @@ pub(super) struct Loaded {
     /// See [`Metering`].
     #[serde(default)]
     pub metering: Metering,
+    /// Whether the code has a check of its own readiness.
+    #[serde(default)]
+    pub checks_ready: bool,
 }
 
 /// Changes of the metrics that a model's code keeps, as JSON: one value for each changed metric.

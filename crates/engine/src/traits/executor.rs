@@ -19,3 +19,6 @@ pub trait Executor: Send + Sync {
     /// again. `None`: it runs. Cheap to ask.
     fn down(&self) -> Option<String>;
 }
+
+/// Hears whether a model's own code is ready. An error says why the code is not ready.
+pub type OnReady = Box<dyn FnOnce(Result<(), String>) + Send>;

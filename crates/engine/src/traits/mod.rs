@@ -27,7 +27,7 @@ use crate::tensor::{Buffer, OutOfMemory};
 pub use asked::{Answered, Answers, AnswersTo, AskedRequest, ClientLeft, RequestAbout, TakesAnswers};
 pub use division::{Division, DivisionError, Part};
 pub use error::{ErrorCode, LoadError, RunError};
-pub use executor::Executor;
+pub use executor::{Executor, OnReady};
 pub use graph_report::{GraphNodes, GraphOutcome, GraphReport};
 pub use options::{LoadOptions, PythonOptions, StreamPriority};
 pub use share::{Place, Share};
@@ -225,6 +225,12 @@ pub trait Model: Send + Sync {
     /// The model's executor process, if it has one.
     fn executor(&self) -> Option<&dyn Executor> {
         None
+    }
+
+    /// Asks the model's own code whether it is ready. Returns false, and tells `on_ready` nothing, if
+    /// the code has no such check.
+    fn ask_ready(&self, _on_ready: OnReady) -> bool {
+        false
     }
 
     /// Whether the model's lanes take requests ([`Lane::answer`]), and not the rows of a batch.

@@ -120,7 +120,8 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         let caller = caller_of(&request);
         let pb::ModelReadyRequest { name, version } = request.into_inner();
         caller.check_model(&name)?;
-        Ok(Response::new(pb::ModelReadyResponse { ready: self.service.is_model_ready(&name, &version) }))
+        let ready = self.service.check_model_ready(&name, &version).await;
+        Ok(Response::new(pb::ModelReadyResponse { ready }))
     }
 
     async fn server_metadata(

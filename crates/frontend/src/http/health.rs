@@ -28,7 +28,7 @@ pub async fn ready<S: Service>(State(state): State<HttpState<S>>) -> Response {
 }
 
 pub(super) async fn model_ready<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
-    let ready = state.service().is_model_ready(&path.model, &path.version);
+    let ready = state.service().check_model_ready(&path.model, &path.version).await;
     // A model that does not exist, or a version that is none, is never ready: no use in asking
     // again.
     if !ready

@@ -242,9 +242,7 @@ impl Registry {
     fn find(&self, step: &EnsembleStep) -> Result<FoundModel, String> {
         let version = step.version.map(|version| version.to_string()).unwrap_or_default();
         if let Some(model) = self.serving.get(&step.model) {
-            if model.definition.config.is_decoupled() {
-                return Err("the model is decoupled, and a step gives one answer to each request".to_owned());
-            }
+            model.definition.check_runs_as_step()?;
             let loaded = model.version(&version).map_err(|error| error.to_string())?.clone();
             return Ok(FoundModel::Model(model, loaded));
         }

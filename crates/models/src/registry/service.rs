@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb, pace};
+use downbeat_repository::TensorBinding;
 use downbeat_service::answers::Answers;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ModelControl;
@@ -122,6 +123,17 @@ impl Service for Registry {
                 let pipeline = self.serving.pipeline(name);
                 pipeline.is_some_and(|pipeline| pipeline.version(version).is_ok() && pipeline.not_ready(now).is_none())
             }
+        }
+    }
+
+    async fn check_model_ready(&self, name: &str, version: &str) -> bool {
+        if !self.is_model_ready(name, version) {
+            return false;
+        }
+        let loaded = self.serving.get(name).and_then(|served| served.version(version).ok().cloned());
+        match loaded {
+            Some(loaded) => loaded.code_is_ready().await,
+            None => true,
         }
     }
 
@@ -333,17 +345,14 @@ impl Service for Registry {
     }
 
     fn labels(&self, name: &str, _version: &str, output: &str) -> Vec<String> {
-        let served = self.serving.get(name);
-        let pipeline = self.serving.pipeline(name);
-        let own = served.as_ref().map(|served| &served.definition);
-        let Some(definition) = own.or(pipeline.as_ref().map(|pipeline| &*pipeline.definition)) else {
-            return Vec::new();
+        let labels = |outputs: &[TensorBinding]| {
+            let found = outputs.iter().find(|binding| binding.client.name == output);
+            found.map(|binding| binding.labels.to_vec()).unwrap_or_default()
         };
-        definition
-            .outputs
-            .iter()
-            .find(|binding| binding.client.name == output)
-            .map(|binding| binding.labels.to_vec())
-            .unwrap_or_default()
+        match self.serving.get(name) {
+            Some(served) => labels(&served.definition.outputs),
+            // An ensemble may have the labels of a step's model.
+            None => self.serving.pipeline(name).map(|pipeline| labels(&pipeline.codec.outputs)).unwrap_or_default(),
+        }
     }
 }

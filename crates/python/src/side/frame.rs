@@ -58,6 +58,8 @@ pub enum Told {
     Pull { id: u64 },
     /// The code wants no more answers to a call.
     Drop { id: u64 },
+    /// The answer to a check of readiness. `reason`: why the model is not ready.
+    Ready { id: u64, reason: Option<String> },
 }
 
 /// A request to another model.
@@ -89,6 +91,16 @@ pub struct Reply {
     pub outputs: Option<Vec<Placed>>,
     /// The parameters of an answer, as a JSON object.
     pub parameters: Option<String>,
+    /// Whether the server asks the code whether the model is ready, in place of a reply.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub asks_ready: bool,
+}
+
+impl Reply {
+    /// A last reply without outputs.
+    pub fn of(id: u64) -> Self {
+        Reply { id, is_final: true, ok: true, error: None, outputs: None, parameters: None, asks_ready: false }
+    }
 }
 
 /// Reads a frame; `None` at the end of the socket.

@@ -1,6 +1,7 @@
 //! The server's end of a process's second socket: answers to clients, and calls of other models.
 
 mod frame;
+mod ready;
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, BufWriter, Write};
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use downbeat_engine::{AnswerTable, Answered, ErrorCode, RunError, Side, Tensor};
 pub use frame::Fault;
 use frame::{Called, Placed, Reply, Told};
+pub use ready::ReadyChecks;
 
 use crate::worker::NAME;
 
@@ -70,18 +72,20 @@ pub type OnCall = Arc<dyn Fn(ModelCall, OnAnswer) -> Box<dyn OpenCall> + Send + 
 static PROCESSES: AtomicU64 = AtomicU64::new(0);
 
 /// The messages of the processes of one instance of `model`.
-pub fn side(model: &str, on_call: &OnCall) -> Side {
+pub fn side(model: &str, on_call: &OnCall, checks: &Arc<ReadyChecks>) -> Side {
     let answers = Arc::new(AnswerTable::default());
-    let (model, on_call, table) = (model.to_owned(), on_call.clone(), answers.clone());
+    let (model, on_call, table, checks) = (model.to_owned(), on_call.clone(), answers.clone(), checks.clone());
     let serve = move |stream: UnixStream| {
         let (replies, to_write) = mpsc::channel();
         let instance = PROCESSES.fetch_add(1, Ordering::Relaxed);
+        checks.open(instance, replies.clone());
         let process = Process {
             model: model.clone(),
             instance,
             on_call: on_call.clone(),
             answers: table.clone(),
             calls: Calls::default(),
+            checks: checks.clone(),
             replies,
         };
         let Ok(reader) = stream.try_clone() else { return };
@@ -129,6 +133,7 @@ struct Process {
     on_call: OnCall,
     answers: Arc<AnswerTable>,
     calls: Calls,
+    checks: Arc<ReadyChecks>,
     replies: mpsc::Sender<Frame>,
 }
 
@@ -146,6 +151,7 @@ impl Process {
                 }
             }
         }
+        self.checks.close(self.instance);
         let calls = std::mem::take(&mut *self.calls.lock());
         drop(calls);
         let reason = "the process of the model has ended before its last answer".to_owned();
@@ -168,6 +174,7 @@ impl Process {
                 }
             }
             Told::Drop { id } => drop(self.calls.lock().remove(&id)),
+            Told::Ready { id, reason } => self.checks.hear(id, reason),
         }
     }
 
@@ -234,7 +241,7 @@ pub fn read_as_process(mut bytes: &[u8]) -> usize {
         match told {
             Told::Answer { error, outputs, .. } => drop(answer_of(error, outputs, &data)),
             Told::Call(call) => drop(frame::tensors(&call.inputs, &data)),
-            Told::Look { .. } | Told::Pull { .. } | Told::Drop { .. } => {}
+            Told::Look { .. } | Told::Pull { .. } | Told::Drop { .. } | Told::Ready { .. } => {}
         }
         messages += 1;
     }
@@ -242,7 +249,7 @@ pub fn read_as_process(mut bytes: &[u8]) -> usize {
 }
 
 fn done(id: u64, ok: bool) -> Reply {
-    Reply { id, is_final: true, ok, error: None, outputs: None, parameters: None }
+    Reply { ok, ..Reply::of(id) }
 }
 
 /// An answer of the code, with its outputs at their places.
@@ -267,7 +274,7 @@ fn answer_of(error: Option<Fault>, outputs: Option<Vec<Placed>>, data: &Bytes) -
 const MOST_OUTPUTS: usize = 4096;
 
 fn reply_of(id: u64, answer: Option<Result<CallAnswer, Fault>>, is_final: bool) -> Frame {
-    let mut reply = Reply { id, is_final, ok: true, error: None, outputs: None, parameters: None };
+    let mut reply = Reply { is_final, ..Reply::of(id) };
     let mut data = Vec::new();
     match answer {
         None => {}

@@ -34,6 +34,8 @@ class Side:
 
     def __init__(self, stream):
         self.stream, self.waiting, self.ids, self.out = stream, {}, itertools.count(1), queue.SimpleQueue()
+        # Gives the reason why the model is not ready; None: it is.
+        self.unready = lambda: "the model is not loaded yet"
         for work in (self.read, self.write):
             threading.Thread(target=work, daemon=True, name="downbeat-side").start()
 
@@ -45,9 +47,15 @@ class Side:
                 return
             head = json.loads(file.read(int.from_bytes(start[:4], "little")))
             data = file.read(int.from_bytes(start[4:], "little"))
+            if head.get("asks_ready"):
+                threading.Thread(target=self.check, args=(head["id"],), daemon=True, name="downbeat-ready").start()
+                continue
             hear = self.waiting.pop(head["id"], None) if head["is_final"] else self.waiting.get(head["id"])
             if hear is not None:
                 hear(head, data)
+
+    def check(self, number):
+        self.tell("ready", id=number, reason=self.unready())
 
     def write(self):
         while True:
@@ -127,33 +135,43 @@ class Local:
 
     is_used = is_over = False
 
-    def __init__(self):
-        self.first, self.ended, self.count = None, threading.Event(), 0
+    def __init__(self, has_one):
+        self.first, self.ended, self.count, self.has_one = None, threading.Event(), 0, has_one
 
     def send(self, response, is_final):
         self.count += 1
         if self.count > MOST_MADE_UP:
             self.ended.set()
             raise Enough
+        if self.has_one and response is not None and self.first is not None:
+            raise utils.TritonModelException("Unable to send response. Response sender has been closed.")
         if self.first is None and response is not None:
             self.first = response
-        if is_final:
+        if is_final or (self.has_one and response is not None):
             self.ended.set()
+        if self.has_one and self.first is None:
+            raise utils.TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send complete final before sending a response"
+            )
         return True
 
     def is_cancelled(self):
         return False
 
-    def response(self):
-        while not self.ended.wait(LOOK_S):
-            pass
+    def response(self, loop):
+        """The first answer. `loop`: the tasks that may still give the answer run in this loop."""
+        while not self.ended.is_set():
+            if loop is None:
+                self.ended.wait(LOOK_S)
+            else:
+                loop.run_until_complete(loop.run_in_executor(None, self.ended.wait, LOOK_S))
         return self.first
 
 
 class Remote:
     """Takes the answers to a client's request."""
 
-    is_used = is_over = False
+    is_used, is_over, first = False, False, None
 
     def __init__(self, side, key, outputs_of):
         self.side, self.key, self.outputs_of, self.open = side, key, outputs_of, True

@@ -146,7 +146,7 @@ class Model:
         self.path = call["path"]
         self.folder = os.path.dirname(self.path)
         self.name = self.settings["model"]
-        self.cast = set()
+        self.warned = set()
         utils._model_dir = self.folder
         sys.path[:0] = [self.folder, self.settings["folder"]]
         self.config = json.loads(self.settings["config"])
@@ -166,6 +166,8 @@ class Model:
             raise Failed("TritonPythonModel has no method execute(self, requests)")
         if callable(getattr(self.instance, "initialize", None)):
             self.run("initialize", self.instance.initialize, self.arguments())
+        self.checks_ready = callable(getattr(self.instance, "is_ready", None))
+        link.unready = self.unready
 
     def arguments(self):
         name, kind, device = place_of(self.config, self.name, self.settings["instance"])
@@ -251,8 +253,28 @@ class Model:
         return {
             "inputs": self.inputs, "outputs": self.outputs, "segments": [], "activations": None, "operators": None,
             "profile": None, "rewritten": None, "configuration": json.dumps(self.config),
-            "metering": utils._take_metering(),
+            "metering": utils._take_metering(), "checks_ready": self.checks_ready,
         }  # fmt: skip
+
+    def unready(self):
+        """The reason why the model's own check says that it is not ready; None: it is ready."""
+        try:
+            answer = self.instance.is_ready()
+            if inspect.iscoroutine(answer):
+                shared = self.loop if self.decoupled else None
+                answer = asyncio.run_coroutine_threadsafe(answer, shared).result() if shared else asyncio.run(answer)
+        except Exception as error:
+            traceback.print_exc()
+            return f"is_ready raised {words(error, self.folder)}"
+        if not isinstance(answer, bool):
+            self.warn_once(f"is_ready must return True or False, and returned a {type(answer).__name__}")
+            return f"is_ready returned a {type(answer).__name__}"
+        return None if answer else "is_ready returned False"
+
+    def warn_once(self, text):
+        if text not in self.warned:
+            self.warned.add(text)
+            utils.Logger.log_warn(text)
 
     def finalize(self):
         finalize = getattr(self.instance, "finalize", None)
@@ -340,6 +362,10 @@ class Lane:
         finally:
             callers.leave(callers_of_run)
         del requests
+        if any(taker.first is not None for taker in takers) and reason is not None:
+            # An answer that was sent counts, although execute failed then.
+            failed = utils.InferenceResponse(error=utils.TritonError(reason))
+            responses, reason = [taker.first or failed for taker in takers], None
         if reason is not None:
             self.takers = takers = taker = None
             kept = alive() is not None
@@ -387,8 +413,9 @@ class Lane:
             if not taker.is_used:
                 taker.send(response, True)
             return utils.InferenceResponse()
-        if response is None and taker.is_used:
-            response = taker.response()
+        if taker.is_used and (response is None or taker.first is not None):
+            # An answer that was sent comes before the one that execute returned.
+            response = taker.response(None if self.model.decoupled else self.model.loop)
         return self.model.stand_in() if response is None and self.model.decoupled else response
 
     def requests(self, call, base):
@@ -404,8 +431,8 @@ class Lane:
             ]
             parameters = asked["parameters"] or "{}"
             names = asked["outputs"] or list(self.model.places)
-            request = utils.InferenceRequest(
-                asked["id"], 0, inputs, names, self.model.name, self.model.settings["version"], parameters=parameters
+            request = utils.InferenceRequest._of(
+                asked["id"], inputs, names, self.model.name, self.model.settings["version"], parameters
             )
             request._timeout = asked["budget_us"] or 0
             taker = self.taker(asked)
@@ -421,7 +448,7 @@ class Lane:
 
     def taker(self, asked):
         key = asked["answers"]
-        return side.Local() if key is None else side.Remote(self.model.side, key, self.sent_outputs)
+        return side.Local(not self.model.decoupled) if key is None else side.Remote(self.model.side, key, self.sent_outputs)
 
     def sent_outputs(self, response):
         try:
@@ -478,7 +505,7 @@ class Lane:
         for tensor in response.output_tensors():
             place = self.model.places.get(tensor._name)
             if place is None:
-                self.warn_once(f"execute gives the output '{tensor._name}', which the configuration does not have")
+                self.model.warn_once(f"execute gives the output '{tensor._name}', which the configuration does not have")
                 continue
             wanted = self.model.outputs[place]["datatype"]
             array, datatype = tensor._array, CORE_NAMES[tensor._datatype]
@@ -497,16 +524,11 @@ class Lane:
             raise Failed(
                 f"output '{tensor._name}' is {tensor._datatype}, and the configuration declares {protocol}"
             )
-        self.warn_once(
+        self.model.warn_once(
             f"output '{tensor._name}' is {tensor._datatype}, and the configuration declares {protocol}; the server "
             f"converts each answer"
         )
         return tensor._array.astype(dtype)
-
-    def warn_once(self, text):
-        if text not in self.model.cast:
-            self.model.cast.add(text)
-            utils.Logger.log_warn(text)
 
 
 class Worker:

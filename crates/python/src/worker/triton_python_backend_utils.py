@@ -5,6 +5,7 @@ import json
 import struct
 import sys
 import threading
+import weakref
 
 import numpy as np
 
@@ -84,6 +85,12 @@ class _LogLevel:
 LogLevel = _LogLevel
 
 
+def _logged(level, message):
+    if not isinstance(message, str):
+        raise TypeError(f"the log takes a str, not {type(message).__name__}")
+    _log_line(level, message)
+
+
 class Logger:
     """Writes to the log of the server."""
 
@@ -91,26 +98,29 @@ class Logger:
     WARNING = _LogLevel.WARNING
     ERROR = _LogLevel.ERROR
     VERBOSE = _LogLevel.VERBOSE
+    LogLevel = _LogLevel
 
     @staticmethod
     def log(message, level=_LogLevel.INFO):
-        _log_line(level, str(message))
+        if level not in ("I", "W", "E", "V"):
+            raise TypeError(f"level must be a pb_utils.LogLevel, not {level!r}")
+        _logged(level, message)
 
     @staticmethod
     def log_info(message):
-        _log_line("I", str(message))
+        _logged("I", message)
 
     @staticmethod
     def log_warn(message):
-        _log_line("W", str(message))
+        _logged("W", message)
 
     @staticmethod
     def log_error(message):
-        _log_line("E", str(message))
+        _logged("E", message)
 
     @staticmethod
     def log_verbose(message):
-        _log_line("V", str(message))
+        _logged("V", message)
 
 
 class _Capsule:
@@ -143,10 +153,10 @@ class Tensor:
     __slots__ = ("_name", "_array", "_datatype")
 
     def __init__(self, name, numpy_array):
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a tensor must be a str, not {type(name).__name__}")
         if not isinstance(numpy_array, np.ndarray):
-            raise TritonModelException(
-                f"tensor '{name}' must be made of a numpy array, not of {type(numpy_array).__name__}"
-            )
+            raise TypeError(f"tensor '{name}' must be made of a numpy array, not of {type(numpy_array).__name__}")
         if numpy_array.dtype.kind in "SU":
             numpy_array = numpy_array.astype(np.object_)
         datatype = _BY_DTYPE.get(numpy_array.dtype)
@@ -174,7 +184,7 @@ class Tensor:
             else:
                 try:
                     array = np.from_dlpack(source)
-                except (BufferError, RuntimeError, TypeError) as error:
+                except (BufferError, RuntimeError, TypeError, ValueError) as error:
                     raise TritonModelException(f"tensor '{name}' cannot be read through DLPack: {error}") from None
         if datatype is None:
             return cls(name, array)
@@ -223,6 +233,27 @@ class PreferredMemory:
         self.type, self.device_id = preferred_memory_type, preferred_device_id
 
 
+# The value of an argument that the caller must give.
+_NOT_GIVEN = object()
+_TEXT, _NUMBER = (str, bytes), (int, np.integer)
+
+
+def _check_types(call, **arguments):
+    for name, (value, kinds) in arguments.items():
+        if value is _NOT_GIVEN:
+            raise TypeError(f"{call} needs the argument {name}")
+        if not isinstance(value, kinds):
+            raise TypeError(f"{call}: {name} must be of the type {kinds[0].__name__}, not {type(value).__name__}")
+
+
+def _listed(call, name, value):
+    if value is _NOT_GIVEN:
+        raise TypeError(f"{call} needs the argument {name}")
+    if value is None or isinstance(value, _TEXT):
+        raise TypeError(f"{call}: {name} must be a list, not {type(value).__name__}")
+    return list(value)
+
+
 class InferenceRequest:
     """A request for a model."""
 
@@ -230,9 +261,9 @@ class InferenceRequest:
         self,
         request_id="",
         correlation_id=0,
-        inputs=None,
-        requested_output_names=None,
-        model_name="",
+        inputs=_NOT_GIVEN,
+        requested_output_names=_NOT_GIVEN,
+        model_name=_NOT_GIVEN,
         model_version=-1,
         flags=0,
         timeout=0,
@@ -240,19 +271,42 @@ class InferenceRequest:
         trace=None,
         parameters=None,
     ):
-        if parameters is not None and not isinstance(parameters, (dict, str)):
-            raise TritonModelException("parameters must be a dict")
-        self._request_id, self._correlation_id = request_id, correlation_id
-        self._inputs = list(inputs or [])
-        for tensor in self._inputs:
+        call = "InferenceRequest"
+        inputs = _listed(call, "inputs", inputs)
+        requested_output_names = _listed(call, "requested_output_names", requested_output_names)
+        _check_types(
+            call,
+            request_id=(request_id, _TEXT),
+            correlation_id=(correlation_id, (*_NUMBER, str)),
+            model_name=(model_name, _TEXT),
+            model_version=(model_version, (*_NUMBER, str)),
+            flags=(flags, _NUMBER),
+            timeout=(timeout, _NUMBER),
+        )
+        for output in requested_output_names:
+            _check_types(call, requested_output_names=(output, _TEXT))
+        for tensor in inputs:
             if not isinstance(tensor, Tensor):
                 raise TritonModelException("inputs must be a list of pb_utils.Tensor")
-        self._requested = list(requested_output_names or [])
-        self._model_name, self._model_version = model_name, model_version
-        self._flags, self._timeout = flags, timeout
+        if parameters is not None and not isinstance(parameters, (dict, str)):
+            raise TritonModelException("parameters must be a dict")
+        parameters = parameters if isinstance(parameters, str) else json.dumps(parameters or {})
+        self._set(request_id, inputs, requested_output_names, model_name, model_version, parameters)
+        self._correlation_id, self._flags, self._timeout = correlation_id, flags, timeout
         self._preferred_memory, self._trace = preferred_memory, trace
-        self._parameters = parameters if isinstance(parameters, str) else json.dumps(parameters or {})
-        self._left, self._taker = None, None
+
+    @classmethod
+    def _of(cls, *parts):
+        """A request of the server, whose parts need no check."""
+        request = cls.__new__(cls)
+        request._set(*parts)
+        return request
+
+    def _set(self, request_id, inputs, requested, model_name, model_version, parameters):
+        self._request_id, self._inputs, self._requested = request_id, inputs, requested
+        self._model_name, self._model_version, self._parameters = model_name, model_version, parameters
+        self._correlation_id = self._flags = self._timeout = 0
+        self._preferred_memory = self._trace = self._left = self._taker = None
 
     def inputs(self):
         return self._inputs
@@ -322,8 +376,8 @@ def _callers_of_model():
 class InferenceResponse:
     """The answer to a request: outputs, or an error."""
 
-    def __init__(self, output_tensors=None, error=None, parameters=None):
-        self._outputs = list(output_tensors or [])
+    def __init__(self, output_tensors=(), error=None, parameters=None):
+        self._outputs = _listed("InferenceResponse", "output_tensors", output_tensors)
         for tensor in self._outputs:
             if not isinstance(tensor, Tensor):
                 raise TritonModelException(
@@ -538,16 +592,36 @@ class ModelConfig:
 
 
 _metrics_lock = threading.Lock()
-# The changes of metrics that the server has not heard of.
+# The changes that the server has not heard of, by family and labels.
 _changed = {}
 _families = {}
 
 
 def _take_metering():
     with _metrics_lock:
-        changed = [metric._change() for metric in _changed.values()]
+        changed = list(_changed.values())
         _changed.clear()
     return changed
+
+
+class _Series:
+    """The value that all metrics of one family with the same labels share."""
+
+    def __init__(self, family, labels, buckets):
+        self.family, self.labels, self.value, self.buckets = family, labels, 0.0, buckets
+
+    def change(self):
+        """The change for the server, under the lock."""
+        key = (self.family._name, tuple(sorted(self.labels.items())))
+        change = _changed.get(key)
+        if change is None:
+            family = self.family
+            change = {"name": family._name, "description": family._description, "kind": family._kind}
+            change.update(labels=self.labels, value=self.value if family._kind == MetricFamily.GAUGE else 0.0)
+            if family._kind == MetricFamily.HISTOGRAM:
+                change.update(buckets=[[bound, 0] for bound in self.buckets], count=0)
+            _changed[key] = change
+        return change
 
 
 class Metric:
@@ -558,19 +632,17 @@ class Metric:
         for key, value in labels.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise TritonModelException("the labels of a metric must be a dict of strings")
-        self._family, self._labels = family, labels
-        self._value, self._sent = 0.0, 0.0
-        self._buckets = sorted(float(bound) for bound in buckets or [])
-        if family._kind == MetricFamily.HISTOGRAM and not self._buckets:
-            raise TritonModelException("a histogram needs buckets")
-        self._counts, self._count, self._sum = [0] * len(self._buckets), 0, 0.0
+        buckets = _checked_buckets(family._kind, buckets)
         with _metrics_lock:
-            _changed[id(self)] = self
+            new = _Series(family, labels, buckets)
+            self._series = family._series.setdefault(tuple(sorted(labels.items())), new)
+            self._series.change()
+        self._family = family
 
     def value(self):
         if self._family._kind == MetricFamily.HISTOGRAM:
             raise TritonModelException("a histogram has no single value")
-        return self._value
+        return self._series.value
 
     def increment(self, value):
         if self._family._kind == MetricFamily.HISTOGRAM:
@@ -578,43 +650,44 @@ class Metric:
         if self._family._kind == MetricFamily.COUNTER and value < 0:
             raise TritonModelException("a counter cannot be incremented by a negative value")
         with _metrics_lock:
-            self._value += float(value)
-            _changed[id(self)] = self
+            self._series.value += float(value)
+            change = self._series.change()
+            is_gauge = self._family._kind == MetricFamily.GAUGE
+            change["value"] = self._series.value if is_gauge else change["value"] + float(value)
 
     def set(self, value):
         if self._family._kind != MetricFamily.GAUGE:
             raise TritonModelException("only a gauge can be set")
         with _metrics_lock:
-            self._value = float(value)
-            _changed[id(self)] = self
+            self._series.value = float(value)
+            self._series.change()["value"] = float(value)
 
     def observe(self, value):
         if self._family._kind != MetricFamily.HISTOGRAM:
             raise TritonModelException("only a histogram observes values")
         with _metrics_lock:
-            self._count += 1
-            self._sum += float(value)
-            for place, bound in enumerate(self._buckets):
-                self._counts[place] += value <= bound
-            _changed[id(self)] = self
+            change = self._series.change()
+            change["count"] += 1
+            change["value"] += float(value)
+            for bucket in change["buckets"]:
+                bucket[1] += bool(value <= bucket[0])
 
-    def _change(self):
-        family = self._family
-        change = {"name": family._name, "description": family._description, "kind": family._kind}
-        change["labels"] = self._labels
-        if family._kind == MetricFamily.GAUGE:
-            change["value"] = self._value
-        elif family._kind == MetricFamily.COUNTER:
-            change["value"], self._sent = self._value - self._sent, self._value
-        else:
-            change["buckets"] = list(zip(self._buckets, self._counts))
-            change["count"], change["value"] = self._count, self._sum
-            self._counts, self._count, self._sum = [0] * len(self._buckets), 0, 0.0
-        return change
+
+def _checked_buckets(kind, buckets):
+    if kind != MetricFamily.HISTOGRAM:
+        if buckets is not None:
+            raise TritonModelException("only a histogram has buckets")
+        return []
+    if buckets is None:
+        raise TritonModelException("a histogram needs the argument buckets")
+    buckets = [float(bound) for bound in buckets]
+    if any(bound >= later for bound, later in zip(buckets, buckets[1:])):
+        raise TritonModelException("the bounds of buckets must ascend")
+    return buckets
 
 
 class MetricFamily:
-    """A metric of the model's own, which appears at /metrics."""
+    """A metric of the model's own, which appears at /metrics. Families of one name are one family."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -624,9 +697,13 @@ class MetricFamily:
         if kind not in (self.COUNTER, self.GAUGE, self.HISTOGRAM):
             raise TritonModelException("a MetricFamily is of the kind COUNTER, GAUGE or HISTOGRAM")
         self._name, self._description, self._kind = str(name), str(description), kind
-        known = _families.setdefault(self._name, self)
+        with _metrics_lock:
+            known = _families.setdefault(self._name, self)
         if known._kind != kind:
             raise TritonModelException(f"the metric family '{name}' exists already, as a {known._kind}")
+        # The series by their labels; a series that no metric holds is forgotten.
+        self._series = weakref.WeakValueDictionary() if known is self else known._series
+        self._description = known._description
 
     def Metric(self, labels=None, buckets=None):
         return Metric(self, labels, buckets)

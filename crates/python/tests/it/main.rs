@@ -150,3 +150,149 @@ fn a_python_that_is_not_there_is_named() {
     let error = load(folder.path(), CODE, "/bin/true").err().unwrap().to_string();
     assert!(error.contains("has ended during the load"), "{error}");
 }
+
+/// Runs `lines` as a part of `initialize`: the model loads if they raise nothing.
+fn initialized_with(lines: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let indented = lines.trim().replace('\n', "\n        ");
+    let method = format!("    def initialize(self, args):\n        {indented}\n\n    def execute");
+    let _ = loaded(folder.path(), &CODE.replacen("    def execute", &method, 1));
+}
+
+#[test]
+fn wrong_arguments_are_refused_with_tritons_errors() {
+    initialized_with(
+        r#"
+import numpy as np
+def refuses(kind, call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except kind:
+        return
+    raise AssertionError(f"{call} takes {arguments} and {named}")
+inputs = [pb_utils.Tensor("X", np.zeros([1], np.int32))]
+given = {"inputs": inputs, "requested_output_names": ["Y"], "model_name": "m"}
+for name in given:
+    refuses(TypeError, pb_utils.InferenceRequest, **{key: given[key] for key in given if key != name})
+for name in (*given, "correlation_id", "request_id", "model_version", "flags"):
+    refuses(TypeError, pb_utils.InferenceRequest, **{**given, name: None})
+refuses(TypeError, pb_utils.InferenceRequest, **{**given, "requested_output_names": [None]})
+refuses(pb_utils.TritonModelException, pb_utils.InferenceRequest, **{**given, "inputs": [None]})
+refuses(TypeError, pb_utils.InferenceResponse, output_tensors=None)
+refuses(pb_utils.TritonModelException, pb_utils.InferenceResponse, [None])
+refuses(TypeError, pb_utils.Tensor, None, np.zeros([1], np.int32))
+refuses(TypeError, pb_utils.Tensor, "X", None)
+refuses(pb_utils.TritonModelException, pb_utils.Tensor.from_dlpack, "X", None)
+refuses(TypeError, pb_utils.Logger.log, "message", 1)
+refuses(TypeError, pb_utils.Logger.log_info, None)
+request = pb_utils.InferenceRequest(**given, timeout=np.int64(5), correlation_id="c")
+assert (request.timeout(), request.correlation_id(), request.requested_output_names()) == (5, "c", ["Y"])
+pb_utils.InferenceRequest(inputs=[], requested_output_names=(), model_name="m")
+pb_utils.Logger.log("message", pb_utils.Logger.LogLevel.WARNING)
+"#,
+    );
+}
+
+#[test]
+fn metrics_of_the_same_labels_are_one() {
+    initialized_with(
+        r#"
+def refuses(call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except pb_utils.TritonModelException:
+        return
+    raise AssertionError(f"{call} takes {arguments} and {named}")
+counter = pb_utils.MetricFamily("c", "first", pb_utils.MetricFamily.COUNTER)
+again = pb_utils.MetricFamily("c", "second", pb_utils.MetricFamily.COUNTER)
+one, other = counter.Metric({"a": "1", "b": "2"}), again.Metric({"b": "2", "a": "1"})
+one.increment(2.5)
+other.increment(1)
+assert (one.value(), other.value(), counter.Metric().value()) == (3.5, 3.5, 0)
+(change,) = (change for change in pb_utils._take_metering() if change["labels"])
+assert (change["description"], change["value"]) == ("first", 3.5), change
+other.increment(1)
+assert [change["value"] for change in pb_utils._take_metering()] == [1]
+del one, other
+assert counter.Metric({"a": "1", "b": "2"}).value() == 0
+refuses(pb_utils.MetricFamily, "c", "third", pb_utils.MetricFamily.GAUGE)
+refuses(counter.Metric, buckets=[1])
+gauge = pb_utils.MetricFamily("g", "", pb_utils.MetricFamily.GAUGE)
+low, same = gauge.Metric(), gauge.Metric()
+low.set(7)
+same.increment(-2)
+assert low.value() == 5
+histogram = pb_utils.MetricFamily("h", "", pb_utils.MetricFamily.HISTOGRAM)
+for buckets in (None, [2, 1], [1, 1]):
+    refuses(histogram.Metric, buckets=buckets)
+histogram.Metric(labels={"no": "buckets"}, buckets=[])
+pb_utils._take_metering()
+observed = histogram.Metric(buckets=[1, 2])
+for value in (0.5, 1.5, 9):
+    observed.observe(value)
+(change,) = pb_utils._take_metering()
+assert (change["buckets"], change["count"], change["value"]) == ([[1.0, 1], [2.0, 2]], 3, 11), change
+"#,
+    );
+}
+
+/// The answer of a model whose `execute` has this body, to the request `[1, 2]`.
+fn answered(body: &str) -> Option<Result<Vec<f32>, String>> {
+    let folder = tempfile::tempdir().unwrap();
+    let indented = body.trim().replace('\n', "\n        ");
+    let code = format!(
+        "import asyncio, threading, time\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\
+         def of(first):\n    return pb_utils.InferenceResponse([pb_utils.Tensor('Y', np.array([[first, 0]], np.float32))])\n\n\
+         class TritonPythonModel:\n    {indented}\n"
+    );
+    let model = loaded(folder.path(), &code)?;
+    let asked = AskedRequest { rows: 1, tensors: vec![Some(tensor(1, &[1.0, 2.0]))], budget: None, about: None };
+    let answers = model.lane().unwrap().answer(vec![asked]);
+    let answer = answers.map_err(|error| error.reason).and_then(|mut answers| {
+        let answer = answers.remove(0).map_err(|error| error.reason)?;
+        Ok(numbers(answer[0].as_ref().expect("the output is there")))
+    });
+    Some(answer)
+}
+
+#[test]
+fn a_model_with_one_answer_may_send_it_before_or_after_execute_returns() {
+    let sent_later = "def execute(self, requests):
+    sender = requests[0].get_response_sender()
+    def later():
+        time.sleep(0.05)
+        sender.send(of(7))
+    threading.Thread(target=later).start()";
+    // The sender stays alive, and the code tells no end.
+    let kept = sent_later.replace("sender = ", "sender = self.sender = ");
+    let task = "async def execute(self, requests):
+    sender = self.sender = requests[0].get_response_sender()
+    async def later():
+        await asyncio.sleep(0.05)
+        sender.send(of(7))
+    self.task = asyncio.create_task(later())";
+    let sent_and_returned = "def execute(self, requests):
+    requests[0].get_response_sender().send(of(7))
+    return [of(8)]";
+    let returned_and_sent_again = "def execute(self, requests):
+    sender = requests[0].get_response_sender()
+    sender.send(of(7))
+    try:
+        sender.send(of(8))
+    except pb_utils.TritonModelException as error:
+        assert 'has been closed' in str(error)
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)";
+    let failed_then = "def execute(self, requests):
+    sender = requests[0].get_response_sender()
+    sender.send(of(7))
+    sender.send(of(8))";
+    for body in [sent_later, &kept, task, sent_and_returned, returned_and_sent_again, failed_then] {
+        let Some(answer) = answered(body) else { return };
+        assert_eq!(answer, Ok(vec![7.0, 0.0]), "{body}");
+    }
+    let only_the_end = "def execute(self, requests):
+    requests[0].get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)";
+    let Some(answer) = answered(only_the_end) else { return };
+    let error = answer.unwrap_err();
+    assert!(error.contains("cannot send complete final before sending a response"), "{error}");
+}

@@ -68,6 +68,17 @@ impl ModelDefinition {
         complete_version_policy(&mut self.config);
     }
 
+    /// Checks that a step can run the model.
+    ///
+    /// # Errors
+    /// If the model gives other than one answer to each request.
+    pub fn check_runs_as_step(&self) -> Result<(), String> {
+        match self.config.is_decoupled() {
+            true => Err("the model is decoupled, and a step gives one answer to each request".to_owned()),
+            false => Ok(()),
+        }
+    }
+
     /// Checks an ensemble against the models of its steps. `models` has the model of each step, or
     /// the reason why it cannot be had. A definition without steps passes.
     ///

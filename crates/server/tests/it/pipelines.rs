@@ -199,3 +199,31 @@ async fn the_steps_of_an_ensemble_within_an_ensemble_have_weights() {
     let error = registry.infer(hasty).await.unwrap_err().to_string();
     assert!(error.contains("step 0 ('e') of ensemble 'outer'"), "{error}");
 }
+
+/// An output without labels of its own has those of the model that makes the output, also through an ensemble.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ensemble_has_the_labels_of_its_steps() {
+    let models = Models::new();
+    models.add("a", 1, (1.0, 0.0), 4, "max_batch_size: 8");
+    let output = "output [ { name: \"y\" data_type: TYPE_FP32 dims: [ 1 ] label_filename: \"labels.txt\" } ]";
+    models.add("b", 1, (1.0, 0.0), 1, &format!("max_batch_size: 8\n{output}"));
+    add_ensemble(&models, "inner", 10_000, &[("a", "x", "mid"), ("b", "mid", "y")]);
+    add_ensemble(&models, "outer", 10_000, &[("inner", "x", "y")]);
+    add_ensemble(&models, "own", 10_000, &[("inner", "x", "y")]);
+    std::fs::write(models.path().join("b").join("labels.txt"), "cat\ndog\n").unwrap();
+    let config = models.path().join("own").join("config.pbtxt");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let labelled = text.replace("dims: [ 1 ]", "dims: [ 1 ] label_filename: \"own.txt\"");
+    std::fs::write(config, labelled).unwrap();
+    std::fs::write(models.path().join("own").join("own.txt"), "bird\n").unwrap();
+    let registry = models.serve(|_| {}).await;
+    for ensemble in ["inner", "outer"] {
+        assert_eq!(registry.labels(ensemble, "", "y"), ["cat", "dog"], "{ensemble}");
+    }
+    assert_eq!(registry.labels("own", "", "y"), ["bird"]);
+    assert!(registry.labels("outer", "", "z").is_empty());
+    // A load of the step's model brings its new labels.
+    std::fs::write(models.path().join("b").join("labels.txt"), "cow\n").unwrap();
+    registry.load_model("b", LoadOverrides::default(), Arc::new(())).await.unwrap();
+    assert_eq!(registry.labels("outer", "", "y"), ["cow"]);
+}

@@ -39,7 +39,10 @@ impl Loading<'_> {
         segments: SegmentProfile,
     ) -> anyhow::Result<(Placements, Option<Arc<PolicyGuard>>)> {
         let (context, definition) = (self.context, &self.definition);
-        let samples = warm_up::samples(definition, &codec)?;
+        let samples = match definition.warmups.is_empty() && !self.takes_made_up() {
+            true => Arc::default(),
+            false => warm_up::samples(definition, &codec)?,
+        };
         let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
         let hosts = self.hosts();
         let id = context.driver.next_model();

@@ -6,6 +6,7 @@ use downbeat_core::device::PaddedTo;
 use downbeat_engine::{Lane, Model, Place, Share};
 use downbeat_host::device::PolicyError;
 use downbeat_host::request::batch_codec::BatchCodec;
+use downbeat_repository::ModelFormat;
 
 use super::Loading;
 use crate::load::model_source::is_emulated;
@@ -17,6 +18,13 @@ const TRIED: &str = "the model answers none of the trial requests (random number
 const SAMPLE: &str = "a sample request in config.pbtxt (model_warmup)";
 
 impl Loading<'_> {
+    /// Whether made-up requests reach the model. Code may count its requests, or act on them, so its
+    /// author can keep them away.
+    pub(super) fn takes_made_up(&self) -> bool {
+        let has_samples = !self.definition.warmups.is_empty();
+        self.definition.format != ModelFormat::Python || (self.context.options.profiling.enabled && !has_samples)
+    }
+
     /// Tries the model on a lane. Returns the codec with requests that the model answers: made-up
     /// ones, or else the first sample of one item that its configuration names. A model without
     /// either is served without having been measured.
@@ -30,6 +38,11 @@ impl Loading<'_> {
         model: &dyn Model,
         lane: &mut dyn Lane,
     ) -> anyhow::Result<BatchCodec> {
+        if !self.takes_made_up() {
+            let (codec, has_sample) = self.with_named_sample(codec)?;
+            self.is_measured = has_sample;
+            return Ok(codec);
+        }
         let reason = match warm_up::find_answer(&codec, model, lane, self.context.clock)? {
             Trial::Answers { fill, sample, took } => {
                 self.first = Some(took);
@@ -47,11 +60,11 @@ impl Loading<'_> {
             return Err(error);
         }
         let name = &self.definition.name;
-        let samples = warm_up::samples(&self.definition, &codec)?;
-        if let Some(sample) = samples.iter().find(|sample| sample.name.is_some() && sample.request.rows == 1) {
-            return Ok(codec.with_sample(sample.request.clone()));
+        let (codec, has_sample) = self.with_named_sample(codec)?;
+        self.is_measured = has_sample;
+        if has_sample {
+            return Ok(codec);
         }
-        self.is_measured = false;
         if self.definition.warmups.is_empty() {
             ensure!(
                 !self.must_answer,
@@ -65,6 +78,16 @@ impl Loading<'_> {
             );
         }
         Ok(codec)
+    }
+
+    /// The codec, with the first sample of one item if the configuration names such a sample: then true.
+    fn with_named_sample(&self, codec: BatchCodec) -> anyhow::Result<(BatchCodec, bool)> {
+        let samples = warm_up::samples(&self.definition, &codec)?;
+        let sample = samples.iter().find(|sample| sample.name.is_some() && sample.request.rows == 1);
+        Ok(match sample {
+            Some(sample) => (codec.with_sample(sample.request.clone()), true),
+            None => (codec, false),
+        })
     }
 
     /// Why the policy cannot have a model whose answers the check of padding did not like, or could

@@ -109,7 +109,11 @@ impl Pipeline {
         (metrics, now): (&Metrics, Time),
     ) -> Option<Self> {
         let ensemble = definition.ensemble.as_ref()?;
-        let (inputs, outputs) = (definition.inputs.clone(), definition.outputs.clone());
+        let (inputs, mut outputs) = (definition.inputs.clone(), definition.outputs.clone());
+        for (output, tensor) in outputs.iter_mut().zip(&ensemble.outputs).filter(|(output, _)| output.labels.is_empty())
+        {
+            output.labels = labels_of(ensemble, &parts, *tensor).unwrap_or_default();
+        }
         let codec = BatchCodec::new(inputs, outputs, definition.batching.max_batch_size);
         let before = before.filter(|before| Arc::ptr_eq(&before.definition, definition));
         let record = |version: u64| {
@@ -261,6 +265,19 @@ impl Pipeline {
         for leaf in &self.flat.leaves {
             metrics.forget_step_weight(&self.definition.name, &leaf.label, &leaf.model);
         }
+    }
+}
+
+/// The labels of a tensor's classes, by the model of the step that makes the tensor.
+fn labels_of(ensemble: &Ensemble, parts: &[StepPart], tensor: usize) -> Option<Arc<[String]>> {
+    let step = ensemble.graph.maker(tensor)?;
+    let (name, _) = ensemble.steps[step].outputs.iter().find(|(_, made)| *made == tensor)?;
+    let labels = |codec: &BatchCodec| {
+        codec.outputs.iter().find(|output| output.client.name == *name).map(|output| output.labels.clone())
+    };
+    match &parts[step] {
+        StepPart::Model(model) => labels(&model.upgrade()?.codec),
+        StepPart::Pipeline(pipeline) => labels(&pipeline.upgrade()?.codec),
     }
 }
 

@@ -140,7 +140,7 @@ pub fn etcd_answer(data: &[u8]) {
                 let _ = stream.read(&mut request).and_then(|_| stream.write_all(data));
             }
         });
-        runtime.block_on(downbeat_cluster::ask_etcd(address.to_string()));
+        runtime.block_on(downbeat_cluster::ask_etcd(format!("http://{address}")));
         over.store(true, Relaxed);
         drop(TcpStream::connect(address));
     });

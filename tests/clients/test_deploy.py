@@ -236,12 +236,14 @@ def test_compose_follows_its_specification(helps):
         lists |= {argument.partition("=")[2] for argument in arguments if argument.startswith("--schedulers=")}
         seconds = re.fullmatch(r"(\d+)s", service["stop_grace_period"]).group(1)
         assert int(seconds) > int(default(helps[arguments[0]], "--drain-timeout")), name
+        assert service["secrets"] == ["cluster"] and "--cluster-secret=/run/secrets/cluster" in arguments, name
         for volume in service.get("volumes", []):
             assert (ROOT / volume.split(":")[0]).is_dir() and volume.endswith(":/models:ro"), volume
         for port in service.get("ports", []):
             assert port.split(":")[1] in [default(helps[arguments[0]], flag) for flag in OWN_PORTS.values()], port
     assert sorted(roles) == ["backend", "backend", "frontend", "scheduler", "scheduler"]
     assert ranks == [0, 1]
+    assert compose["secrets"] == {"cluster": {"file": "./secret/cluster"}}
     port = cluster_port(helps["scheduler"], "scheduler")
     assert lists == {f"scheduler-0:{port},scheduler-1:{port}"} and {"scheduler-0", "scheduler-1"} <= set(compose["services"])
 
@@ -338,6 +340,30 @@ def test_all_are_told_the_schedulers_that_there_are(set_name, helps):
         assert f"--schedulers={wanted}" in container(workload)["args"], workload["metadata"]["name"]
     gpus = [container(workload)["resources"]["limits"].get("nvidia.com/gpu") for workload in documents if container(workload)["args"][0] == "backend"]
     assert gpus == [VALUES.get(set_name, {"gpu": {"count": 1}}).get("gpu", {"count": None}).get("count", 1) if set_name != "base" else None]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_all_of_a_cluster_prove_one_secret(name):
+    """The secret is the user's: no manifest has it. The file is for the pod's own group alone."""
+    documents = rendered(name)
+    assert not [document for document in documents if document["kind"] == "Secret"]
+    names = set()
+    for workload in workloads(documents):
+        its, pod = container(workload), workload["spec"]["template"]["spec"]
+        mounts = [mount for mount in its["volumeMounts"] if mount["name"] == "cluster"]
+        given = [argument for argument in its["args"] if argument.startswith("--cluster-secret")]
+        if its["args"][0] == "serve":
+            assert not mounts and not given
+            continue
+        volume, = [volume for volume in pod["volumes"] if volume["name"] == "cluster"]
+        assert given == ["--cluster-secret=/cluster/secret"] and mounts == [{"name": "cluster", "mountPath": "/cluster", "readOnly": True}]
+        assert volume["secret"]["defaultMode"] == 0o440 and pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+        names.add(volume["secret"]["secretName"])
+    assert names <= {"downbeat-cluster"}
+    if name.startswith("helm-cluster"):
+        text, notes = of_helm(VALUES[name] | {"clusterSecret": "mine"}, "shop")
+        assert text.count("secretName: mine") == 3 and "create secret generic mine " in notes
+        assert "create secret generic shop-downbeat-cluster " in of_helm(VALUES[name], "shop")[1]
 
 
 def test_all_listen_where_others_reach_them(helps):
@@ -516,13 +542,15 @@ def test_the_base_serves_with_its_own_arguments(binary, tmp_path):
     """A scheduler, a backend and a frontend on the loopback interface, all else as in the manifests; each probe is answered."""
     schedulers, ports, running = free_ports(1)[0], {}, []
     logs = {}
+    secret = tmp_path / "cluster.secret"
+    subprocess.run([binary, "key", "secret", secret], check=True, capture_output=True, timeout=60)
     with contextlib.ExitStack() as stack:
         for workload in workloads(rendered("base")):
             its = container(workload)
             role, (http, metrics, health, listen) = its["args"][0], free_ports(4)
             ports[role] = http, health
-            kept = [argument for argument in its["args"][1:] if argument.startswith("--") and not argument.startswith(("--host=", "--schedulers=", "--grpc-port=", "--health-port="))]
-            command = [binary, role, *kept, f"--schedulers=127.0.0.1:{schedulers}", "--host=127.0.0.1", f"--http-port={http}", "--grpc-port=off",
+            kept = [argument for argument in its["args"][1:] if argument.startswith("--") and not argument.startswith(("--host=", "--schedulers=", "--cluster-secret=", "--grpc-port=", "--health-port="))]
+            command = [binary, role, *kept, f"--schedulers=127.0.0.1:{schedulers}", f"--cluster-secret={secret}", "--host=127.0.0.1", f"--http-port={http}", "--grpc-port=off",
                        f"--metrics-port={metrics}", f"--health-port={health}", f"--listen=127.0.0.1:{schedulers if role == 'scheduler' else listen}"]
             command += [str(EXAMPLES / "models")] if "/models" in its["args"] else []
             env = environment(tmp_path, "rten") | {variable["name"]: "0" for variable in its.get("env", [])}

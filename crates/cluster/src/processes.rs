@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use downbeat_core::Duration as Span;
+use downbeat_core::pages::Pointer;
 use downbeat_frontend::connections::{self, Stage};
 use downbeat_frontend::ports::{Answering, Ports, Signals, leave};
 use downbeat_host::scheduler::WAKE_MARGIN;
@@ -37,11 +38,14 @@ use crate::scheduler::cluster_load::ClusterLoad;
 use crate::scheduler::planner;
 use crate::scheduler::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::scheduler::scheduler_service::SchedulerService;
+use crate::secrets::SecretFile;
 use crate::store::Store;
 use crate::store::membership::MOST_SCHEDULERS;
 use crate::wire::arena::Arena;
 use crate::wire::ucx::Ucx;
 
+/// The most bytes of a process's name and address together, which its greeting has.
+const LONGEST_NAMES: usize = 900;
 /// How often a backend checks whether its offer has changed.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 /// The most bytes of tensors in a frame to a scheduler, which gets none, and the most that wait for
@@ -91,29 +95,57 @@ fn draw_node() -> NodeId {
 }
 
 /// The identity and the name of a process.
-fn identity(node: NodeId, role: Role, options: &ClusterOptions) -> Identity {
+fn identity(node: NodeId, role: Role, options: &ClusterOptions) -> anyhow::Result<Identity> {
     let name = options.name.clone().unwrap_or_else(|| match role {
         Role::Scheduler { rank } => format!("scheduler {rank}"),
         role => format!("{} {}", role_name(role), std::process::id()),
     });
-    Identity { node, role, name, advertise: options.advertise.clone() }
+    let length = name.len() + options.advertise.as_ref().map_or(0, String::len);
+    ensure!(
+        length <= LONGEST_NAMES,
+        "--node-name and --advertise have {length} bytes together, and at most {LONGEST_NAMES} are allowed"
+    );
+    Ok(Identity { node, role, name, advertise: options.advertise.clone() })
 }
 
 /// The addresses of the schedulers for a process of another role: from the options' list, or from
 /// etcd.
-fn schedulers(options: &ClusterOptions, board: &StatusBoard) -> Schedulers {
-    match Store::new(options).filter(|_| options.schedulers.is_empty()) {
+fn schedulers(options: &ClusterOptions, board: &StatusBoard) -> anyhow::Result<Schedulers> {
+    Ok(match Store::new(options)?.filter(|_| options.schedulers.is_empty()) {
         None => node::fixed(&options.schedulers),
         Some(store) => {
             let (sender, dial) = watch::channel(BTreeSet::new());
             tokio::spawn(store.follow(board.clone(), sender));
             dial
         }
-    }
+    })
 }
 
-fn listen(options: &ServerOptions, port: u16, what: &str) -> anyhow::Result<TcpListener> {
-    let address = options.cluster.listen.unwrap_or(SocketAddr::new(options.host, port));
+/// The address where a process listens for peers. Others than processes of this machine may reach
+/// the address only if peers prove a secret, or the options allow it.
+fn peers_address(options: &ServerOptions, port: u16, what: &str) -> anyhow::Result<SocketAddr> {
+    let cluster = &options.cluster;
+    let address = cluster.listen.unwrap_or(SocketAddr::new(options.host, port));
+    if address.ip().is_loopback() || cluster.secret.is_some() {
+        return Ok(address);
+    }
+    ensure!(
+        cluster.is_insecure,
+        "{address} is for {what}, and without a secret all who reach it could read, answer and stop requests: give \
+         all processes of the cluster --cluster-secret FILE (`downbeat key secret FILE` makes the file), or \
+         --insecure-cluster if nobody else reaches this address ({})",
+        Pointer::CLUSTER_TRUST
+    );
+    tracing::warn!(
+        %address,
+        "peers prove nothing (--insecure-cluster): all who reach this port can read, answer and stop requests"
+    );
+    Ok(address)
+}
+
+/// Opens the port for peers, and reads the secrets that they must prove.
+fn listen(options: &ServerOptions, port: u16, what: &str) -> anyhow::Result<(TcpListener, SecretFile)> {
+    let (address, secrets) = (peers_address(options, port, what)?, SecretFile::open(&options.cluster)?);
     let listener = connections::bind(address)
         .with_context(|| format!("cannot listen on {address} for {what}; choose another address with --listen"))?;
     let listener = listener.into_std()?;
@@ -125,7 +157,7 @@ fn listen(options: &ServerOptions, port: u16, what: &str) -> anyhow::Result<TcpL
         );
     }
     tracing::info!(address = %listener.local_addr()?, "{what}");
-    Ok(listener)
+    Ok((listener, secrets))
 }
 
 /// Whether `HOST:PORT` names the loopback interface.
@@ -141,10 +173,10 @@ fn budget(options: &ServerOptions) -> Arc<ByteBudget> {
 async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
     let ports = Ports::open(&options)?;
-    let listener = listen(&options, FRONTEND_PORT, "backends")?;
+    let (listener, secrets) = listen(&options, FRONTEND_PORT, "backends")?;
     let (clock, budget, metrics) = (Clock::start(), budget(&options), Arc::new(Metrics::new()?));
     let cluster = &options.cluster;
-    let identity = identity(draw_node(), Role::Frontend, cluster);
+    let identity = identity(draw_node(), Role::Frontend, cluster)?;
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
     let models = Arc::new(RemoteModels::new(Preprocessing::new(&options, clock)));
     let shared = (models, metrics, board.clone());
@@ -152,11 +184,13 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let (node, of_machine) = (identity.node, shared.clone());
     let machine =
         FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
-    let dial = schedulers(cluster, &board);
+    let dial = schedulers(cluster, &board)?;
     let setup = Setup {
         identity,
         listener: Some(listener),
         dial,
+        listed: cluster.schedulers.clone(),
+        secrets,
         clock,
         most_bytes: budget.limit(),
         arena: arena.clone(),
@@ -199,33 +233,39 @@ async fn watch_trouble(models: Arc<RemoteModels>, clock: Clock) {
     }
 }
 
+/// The port that the list has for this scheduler.
+fn listed_port(cluster: &ClusterOptions) -> Option<u16> {
+    cluster.schedulers.get(cluster.rank.unwrap_or(0) as usize)?.rsplit_once(':')?.1.parse().ok()
+}
+
 async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let cluster = &options.cluster;
     let ports = Ports::open(&options)?;
-    let own = cluster.schedulers.get(cluster.rank.unwrap_or(0) as usize);
-    let port = own.and_then(|own| own.rsplit_once(':')?.1.parse().ok()).unwrap_or(SCHEDULER_PORT);
-    let listener = listen(&options, port, "frontends, backends and other schedulers")?;
+    let port = listed_port(cluster).unwrap_or(SCHEDULER_PORT);
+    let (listener, secrets) = listen(&options, port, "frontends, backends and other schedulers")?;
     let mut signals = Signals::new()?;
-    let (node, mut store) = (draw_node(), Store::new(cluster));
+    let (node, mut store) = (draw_node(), Store::new(cluster)?);
     let (rank, schedulers) = tokio::select! {
         place = place(node, cluster, listener.local_addr()?, store.as_mut()) => place?,
         () = signals.end() => return Ok(()),
     };
     let (clock, metrics) = (Clock::start(), Arc::new(Metrics::new()?));
-    let identity = identity(node, Role::Scheduler { rank }, cluster);
+    let identity = identity(node, Role::Scheduler { rank }, cluster)?;
     let board = StatusBoard::new(node, &identity.name, identity.role, metrics.registry())?;
     let machine = scheduler_options(cluster, rank, schedulers, store.is_some());
     let of_machine = board.clone();
-    let autoscale = options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?;
-    let autoscale = autoscale.map(Arc::new);
+    let autoscale =
+        options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?.map(Arc::new);
     let load = autoscale.clone().map(|watch| ClusterLoad::new(clock, watch, metrics.clone()));
     // Of two schedulers, the one of the higher rank connects to the other.
-    let listed: BTreeSet<String> = cluster.schedulers.iter().take(rank as usize).cloned().collect();
-    let (known, dial) = watch::channel(listed);
+    let lower = cluster.schedulers.iter().take(rank as usize).cloned();
+    let (known, dial) = watch::channel(lower.collect::<BTreeSet<_>>());
     let setup = Setup {
         identity,
         listener: Some(listener),
         dial,
+        listed: cluster.schedulers.clone(),
+        secrets,
         clock,
         most_bytes: SCHEDULER_BYTES,
         arena: None,
@@ -334,7 +374,7 @@ impl BackendProcess {
     /// used.
     pub fn start(registry: &Registry, options: &Arc<ServerOptions>) -> anyhow::Result<Self> {
         let cluster = &options.cluster;
-        let identity = identity(draw_node(), Role::Backend, cluster);
+        let identity = identity(draw_node(), Role::Backend, cluster)?;
         let board = StatusBoard::new(identity.node, &identity.name, identity.role, registry.metrics_registry())?;
         let view = board.clone();
         registry.join_cluster(Box::new(move || view.status()));
@@ -346,11 +386,13 @@ impl BackendProcess {
         let (loader, told) = mpsc::unbounded_channel();
         let (clock, node, its) = (registry.driver.clock(), identity.node, (registry.clone(), loader));
         let (arena, ucx) = arena(registry.budget.limit(), node, cluster.ucx)?;
-        let dial = schedulers(cluster, &board);
+        let dial = schedulers(cluster, &board)?;
         let setup = Setup {
             identity,
             listener: None,
             dial,
+            listed: Vec::new(),
+            secrets: SecretFile::open(cluster)?,
             clock,
             most_bytes: registry.budget.limit(),
             arena: arena.clone(),

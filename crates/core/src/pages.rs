@@ -45,6 +45,8 @@ impl Pointer {
     pub const HOSTS: Pointer = Pointer("docs/guide/network.md#hosts-and-web-pages");
     /// TLS on the ports.
     pub const TLS: Pointer = Pointer("docs/guide/access.md#tls");
+    /// The secret that processes of a cluster prove to each other.
+    pub const CLUSTER_TRUST: Pointer = Pointer("docs/cluster.md#trust-between-processes");
     /// API keys.
     pub const KEYS: Pointer = Pointer("docs/guide/access.md#keys");
 }

@@ -15,7 +15,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// A value that is read from files. A file that is wrong after a change is reported, and the value
 /// before stays.
-pub(crate) struct Reloaded<T> {
+pub struct Reloaded<T> {
     /// The value's name in the log.
     what: &'static str,
     files: Vec<PathBuf>,
@@ -97,7 +97,7 @@ fn fingerprints(files: &[PathBuf]) -> Vec<Fingerprint> {
 ///
 /// # Errors
 /// If the file cannot be read, is no file or is longer.
-pub(crate) fn read_bounded(file: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
+pub fn read_bounded(file: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
     let cannot = || format!("cannot read {}", file.display());
     let opened = fs::File::open(file).with_context(cannot)?;
     if !opened.metadata().with_context(cannot)?.is_file() {

@@ -90,7 +90,10 @@ impl Configs {
 }
 
 /// The certificates of a file in PEM.
-fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+///
+/// # Errors
+/// If the file cannot be read, or has no certificate.
+pub fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let text = read_bounded(file, MAX_FILE)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let found = found.with_context(|| format!("{} is not in PEM", file.display()))?;
@@ -100,7 +103,11 @@ fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     Ok(found)
 }
 
-fn private_key(file: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
+/// The private key of a file in PEM.
+///
+/// # Errors
+/// If the file cannot be read, or has no key.
+pub fn private_key(file: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
     PrivateKeyDer::from_pem_slice(&read_bounded(file, MAX_FILE)?)
         .with_context(|| format!("{} has no private key in PEM (-----BEGIN PRIVATE KEY-----)", file.display()))
 }

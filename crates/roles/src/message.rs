@@ -14,7 +14,7 @@ use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
-pub const PROTOCOL: u16 = 6;
+pub const PROTOCOL: u16 = 7;
 
 /// The identity of a process. A process draws it at random when it starts, so a restarted process
 /// is a different node.

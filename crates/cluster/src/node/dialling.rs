@@ -9,7 +9,9 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_local};
 
-use super::{Halves, Machine, Node, WireError, complain};
+use super::door::PROVES_WITHIN;
+use super::{Machine, Node, WireError, complain};
+use crate::wire::greeting::{Side, greet};
 
 /// How long a connection attempt may take.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(2);
@@ -51,21 +53,16 @@ impl<M: Machine> Node<M> {
         while schedulers.borrow().contains(&address) {
             match self.dial(&address).await {
                 Ok((peer, _)) if peer.node == self.identity.node => return,
-                Ok((peer, halves)) if matches!(peer.role, Role::Scheduler { .. }) => {
+                Ok((peer, stream)) if matches!(peer.role, Role::Scheduler { .. }) => {
                     wait = AGAIN_AFTER[0];
-                    if let Some(reason) = self.serve(&peer, halves).await {
+                    if let Some(reason) = self.serve(&peer, stream).await {
                         complain(&address, &reason);
                     }
                 }
                 Ok((peer, _)) => {
                     complain(&address, &format!("there is a {:?}, and no scheduler", peer.role));
                 }
-                Err(error) => {
-                    tracing::debug!(%address, %error, "not connected");
-                    if !matches!(error, WireError::Ended(_)) {
-                        complain(&address, &error.to_string());
-                    }
-                }
+                Err(error) => self.is_not_connected(&address, &error),
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(AGAIN_AFTER[1]);
@@ -79,15 +76,15 @@ impl<M: Machine> Node<M> {
                 return;
             }
             match self.dial(&address).await {
-                Ok((peer, halves)) if peer.node == node => {
-                    if let Some(reason) = self.serve(&peer, halves).await {
+                Ok((peer, stream)) if peer.node == node => {
+                    if let Some(reason) = self.serve(&peer, stream).await {
                         complain(&address, &reason);
                     }
                     return;
                 }
                 // Another process has this address now.
                 Ok(_) => return,
-                Err(error) => tracing::debug!(%address, %error, "not connected"),
+                Err(error) => self.is_not_connected(&address, &error),
             }
             tokio::time::sleep(AGAIN_AFTER[0] * (tried + 1)).await;
         }
@@ -97,9 +94,23 @@ impl<M: Machine> Node<M> {
         );
     }
 
-    async fn dial(&self, address: &str) -> Result<(Hello, Halves), WireError> {
+    /// Logs why a peer was not connected to, if that is worth a line.
+    fn is_not_connected(&self, address: &str, error: &WireError) {
+        tracing::debug!(%address, %error, "not connected");
+        if self.complaints.borrow_mut().should_log(address.to_owned(), error, self.clock.now()) {
+            complain(address, &error.to_string());
+        }
+    }
+
+    /// Connects to an address, and greets the peer there.
+    async fn dial(&self, address: &str) -> Result<(Hello, TcpStream), WireError> {
         let late = |_| WireError::Ended(std::io::ErrorKind::TimedOut.into());
-        let stream = tokio::time::timeout(CONNECTS_WITHIN, TcpStream::connect(address)).await.map_err(late)??;
-        self.greet(stream).await
+        let mut stream = tokio::time::timeout(CONNECTS_WITHIN, TcpStream::connect(address)).await.map_err(late)??;
+        stream.set_nodelay(true)?;
+        let (me, secrets) = (self.identity.hello(stream.local_addr()?, self.port), self.secrets.get());
+        let greeted = greet(&mut stream, Side::Dialler, &me, &secrets);
+        let peer = tokio::time::timeout(PROVES_WITHIN, greeted).await.map_err(late)??;
+        self.places.lock().has_proved(stream.peer_addr()?.ip());
+        Ok((peer, stream))
     }
 }

@@ -5,7 +5,10 @@
 //! the state machine: a request crosses five connections, and would wait for ten threads.
 
 pub(crate) mod busy_poll;
+mod complaints;
+mod door;
 pub(crate) mod machine;
+mod places;
 pub(crate) mod status;
 pub(crate) mod timer;
 
@@ -20,19 +23,24 @@ use std::time::Duration;
 use downbeat_core::{Duration as Span, Time};
 use downbeat_roles::{Frame, Hello, NodeId, PROTOCOL, Role, RoleNode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{LocalSet, spawn_local};
 
 mod dialling;
 
 use downbeat_service::clock::Clock;
+use parking_lot::Mutex;
 
 use crate::node::busy_poll::BusyPoll;
+use crate::node::complaints::Complaints;
+use crate::node::door::{Door, Proved};
 use crate::node::machine::{Machine, Step};
+use crate::node::places::Places;
 use crate::node::status::StatusBoard;
 use crate::node::timer::Timer;
+use crate::secrets::SecretFile;
 use crate::wire::arena::{Arena, PeerArena};
 use crate::wire::peer_memory::{self, PeerMemory, Transport};
 use crate::wire::tensors::Tensors;
@@ -45,12 +53,8 @@ pub use dialling::{Schedulers, fixed};
 const READ_BYTES: usize = 64 << 10;
 /// The most events of other threads that are taken in at once.
 const EVENTS: usize = 1024;
-/// How long a peer may take to send its greeting.
-const GREETS_WITHIN: Duration = Duration::from_secs(2);
-/// The pause after a connection that could not be accepted.
-const AGAIN_AFTER: Duration = Duration::from_millis(20);
-/// The most connections that have not sent their greeting.
-const MOST_STRANGERS: usize = 64;
+/// How long a peer may take to agree on the way of tensors.
+const AGREES_WITHIN: Duration = Duration::from_secs(2);
 /// How often the state of the links is reported.
 const REPORTS_EVERY: Duration = Duration::from_secs(1);
 
@@ -68,6 +72,17 @@ pub struct Identity {
     pub advertise: Option<String>,
 }
 
+impl Identity {
+    /// The introduction to a peer that is connected from this address. `port`: that of the own
+    /// listener, or 0.
+    fn hello(&self, local: SocketAddr, port: u16) -> Hello {
+        let Identity { node, role, name, advertise } = self;
+        let here = || if port == 0 { String::new() } else { SocketAddr::new(local.ip(), port).to_string() };
+        let address = advertise.clone().unwrap_or_else(here);
+        Hello { protocol: PROTOCOL, node: *node, role: *role, name: name.clone(), address }
+    }
+}
+
 /// The parts of a node's thread besides its state machine.
 pub struct Setup {
     /// The node's own identity.
@@ -76,6 +91,10 @@ pub struct Setup {
     pub listener: Option<std::net::TcpListener>,
     /// The schedulers that the node connects to.
     pub dial: Schedulers,
+    /// The addresses of all listed schedulers, which always find a place at the listener.
+    pub listed: Vec<String>,
+    /// The secrets that the node and its peers prove to each other.
+    pub secrets: SecretFile,
     /// The clock of the state machine.
     pub clock: Clock,
     /// The most bytes of tensors in a frame, and the most that wait for one peer.
@@ -104,28 +123,35 @@ pub fn start<M: Machine>(
     let (sender, events) = mpsc::unbounded_channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let run = move || {
-        let node = || {
-            let local = LocalSet::new();
-            local.block_on(&runtime, async move { Node::new(setup, machine())?.run(events).await })
-        };
-        let reason = match std::panic::catch_unwind(AssertUnwindSafe(node)) {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "the thread ended in a panic: this is a defect".to_owned(),
-        };
-        // No thread would answer any more. The other processes go on without this one, and its
-        // parent may start another.
-        tracing::error!(%reason, "the thread of the node has ended, and so does the process");
-        downbeat_engine::process::end(1)
+        let local = LocalSet::new();
+        local.block_on(&runtime, async move { Node::new(setup, machine())?.run(events).await })
     };
+    let run = move || guarded("node", run);
     Ok((sender, std::thread::Builder::new().name("node".to_owned()).spawn(run)?))
+}
+
+/// Runs a thread that the process cannot do without: if the thread fails, the process ends.
+fn guarded(thread: &str, run: impl FnOnce() -> std::io::Result<()>) {
+    let reason = match std::panic::catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the thread ended in a panic: this is a defect".to_owned(),
+    };
+    // No thread would answer any more. The other processes go on without this one, and its
+    // parent may start another.
+    tracing::error!(%reason, "the thread '{thread}' has ended, and so does the process");
+    downbeat_engine::process::end(1)
 }
 
 struct Node<M> {
     identity: Identity,
     clock: Clock,
     dial: Schedulers,
-    listener: RefCell<Option<TcpListener>>,
+    /// The peers that have proved themselves at the door of a node with a listener.
+    proved: RefCell<Option<mpsc::Receiver<Proved>>>,
+    places: Arc<Mutex<Places>>,
+    secrets: SecretFile,
+    complaints: RefCell<Complaints<String>>,
     port: u16,
     most_bytes: u64,
     arena: Option<Arc<Arena>>,
@@ -141,7 +167,6 @@ struct Inner<M> {
     machine: M,
     wires: BTreeMap<NodeId, Wire>,
     next_wire: u64,
-    strangers: usize,
 }
 
 /// The two halves of a new connection.
@@ -174,16 +199,25 @@ fn complain(peer: &str, what: &str) {
 
 impl<M: Machine> Node<M> {
     fn new(setup: Setup, machine: M) -> std::io::Result<Rc<Self>> {
-        let Setup { identity, listener, dial, clock, most_bytes, arena, ucx, board, busy_poll } = setup;
-        let listener = listener.map(TcpListener::from_std).transpose()?;
+        let Setup { identity, listener, dial, listed, secrets, clock, most_bytes, arena, ucx, board, busy_poll } =
+            setup;
         let port = listener.as_ref().map_or(Ok(0), |listener| listener.local_addr().map(|address| address.port()))?;
-        let inner = Inner { machine, wires: BTreeMap::new(), next_wire: 0, strangers: 0 };
-        let (listener, inner) = (RefCell::new(listener), RefCell::new(inner));
+        let places = Arc::<Mutex<Places>>::default();
+        let door = |listener| {
+            let (identity, secrets, places) = (identity.clone(), secrets.clone(), places.clone());
+            Door { identity, port, secrets, listed, places, clock }.open(listener)
+        };
+        let proved = listener.map(door).transpose()?;
+        let inner = Inner { machine, wires: BTreeMap::new(), next_wire: 0 };
+        let (proved, inner) = (RefCell::new(proved), RefCell::new(inner));
         Ok(Rc::new(Node {
             identity,
             clock,
             dial,
-            listener,
+            proved,
+            places,
+            secrets,
+            complaints: RefCell::new(Complaints::new()),
             port,
             most_bytes,
             arena,
@@ -197,8 +231,8 @@ impl<M: Machine> Node<M> {
 
     /// Runs until the last sender of events is gone, or the state machine ends.
     async fn run(self: Rc<Self>, mut events: mpsc::UnboundedReceiver<M::Event>) -> std::io::Result<()> {
-        if let Some(listener) = self.listener.take() {
-            spawn_local(self.clone().listen(listener));
+        if let Some(proved) = self.proved.take() {
+            spawn_local(self.clone().welcome_all(proved));
         }
         if let Some(arena) = self.arena.clone().filter(|_| self.maps()) {
             spawn_local(arena.hand_out(self.identity.node));
@@ -296,56 +330,32 @@ impl<M: Machine> Node<M> {
         }
     }
 
-    /// The greeting for a peer that is connected from this address.
-    fn hello(&self, local: SocketAddr) -> Hello {
-        let Identity { node, role, name, advertise } = &self.identity;
-        let here = || if self.port == 0 { String::new() } else { SocketAddr::new(local.ip(), self.port).to_string() };
-        let address = advertise.clone().unwrap_or_else(here);
-        Hello { protocol: PROTOCOL, node: *node, role: *role, name: name.clone(), address }
-    }
-
-    async fn listen(self: Rc<Self>, listener: TcpListener) {
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => drop(spawn_local(self.clone().welcome(stream))),
-                Err(error) => {
-                    complain("connections", &error.to_string());
-                    tokio::time::sleep(AGAIN_AFTER).await;
-                }
-            }
+    /// Takes in the peers that have proved themselves at the door.
+    async fn welcome_all(self: Rc<Self>, mut proved: mpsc::Receiver<Proved>) {
+        while let Some(proved) = proved.recv().await {
+            drop(spawn_local(self.clone().welcome(proved)));
         }
     }
 
     /// The life of a connection that a peer has opened.
-    async fn welcome(self: Rc<Self>, stream: TcpStream) {
-        let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |address| address.ip().to_string());
-        if self.inner.borrow().strangers >= MOST_STRANGERS {
-            complain(&from, "too many connections have not told their name and role");
-            return;
-        }
-        self.inner.borrow_mut().strangers += 1;
-        let greeted = self.greet(stream).await;
-        self.inner.borrow_mut().strangers -= 1;
-        let refused = match greeted {
+    async fn welcome(self: Rc<Self>, Proved { stream, from, peer }: Proved) {
+        let is_accepted = self.inner.borrow().machine.accepts(peer.role);
+        let refused = match TcpStream::from_std(stream) {
             Err(error) => Some(error.to_string()),
-            Ok((peer, halves)) if self.inner.borrow().machine.accepts(peer.role) => self.serve(&peer, halves).await,
-            Ok((peer, _)) => Some(format!("a {:?} has nothing to say to a {:?}", peer.role, self.identity.role)),
+            Ok(stream) if is_accepted => self.serve(&peer, stream).await,
+            Ok(_) => Some(format!("a {:?} has nothing to say to a {:?}", peer.role, self.identity.role)),
         };
         if let Some(reason) = refused {
-            complain(&from, &reason);
+            complain(&from.ip().to_string(), &reason);
         }
     }
 
-    /// Exchanges greetings, and agrees on how tensors go.
-    async fn greet(&self, stream: TcpStream) -> Result<(Hello, Halves), WireError> {
-        stream.set_nodelay(true)?;
-        let hello = wire::greeting(&self.hello(stream.local_addr()?));
+    /// Agrees with a peer on how tensors go.
+    async fn agree(&self, peer: &Hello, stream: TcpStream) -> Result<Halves, WireError> {
         let (reader, mut writer) = stream.into_split();
         let mut reader = BufReader::with_capacity(READ_BYTES, reader);
         let exchange = async {
-            writer.write_all(&hello).await?;
-            let peer = wire::read_greeting(&mut reader).await?;
-            let memory = self.map(&peer).await;
+            let memory = self.map(peer).await;
             // UCX is for peers with tensors. Schedulers have none.
             let is_by_ucx = memory.is_none() && !matches!(peer.role, Role::Scheduler { .. }) && self.ucx.is_some();
             let mine =
@@ -353,10 +363,10 @@ impl<M: Machine> Node<M> {
             writer.write_all(&[mine.byte()]).await?;
             let its = Transport::of_byte(reader.read_u8().await?);
             if mine != Transport::Ucx && its != Transport::Ucx {
-                return Ok((peer, memory, its));
+                return Ok((memory, its));
             }
             let meeting = match &self.ucx {
-                Some(ucx) => ucx.meet().await.map_or_else(|error| self.refuse_memory(&peer, &error), Some),
+                Some(ucx) => ucx.meet().await.map_or_else(|error| self.refuse_memory(peer, &error), Some),
                 None => None,
             };
             writer.write_all(&peer_memory::written(meeting.as_ref().map(UcxMeeting::offer))).await?;
@@ -365,19 +375,18 @@ impl<M: Machine> Node<M> {
             let by_ucx = match (meeting, peer_memory::read_offer(&mut reader).await?) {
                 (Some(meeting), Some(offer)) => {
                     let reached = ucx::reach(meeting, offer, peer.node).await;
-                    reached.map_or_else(|error| self.refuse_memory(&peer, &error), Some)
+                    reached.map_or_else(|error| self.refuse_memory(peer, &error), Some)
                 }
                 _ => None,
             };
             let memory = by_ucx.map(PeerMemory::Ucx).or(memory);
             writer.write_all(&[memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport).byte()]).await?;
-            Ok::<_, WireError>((peer, memory, Transport::of_byte(reader.read_u8().await?)))
+            Ok::<_, WireError>((memory, Transport::of_byte(reader.read_u8().await?)))
         };
         let late = || WireError::Ended(std::io::ErrorKind::TimedOut.into());
-        let greeted = tokio::time::timeout(GREETS_WITHIN, exchange).await.map_err(|_| late())?;
-        let (peer, memory, reads_mine) = greeted?;
+        let (memory, reads_mine) = tokio::time::timeout(AGREES_WITHIN, exchange).await.map_err(|_| late())??;
         let reads_mine = if self.arena.is_some() { reads_mine } else { Transport::Tcp };
-        Ok((peer, Halves { reader, writer, memory, reads_mine }))
+        Ok(Halves { reader, writer, memory, reads_mine })
     }
 
     /// Whether this process and its peers on this machine map each other's memory.
@@ -398,13 +407,14 @@ impl<M: Machine> Node<M> {
         None
     }
 
-    /// The life of a connection to a known peer. Returns why the connection was refused or given
-    /// up, if that is worth a log line.
-    async fn serve(
-        self: &Rc<Self>,
-        peer: &Hello,
-        Halves { mut reader, writer, memory, reads_mine }: Halves,
-    ) -> Option<String> {
+    /// The life of a connection to a peer that has proved itself. Returns why the connection was
+    /// refused or given up, if that is worth a log line.
+    async fn serve(self: &Rc<Self>, peer: &Hello, stream: TcpStream) -> Option<String> {
+        let Halves { mut reader, writer, memory, reads_mine } = match self.agree(peer, stream).await {
+            Ok(halves) => halves,
+            Err(WireError::Ended(_)) => return None,
+            Err(error) => return Some(error.to_string()),
+        };
         let (number, closed, writes) = {
             let inner = &mut *self.inner.borrow_mut();
             if peer.node == self.identity.node || inner.wires.contains_key(&peer.node) {

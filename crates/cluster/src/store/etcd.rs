@@ -1,4 +1,4 @@
-//! A client of etcd, by its JSON gateway (`/v3/...`, since etcd 3.4), over plain HTTP.
+//! A client of etcd, by its JSON gateway (`/v3/...`, since etcd 3.4), over HTTP with or without TLS.
 //!
 //! Values change only by compare and replace. A writer names the revision of the value that it has
 //! seen.
@@ -13,14 +13,20 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::StatusCode;
 use hyper::client::conn::http1;
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+
+use super::etcd_access::EtcdAccess;
 
 /// How long a server may take to answer before the next one is asked.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// How long a login may take: etcd hashes the password slowly, on purpose.
+const LOGS_IN_WITHIN: Duration = Duration::from_secs(3);
 /// The most bytes of an answer.
 const LARGEST_ANSWER: usize = 2 << 20;
 /// The most characters of an answer in a message to people.
@@ -28,8 +34,11 @@ const SHOWN: usize = 200;
 
 /// A client of etcd, which asks the servers one after the other.
 pub struct Etcd {
-    /// `HOST:PORT` of each server. The server that answered last comes first.
+    /// The URL of each server. The server that answered last comes first.
     servers: Vec<String>,
+    access: EtcdAccess,
+    /// The proof of the login.
+    token: Option<String>,
     /// The local address of the connection to etcd, as of the last answer.
     local: IpAddr,
 }
@@ -46,34 +55,41 @@ pub struct Kept {
 /// A lease. Keys that were written under it vanish if it is not renewed in time.
 pub struct Lease(String);
 
-/// `HOST:PORT` of an etcd server, from how people write it.
+/// Why a server did not answer a request: its status, if it had one, and the reason in words.
+struct Refused {
+    status: Option<StatusCode>,
+    reason: String,
+}
+
+fn words(error: impl std::fmt::Display) -> Refused {
+    Refused { status: None, reason: error.to_string() }
+}
+
+/// The URL of an etcd server, from how people write it.
 ///
 /// # Errors
-/// In words, if the text is not such a URL, or asks for users, passwords or TLS, which are not
-/// supported.
+/// In words, if the text is not such a URL, or has a user.
 pub fn etcd_server(url: &str) -> Result<String, String> {
     let uri: hyper::Uri = url.parse().map_err(|error| format!("'{url}': {error}"))?;
-    let shape = format!("'{url}' is not http://HOST:PORT, such as http://etcd-1:2379");
+    let shape = format!("'{url}' is not http://HOST:PORT or https://HOST:PORT, such as https://etcd-1:2379");
     let authority = uri.authority().filter(|_| matches!(uri.path(), "" | "/") && uri.query().is_none());
     let authority = authority.filter(|authority| authority.port_u16().is_some_and(|port| port > 0)).ok_or(&*shape)?;
     if authority.as_str().contains('@') {
-        return Err(format!(
-            "'{url}': users and passwords are not supported; let etcd listen in a network of your own"
-        ));
+        return Err(
+            "the address of etcd has a user; give it by --etcd-user, and a file with the password by --etcd-password"
+                .to_owned(),
+        );
     }
     match uri.scheme_str() {
-        Some("http") => Ok(authority.as_str().to_owned()),
-        Some("https") => {
-            Err(format!("'{url}': TLS is not supported; let etcd listen over http in a network of your own"))
-        }
+        Some(scheme @ ("http" | "https")) => Ok(format!("{scheme}://{authority}")),
         _ => Err(shape),
     }
 }
 
 impl Etcd {
-    /// A client for these servers, `HOST:PORT`.
-    pub fn new(servers: Vec<String>) -> Self {
-        Etcd { servers, local: Ipv4Addr::LOCALHOST.into() }
+    /// A client for these servers, by their URLs.
+    pub fn new(servers: Vec<String>, access: EtcdAccess) -> Self {
+        Etcd { servers, access, token: None, local: Ipv4Addr::LOCALHOST.into() }
     }
 
     /// The servers.
@@ -145,18 +161,75 @@ impl Etcd {
     async fn ask(&mut self, what: &str, body: &Value) -> Result<Value, String> {
         let mut reason = "no server is named".to_owned();
         for _ in 0..self.servers.len() {
-            let server = &self.servers[0];
-            let answer = tokio::time::timeout(ANSWERS_WITHIN, post(server, what, body)).await;
-            match answer.unwrap_or_else(|_| Err(format!("no answer within {ANSWERS_WITHIN:?}"))) {
+            match self.ask_first(what, body).await {
                 Ok((local, answer)) => {
                     self.local = local;
                     return Ok(answer);
                 }
-                Err(said) => reason = format!("{server}: {said}"),
+                Err(refused) => reason = format!("{}: {}", self.servers[0], refused.reason),
             }
             self.servers.rotate_left(1);
         }
         Err(reason)
+    }
+
+    /// Sends a request to the first server. A process without a token logs in before. If the server
+    /// refuses the token, the process logs in again: tokens end with time and with their server.
+    async fn ask_first(&mut self, what: &str, body: &Value) -> Result<(IpAddr, Value), Refused> {
+        let had_token = self.token.is_some();
+        self.log_in().await?;
+        let mut answer = self.post(what, body, ANSWERS_WITHIN).await;
+        let is_refused =
+            |refused: &Refused| matches!(refused.status, Some(StatusCode::UNAUTHORIZED | StatusCode::BAD_REQUEST));
+        if had_token && answer.as_ref().is_err_and(is_refused) {
+            self.token = None;
+            self.log_in().await?;
+            answer = self.post(what, body, ANSWERS_WITHIN).await;
+        }
+        if answer.is_err() {
+            // A server that has lost its data keeps silent to a token that it has not given.
+            self.token = None;
+        }
+        answer
+    }
+
+    /// Gets a token from the first server, if the process has a user and no token.
+    async fn log_in(&mut self) -> Result<(), Refused> {
+        if self.token.is_some() {
+            return Ok(());
+        }
+        let Some((user, password)) = self.access.login().map_err(words)? else { return Ok(()) };
+        let login = json!({ "name": user, "password": password });
+        let (_, answer) = self.post("auth/authenticate", &login, LOGS_IN_WITHIN).await.map_err(|refused| Refused {
+            reason: format!("the login as '{user}' failed: {}", refused.reason),
+            ..refused
+        })?;
+        let token = answer["token"].as_str().ok_or_else(|| words("the answer to the login has no token"))?;
+        self.token = Some(token.to_owned());
+        Ok(())
+    }
+
+    /// Sends one request to the first server. Returns the local address and the answer.
+    async fn post(&self, what: &str, body: &Value, limit: Duration) -> Result<(IpAddr, Value), Refused> {
+        let uri: hyper::Uri = self.servers[0].parse().map_err(words)?;
+        let authority = uri.authority().ok_or_else(|| words("the address has no host"))?.as_str();
+        let request = hyper::Request::post(format!("/v3/{what}"))
+            .header(HOST, authority)
+            .header(CONTENT_TYPE, "application/json");
+        let request = self.token.iter().fold(request, |request, token| request.header(AUTHORIZATION, token));
+        let request = request.body(Full::new(Bytes::from(body.to_string()))).map_err(words)?;
+        let answer = async {
+            let stream = TcpStream::connect(authority).await.map_err(words)?;
+            let local = stream.local_addr().map_err(words)?.ip();
+            let answer = if uri.scheme_str() == Some("https") {
+                let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+                exchange(self.access.secured(host, stream).await.map_err(words)?, request).await
+            } else {
+                exchange(stream, request).await
+            };
+            Ok((local, answer?))
+        };
+        tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| Err(words(format!("no answer within {limit:?}"))))
     }
 }
 
@@ -182,29 +255,24 @@ fn pairs(range: &Value) -> Result<Vec<(String, Kept)>, String> {
     all.iter().map(|its| pair(its).ok_or_else(|| format!("the server is not etcd: it has {its}"))).collect()
 }
 
-/// Sends one request to one server. Returns the local address and the answer.
-async fn post(server: &str, what: &str, body: &Value) -> Result<(IpAddr, Value), String> {
-    fn words(error: impl std::fmt::Display) -> String {
-        error.to_string()
-    }
-    let stream = TcpStream::connect(server).await.map_err(words)?;
-    let local = stream.local_addr().map_err(words)?.ip();
+/// Sends a request on a connection, and reads the answer.
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    request: hyper::Request<Full<Bytes>>,
+) -> Result<Value, Refused> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(words)?;
-    let request = hyper::Request::post(format!("/v3/{what}"))
-        .header(HOST, server)
-        .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(body.to_string())))
-        .map_err(words)?;
     let answer = async {
         let response = sender.send_request(request).await.map_err(words)?;
         let status = response.status();
         let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await.map_err(words)?.to_bytes();
         let shown = || String::from_utf8_lossy(&body).chars().take(SHOWN).collect::<String>();
         match serde_json::from_slice::<Value>(&body) {
-            _ if !status.is_success() => Err(format!("{status}: {}", shown())),
+            _ if !status.is_success() => {
+                Err(Refused { status: Some(status), reason: format!("{status}: {}", hinted(shown())) })
+            }
             // All answers of etcd have a header.
-            Ok(answer) if answer["header"].is_object() || answer["result"]["header"].is_object() => Ok((local, answer)),
-            _ => Err(format!("the server is not etcd: it says {}", shown())),
+            Ok(answer) if answer["header"].is_object() || answer["result"]["header"].is_object() => Ok(answer),
+            _ => Err(words(format!("the server is not etcd: it says {}", shown()))),
         }
     };
     // The connection is driven only until its answer has come.
@@ -219,24 +287,30 @@ async fn post(server: &str, what: &str, body: &Value) -> Result<(IpAddr, Value),
     }
 }
 
+/// An error of etcd, with advice if the process has not logged in.
+fn hinted(said: String) -> String {
+    let advice = if said.contains("user name is empty") { "; give --etcd-user and --etcd-password" } else { "" };
+    said + advice
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn servers_are_written_as_urls_and_what_is_not_supported_is_said() {
-        assert_eq!(etcd_server("http://etcd-1:2379").as_deref(), Ok("etcd-1:2379"));
-        assert_eq!(etcd_server("http://[::1]:2379/").as_deref(), Ok("[::1]:2379"));
+        assert_eq!(etcd_server("http://etcd-1:2379").as_deref(), Ok("http://etcd-1:2379"));
+        assert_eq!(etcd_server("https://[::1]:2379/").as_deref(), Ok("https://[::1]:2379"));
         for (url, said) in [
             ("etcd-1:2379", "is not http://HOST:PORT"),
             ("http://etcd-1", "is not http://HOST:PORT"),
             ("http://etcd-1:0", "is not http://HOST:PORT"),
             ("http://etcd-1:2379/v3", "is not http://HOST:PORT"),
-            ("https://etcd-1:2379", "TLS is not supported"),
-            ("http://root:secret@etcd-1:2379", "users and passwords are not supported"),
+            ("ftp://etcd-1:2379", "is not http://HOST:PORT or https://HOST:PORT"),
+            ("http://root:secret@etcd-1:2379", "--etcd-user"),
         ] {
             let reason = etcd_server(url).unwrap_err();
-            assert!(reason.contains(said), "{url}: {reason}");
+            assert!(reason.contains(said) && !reason.contains("secret"), "{url}: {reason}");
         }
     }
 

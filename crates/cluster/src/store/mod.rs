@@ -12,6 +12,7 @@
 //! on.
 
 pub(crate) mod etcd;
+pub(crate) mod etcd_access;
 pub(crate) mod membership;
 
 use std::collections::BTreeSet;
@@ -25,6 +26,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use crate::node::status::StatusBoard;
 use crate::scheduler::scheduler_role::StoreWork;
 use crate::store::etcd::Etcd;
+use crate::store::etcd_access::EtcdAccess;
 use crate::store::membership::{LOOKS_EVERY, MOST_SCHEDULERS, Members, Seat};
 
 /// How often other schedulers may be faster in one request for an epoch.
@@ -51,17 +53,23 @@ pub struct Store {
 
 impl Store {
     /// The store of this cluster; `None`: it has no etcd.
-    pub fn new(options: &ClusterOptions) -> Option<Self> {
+    ///
+    /// # Errors
+    /// If the files or options for the access to etcd are wrong.
+    pub fn new(options: &ClusterOptions) -> anyhow::Result<Option<Self>> {
         let prefix = &options.etcd_prefix;
-        (!options.etcd.is_empty()).then(|| Store {
-            etcd: Etcd::new(options.etcd.clone()),
+        if options.etcd.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Store {
+            etcd: Etcd::new(options.etcd.clone(), EtcdAccess::open(options)?),
             epoch: format!("{prefix}/epoch"),
             plan: format!("{prefix}/plan"),
             unkept: None,
             schedulers: format!("{prefix}/schedulers"),
             seat: None,
             is_there: None,
-        })
+        }))
     }
 
     /// Makes this process a scheduler: see [`Seat::new`].

@@ -2,6 +2,7 @@
 //! tensors in order.
 
 pub(crate) mod arena;
+pub(crate) mod greeting;
 pub(crate) mod peer_memory;
 pub(crate) mod tensors;
 #[cfg_attr(not(feature = "ucx"), path = "ucx/absent.rs")]
@@ -11,7 +12,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use downbeat_roles::{Frame, Hello, Message, Outcome, PROTOCOL};
+use downbeat_roles::{Frame, Message, Outcome, PROTOCOL};
 use postcard::ser_flavors::Flavor;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -20,10 +21,6 @@ use crate::wire::peer_memory::PeerMemory;
 use crate::wire::tensors::Tensors;
 use crate::wire::ucx::UcxError;
 
-/// The first bytes of a connection.
-const MAGIC: [u8; 8] = *b"downbeat";
-/// The most bytes of a [`Hello`] with its names.
-const LARGEST_HELLO: usize = 1024;
 /// The most bytes of a head. The largest heads describe a backend's models, with the names of their
 /// classes.
 const LARGEST_HEAD: u32 = 64 << 20;
@@ -31,6 +28,9 @@ const LARGEST_HEAD: u32 = 64 << 20;
 const AT_ONCE: u64 = 1 << 20;
 /// The most pieces in one write.
 const PIECES: usize = 64;
+
+/// How to repair the trust of processes, for messages.
+const SAME_SECRET: &str = "give all processes of the cluster the same --cluster-secret FILE";
 
 /// Why a connection can be read no further.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,18 @@ pub enum WireError {
         "the peer speaks version {0} of the protocol of roles, and this process version {PROTOCOL}: run the same version of downbeat everywhere"
     )]
     Protocol(u16),
+    /// The peer has no cluster secret.
+    #[error("the peer has no cluster secret, and this process has one: {SAME_SECRET}")]
+    WithoutSecret,
+    /// This process has no cluster secret.
+    #[error("the peer has a cluster secret, and this process has none: {SAME_SECRET}")]
+    NeedsSecret,
+    /// An end does not know the secret that the other end proves.
+    #[error("the peer has another cluster secret than this process: {SAME_SECRET}")]
+    OtherSecret,
+    /// The peer had to give its place to another.
+    #[error("too many connections have not proved themselves, most of them from there: the oldest are closed")]
+    Displaced,
     /// The peer announces too many bytes.
     #[error("the peer announces {announced} bytes; the most is {most}")]
     TooLarge {
@@ -63,43 +75,6 @@ pub enum WireError {
     /// The peer's memory can no longer be read.
     #[error("the peer's memory cannot be read: {0}")]
     Unread(#[from] UcxError),
-}
-
-/// Encodes the first message of a connection.
-pub fn greeting(hello: &Hello) -> Vec<u8> {
-    let body = postcard::to_allocvec(hello).unwrap_or_default();
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend_from_slice(&PROTOCOL.to_le_bytes());
-    bytes.extend_from_slice(&(body.len().min(LARGEST_HELLO) as u16).to_le_bytes());
-    bytes.extend_from_slice(&body);
-    bytes
-}
-
-/// Reads the peer's first message.
-///
-/// # Errors
-/// If the peer is no Downbeat process, or of another version.
-pub async fn read_greeting(reader: &mut (impl AsyncRead + Unpin)) -> Result<Hello, WireError> {
-    let mut head = [0; 12];
-    reader.read_exact(&mut head).await?;
-    let [magic @ .., p0, p1, l0, l1] = head;
-    if magic != MAGIC {
-        return Err(WireError::Foreign);
-    }
-    let (protocol, length) = (u16::from_le_bytes([p0, p1]), u16::from_le_bytes([l0, l1]));
-    // The rest is encoded differently in another version.
-    if protocol != PROTOCOL {
-        return Err(WireError::Protocol(protocol));
-    }
-    if usize::from(length) > LARGEST_HELLO {
-        return Err(WireError::TooLarge { announced: length.into(), most: LARGEST_HELLO as u64 });
-    }
-    let mut body = vec![0; length.into()];
-    reader.read_exact(&mut body).await?;
-    let hello: Hello = postcard::from_bytes(&body).map_err(WireError::Garbled)?;
-    // People read these texts in logs.
-    let is_proper = |text: &str| text.chars().all(|c| !c.is_control());
-    if is_proper(&hello.name) && is_proper(&hello.address) { Ok(hello) } else { Err(WireError::Foreign) }
 }
 
 /// Reads a frame, with at most `most` bytes of tensors. `scratch` is the buffer for its head.

@@ -1,7 +1,7 @@
 use downbeat_core::Duration;
 use downbeat_core::ids::BatchId;
 use downbeat_host::request::batch_codec::OutputPart;
-use downbeat_roles::{BatchKey, Epoch, NodeId, Role};
+use downbeat_roles::{BatchKey, Epoch, NodeId};
 
 use super::*;
 use crate::wire::arena::tests::both;
@@ -81,22 +81,6 @@ async fn what_is_too_large_or_cut_off_is_refused_before_it_is_held() {
     assert!(matches!(read(&head, 11_000).await, Err(WireError::TooLarge { announced: 4_294_967_295, .. })));
     let garbage = [&8u32.to_le_bytes()[..], &[0xff; 8]].concat();
     assert!(matches!(read(&garbage, 11_000).await, Err(WireError::Garbled(_))));
-}
-
-#[tokio::test]
-async fn greetings_tell_who_it_is_and_which_protocol_it_speaks() {
-    let (node, role) = (NodeId(1), Role::Scheduler { rank: 2 });
-    let hello = Hello { protocol: PROTOCOL, node, role, name: "s".to_owned(), address: "a:1".to_owned() };
-    let bytes = greeting(&hello);
-    assert_eq!(read_greeting(&mut &bytes[..]).await.unwrap(), hello);
-    let mut other = bytes.clone();
-    other[8] = 0xee;
-    assert!(matches!(read_greeting(&mut &other[..]).await, Err(WireError::Protocol(0xee))));
-    other[0] = b'x';
-    assert!(matches!(read_greeting(&mut &other[..]).await, Err(WireError::Foreign)));
-    other = bytes.clone();
-    (other[10], other[11]) = (1, 4);
-    assert!(matches!(read_greeting(&mut &other[..]).await, Err(WireError::TooLarge { announced: 1025, .. })));
 }
 
 #[tokio::test]

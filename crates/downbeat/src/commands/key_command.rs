@@ -1,17 +1,29 @@
-//! `downbeat key`: API keys.
+//! `downbeat key`: API keys, and secrets of clusters.
 
 use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use downbeat_server::{NewKey, Scope, add_key};
+use downbeat_server::{NewKey, Scope, add_key, add_secret, new_secret};
 
 use crate::options::units;
 
-/// Make API keys for `downbeat serve --api-keys FILE`.
+/// Make API keys for `downbeat serve --api-keys FILE`, and secrets of clusters.
 #[derive(Subcommand, Debug)]
 pub enum KeyCommand {
     Add(AddArgs),
+    Secret(SecretArgs),
+}
+
+/// Make a secret for `--cluster-secret FILE`, which the processes of a cluster prove to each other.
+///
+/// Without a file the secret is printed. A file that has secrets gets one more, as its last line:
+/// processes prove the first secret, and accept each. To replace a secret, add a new line on all
+/// machines. Then move the new line to the top everywhere, and then delete the old line.
+#[derive(Args, Debug)]
+pub struct SecretArgs {
+    /// The file of secrets; it is made if there is none, for its owner alone
+    file: Option<PathBuf>,
 }
 
 /// Make a key, add its hash to a file, and print the key.
@@ -49,7 +61,23 @@ fn rate(text: &str) -> Result<f64, String> {
 /// # Errors
 /// If the file is wrong or cannot be written, or has a key of this name.
 pub fn run(command: &KeyCommand) -> anyhow::Result<()> {
-    let KeyCommand::Add(args) = command;
+    match command {
+        KeyCommand::Add(args) => add(args),
+        KeyCommand::Secret(args) => secret(args),
+    }
+}
+
+fn secret(args: &SecretArgs) -> anyhow::Result<()> {
+    let Some(file) = &args.file else { return Ok(writeln!(downbeat_report::out(), "{}", new_secret()?)?) };
+    let (count, shown) = (add_secret(file)?, file.display());
+    downbeat_report::note(match count {
+        1 => format!("{shown} has a secret: give all processes of the cluster this file (--cluster-secret)"),
+        count => format!("{shown} has {count} secrets: processes prove the first, and accept each"),
+    });
+    Ok(())
+}
+
+fn add(args: &AddArgs) -> anyhow::Result<()> {
     let new = NewKey {
         name: args.name.clone(),
         scopes: args.scope.clone(),

@@ -475,11 +475,27 @@ fn cluster() -> Vec<Key<Draft>> {
         optional("cluster.rank", number(0..=63), |d| &mut d.options.cluster.rank,
             "0; without --schedulers the lowest that no other scheduler has in --etcd", "1")
             .flag("rank", "The scheduler's own place in the list of schedulers, from 0"),
-        key("cluster.etcd", list(parsed("URL", etcd_server, |server| format!("http://{server}"))), |d| &mut d.options.cluster.etcd)
+        key("cluster.etcd", list(parsed("URL", etcd_server, String::clone)), |d| &mut d.options.cluster.etcd)
             .flag("etcd", "The servers of an etcd that allots epochs to schedulers, so that no two lead in one epoch, and that has their addresses")
             .unless("each scheduler that takes the lead takes the next epoch", "[\"http://etcd-1:2379\"]"),
+        optional("cluster.etcd_ca", path("FILE"), |d| &mut d.options.cluster.etcd_ca, "the authorities of this machine", "\"etcd-ca.pem\"")
+            .flag("etcd-ca", "Certificates of authorities, PEM, for etcd over https://; they replace those of this machine"),
+        optional("cluster.etcd_certificate", path("FILE"), |d| &mut d.options.cluster.etcd_certificate, "no certificate", "\"etcd-client.pem\"")
+            .flag("etcd-certificate", "Certificate of this process for an etcd that asks for one, PEM; needs --etcd-key"),
+        optional("cluster.etcd_key", path("FILE"), |d| &mut d.options.cluster.etcd_key, "no certificate", "\"etcd-client.key\"")
+            .flag("etcd-key", "Key of --etcd-certificate, PEM"),
+        optional("cluster.etcd_user", parsed("NAME", |text| Ok(text.to_owned()), String::clone), |d| &mut d.options.cluster.etcd_user, "no login", "\"downbeat\"")
+            .flag("etcd-user", "User as whom the process logs in at etcd; needs --etcd-password"),
+        optional("cluster.etcd_password", path("FILE"), |d| &mut d.options.cluster.etcd_password, "no login", "\"etcd.password\"")
+            .flag("etcd-password", "File with the password of --etcd-user"),
         key("cluster.etcd_prefix", parsed("TEXT", |text| Ok(text.to_owned()), String::clone), |d| &mut d.options.cluster.etcd_prefix)
             .flag("etcd-prefix", "Beginning of this cluster's keys in etcd"),
+        optional("cluster.secret", path("FILE"), |d| &mut d.options.cluster.secret,
+            "the processes prove nothing, and listen for each other on loopback addresses only", "\"cluster.secret\"")
+            .flag("cluster-secret", "File of secrets, one a line, that the processes of the cluster prove to each other: each proves the first and accepts all. `downbeat key secret FILE` makes it. The file is read again when it changes"),
+        key("cluster.insecure", switch(), |d| &mut d.options.cluster.is_insecure)
+            .flag("insecure-cluster", "Listen for the rest of the cluster on any address without --cluster-secret. All who reach the port can then read, answer and stop requests")
+            .arity(Arity::Optional),
         optional("cluster.listen", parsed("ADDRESS:PORT", socket_address, SocketAddr::to_string), |d| &mut d.options.cluster.listen,
             "scheduler: port 8003 of --host, or the port of its place in --schedulers; frontend: port 8004", "\"0.0.0.0:8004\"")
             .flag("listen", "Address at which a scheduler or a frontend accepts connections of the rest of the cluster"),

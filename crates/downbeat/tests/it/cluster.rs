@@ -72,6 +72,11 @@ impl Member {
         }
     }
 
+    /// The lines of its log, up to the last line that a test waited for.
+    pub fn said(&self) -> &str {
+        &self.said
+    }
+
     pub fn signal(&self, signal: &str) {
         let id = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args([signal, &id]).status().unwrap().success());
@@ -511,12 +516,10 @@ fn strange_peers_are_refused_and_cost_nobody_anything() {
     let mut cluster = Cluster::start();
     let scheduler: SocketAddr = cluster.list.split(',').next().unwrap().parse().unwrap();
     let backends = cluster.schedulers[0].cluster()["peers"].clone();
+    // The opening of a process without a secret, and its introduction.
     let hello = |protocol: u16, body: &[u8]| {
-        let mut bytes = b"downbeat".to_vec();
-        bytes.extend_from_slice(&protocol.to_le_bytes());
-        bytes.extend_from_slice(&(body.len() as u16).to_le_bytes());
-        bytes.extend_from_slice(body);
-        bytes
+        let length = (body.len() as u16).to_le_bytes();
+        [b"downbeat", &protocol.to_le_bytes()[..], &[0; 33], &length, body].concat()
     };
     // In postcard: the protocol, node 7, a backend, "x", no address. Then: it reads no memory, and
     // a head of 4 GiB.

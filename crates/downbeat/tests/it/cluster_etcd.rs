@@ -4,6 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use crate::cluster::{Cluster, Member, until};
 use crate::ports::free_addresses;
-use crate::serve::{REQUEST, digits, http};
+use crate::serve::{REQUEST, digits, http, try_http};
 
 /// An etcd with a folder of its own. Killed when the test is over.
 pub struct Etcd {
@@ -27,6 +28,29 @@ impl Etcd {
         let folder = tempfile::tempdir().unwrap();
         let child = spawn(&folder, &clients, &peers).unwrap_or_else(|error| panic!("etcd: {error}"));
         Etcd { child, folder, clients, peers }
+    }
+
+    /// An etcd that answers with TLS, too, by a certificate that it makes itself.
+    fn with_tls() -> Etcd {
+        let [clients, peers, secured] = free_addresses();
+        let [clients, peers] = [clients, peers].map(|address| format!("http://{address}"));
+        let folder = tempfile::tempdir().unwrap();
+        let child = spawn(&folder, &format!("{clients},https://{secured}"), &peers).unwrap();
+        let etcd = Etcd { child, folder, clients: format!("{clients},https://{secured}"), peers };
+        until("etcd has a certificate", || etcd.certificate().exists());
+        until("etcd answers", || etcd.ask("maintenance/status", "{}").is_some());
+        etcd
+    }
+
+    fn certificate(&self) -> PathBuf {
+        self.folder.path().join("fixtures/client/cert.pem")
+    }
+
+    /// Sends a request without TLS. Returns the answer, if it is one.
+    fn ask(&self, what: &str, body: &str) -> Option<String> {
+        let address = self.clients.split(',').next().unwrap().strip_prefix("http://").unwrap().parse().unwrap();
+        let (status, said) = try_http(address, "POST", &format!("/v3/{what}"), body).ok()?;
+        (status == 200).then_some(said)
     }
 
     fn kill(&mut self) {
@@ -51,7 +75,7 @@ fn spawn(folder: &tempfile::TempDir, clients: &str, peers: &str) -> std::io::Res
     let mut etcd = Command::new("etcd");
     etcd.args(["--listen-client-urls", clients, "--advertise-client-urls", clients, "--listen-peer-urls", peers]);
     etcd.args(["--initial-advertise-peer-urls", peers, "--initial-cluster", &format!("default={peers}"), "--data-dir"]);
-    etcd.arg(folder.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    etcd.arg(folder.path()).arg("--auto-tls").stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
 fn answers(member: &Member) -> bool {
@@ -251,4 +275,66 @@ fn a_scheduler_that_is_cut_off_from_etcd_takes_no_lead() {
     until("one that reaches etcd leads", || third.leads());
     assert_eq!(waiting.join().unwrap(), 200);
     assert!(third.epoch() > epoch && !cut_off.leads());
+}
+
+/// Lets etcd have two users: `root`, and `downbeat` with the keys of a cluster alone.
+fn close_to_strangers(etcd: &Etcd) {
+    // In base64: "downbeat/", and the end of the keys that begin so, "downbeat0".
+    let permission = r#"{"permType": "READWRITE", "key": "ZG93bmJlYXQv", "range_end": "ZG93bmJlYXQw"}"#;
+    for (what, body) in [
+        ("auth/user/add", r#"{"name": "root", "password": "root"}"#),
+        ("auth/user/add", r#"{"name": "downbeat", "password": "open sesame"}"#),
+        ("auth/user/grant", r#"{"user": "root", "role": "root"}"#),
+        ("auth/role/add", r#"{"name": "cluster"}"#),
+        ("auth/role/grant", &format!(r#"{{"name": "cluster", "perm": {permission}}}"#)),
+        ("auth/user/grant", r#"{"user": "downbeat", "role": "cluster"}"#),
+        ("auth/enable", "{}"),
+    ] {
+        assert!(etcd.ask(what, body).is_some(), "{what} {body}");
+    }
+}
+
+#[test]
+#[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
+fn an_etcd_with_tls_and_users_is_asked_as_one_of_them() {
+    let mut etcd = Etcd::with_tls();
+    close_to_strangers(&etcd);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let (right, wrong) = (file("right", "open sesame\n"), file("wrong", "guessed"));
+    let (clients, other) = (etcd.clients.clone(), Etcd::with_tls());
+    let [certificate, unknown] = [&etcd, &other].map(|etcd| etcd.certificate().to_str().unwrap().to_owned());
+    let (plain, secured) = clients.split_once(',').unwrap();
+    let login = ["--listen", "127.0.0.1:0", "--etcd-user", "downbeat", "--etcd-password"];
+    for (flags, said) in [
+        (&["--etcd", plain][..], "user name is empty; give --etcd-user"),
+        (
+            &["--etcd", secured, "--etcd-ca", &certificate, login[2], login[3], login[4], &wrong],
+            "the login as 'downbeat' failed",
+        ),
+        (&["--etcd", secured, "--etcd-ca", &unknown, login[2], login[3], login[4], &right], "--etcd-ca"),
+    ] {
+        let mut frontend = Member::start("frontend", &[&login[..2], flags].concat());
+        let line = frontend.wait_for("etcd cannot be used now");
+        assert!(line.contains(said) && !line.contains("guessed"), "{said}: {line}");
+    }
+    // The authorities of the machine, without an option.
+    let flags = [&login[..], &[right.as_str(), "--etcd", secured]].concat();
+    let mut frontend = Member::within("frontend", &flags, &[("SSL_CERT_FILE", certificate.as_str())]);
+    frontend.wait_for("etcd answers");
+    drop((frontend, other));
+    let found = ["--etcd", secured, "--etcd-ca", &certificate, login[2], login[3], login[4], &right];
+    let schedulers = vec![scheduler(secured, &found[2..]), scheduler(secured, &found[2..])];
+    let cluster = Cluster::around(schedulers, &found, digits(), &[]);
+    assert_eq!(cluster.schedulers.iter().map(rank).collect::<Vec<_>>(), [0, 1]);
+    assert!(cluster.leader() < 2 && cluster.infer().0 == 200);
+    // An etcd that starts again has forgotten all logins.
+    etcd.kill();
+    until("all miss it", || !answers(&cluster.schedulers[0]) && !answers(&cluster.frontend));
+    etcd.start_again();
+    until("they have logged in again", || answers(&cluster.schedulers[0]) && answers(&cluster.frontend));
 }

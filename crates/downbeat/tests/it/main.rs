@@ -5,6 +5,7 @@
 mod cluster;
 mod cluster_etcd;
 mod cluster_layout;
+mod cluster_trust;
 mod cluster_ucx;
 mod command_line;
 mod config_check;

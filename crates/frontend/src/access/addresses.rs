@@ -47,7 +47,7 @@ impl Addresses {
 
 /// The part of an address that one client cannot change: hosts choose the lower half of IPv6
 /// addresses themselves.
-pub(crate) fn network(address: IpAddr) -> IpAddr {
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
         address => address,

@@ -24,7 +24,7 @@ use http::{HeaderMap, StatusCode};
 use tonic::Status;
 
 use addresses::Addresses;
-pub(crate) use addresses::network;
+pub use addresses::network;
 use key_file::{Key, Keys};
 use restricted::Restricted;
 

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use downbeat_core::Duration;
 use downbeat_core::Time;
 use downbeat_roles::{Frame, Hello, LinkEvent, LinkTiming, Links, Message, NodeId, PROTOCOL};
@@ -31,20 +31,9 @@ impl Peer {
     /// Introduces this node, and waits for the peer's introduction.
     pub async fn greet(mut stream: TcpStream, me: &Hello, now: Time) -> Result<Peer> {
         stream.set_nodelay(true)?;
-        let hello = postcard::to_allocvec(me)?;
-        let mut bytes = b"downbeat".to_vec();
-        bytes.extend_from_slice(&PROTOCOL.to_le_bytes());
-        bytes.extend_from_slice(&u16::try_from(hello.len())?.to_le_bytes());
-        bytes.extend_from_slice(&hello);
-        // This process reads no memory of the peer.
-        bytes.push(0);
-        stream.write_all(&bytes).await?;
-        let mut head = [0; 12];
-        stream.read_exact(&mut head).await?;
-        ensure!(head[..8] == *b"downbeat" && head[8..10] == PROTOCOL.to_le_bytes(), "it speaks another protocol");
-        let mut body = vec![0; u16::from_le_bytes([head[10], head[11]]).into()];
-        stream.read_exact(&mut body).await?;
-        let other: Hello = postcard::from_bytes(&body)?;
+        let other = downbeat_cluster::greet_listener(&mut stream, me).await?;
+        // Neither process reads memory of the other.
+        stream.write_all(&[0]).await?;
         stream.read_u8().await?;
         let mut links = Links::new(me.node);
         links.handle_connected(now, &other, TIMING);

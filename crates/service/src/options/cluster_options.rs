@@ -1,6 +1,7 @@
 //! The options of a process in a cluster.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use downbeat_core::Duration;
 use downbeat_repository::named;
@@ -41,11 +42,28 @@ with_defaults! {
         /// A scheduler's own place among them, from 0. `None`: 0, or with `etcd` the lowest free
         /// one.
         pub rank: Option<u32> = None,
-        /// The servers of an etcd, `HOST:PORT`, that allots epochs to schedulers and keeps their
+        /// The servers of an etcd, `http://HOST:PORT` or `https://HOST:PORT`, that allots epochs to schedulers and keeps their
         /// addresses; empty: no etcd.
         pub etcd: Vec<String> = Vec::new(),
+        /// A file of certificates of authorities, in PEM, one of which must have signed the
+        /// certificates of etcd's servers; `None`: those of this machine.
+        pub etcd_ca: Option<PathBuf> = None,
+        /// A certificate of this process for etcd, in PEM, and its key.
+        pub etcd_certificate: Option<PathBuf> = None,
+        /// The key of the certificate for etcd, in PEM.
+        pub etcd_key: Option<PathBuf> = None,
+        /// The name of the process's user at etcd; `None`: the process does not log in.
+        pub etcd_user: Option<String> = None,
+        /// A file with the password of that user.
+        pub etcd_password: Option<PathBuf> = None,
         /// The prefix of its keys in etcd.
         pub etcd_prefix: String = "downbeat".to_owned(),
+        /// A file of secrets, which the processes of the cluster prove to each other; `None`: they
+        /// prove nothing.
+        pub secret: Option<PathBuf> = None,
+        /// Whether a process without a secret may listen for peers on other addresses than
+        /// loopback ones.
+        pub is_insecure: bool = false,
         /// The address where a scheduler or a frontend listens; `None`: its port of
         /// [`ServerOptions::host`](crate::options::ServerOptions::host).
         pub listen: Option<SocketAddr> = None,

@@ -34,6 +34,11 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- .Values.models.claim.name | default (printf "%s-models" (include "downbeat.name" .)) }}
 {{- end }}
 
+{{- /* The Secret that the processes of a cluster prove to each other. The user makes it. */}}
+{{- define "downbeat.clusterSecret" -}}
+{{- .Values.clusterSecret | default (printf "%s-cluster" (include "downbeat.name" .)) }}
+{{- end }}
+
 {{- /* The list that all roles of a cluster are told: one name for each replica of the StatefulSet. */}}
 {{- define "downbeat.schedulers" -}}
 {{- $name := printf "%s-scheduler" (include "downbeat.name" .) }}
@@ -49,6 +54,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 - --health-port=8005
 {{- if ne .role "serve" }}
 - --schedulers={{ include "downbeat.schedulers" .root }}
+- --cluster-secret=/cluster/secret
 {{- end }}
 {{- if has .role (list "scheduler" "backend") }}
 - --grpc-port=off
@@ -112,6 +118,9 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- $values := .root.Values }}
 - { name: tmp, emptyDir: {} }
 - { name: profiles, emptyDir: {} }
+{{- if ne .role "serve" }}
+- { name: cluster, secret: { secretName: {{ include "downbeat.clusterSecret" .root }}, defaultMode: 0440 } }
+{{- end }}
 {{- if .models }}
 {{- if $values.models.url }}
 - { name: models, emptyDir: { sizeLimit: {{ $values.models.cacheSize }} } }
@@ -131,6 +140,9 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- $values := .root.Values }}
 - { name: tmp, mountPath: /tmp }
 - { name: profiles, mountPath: /profiles }
+{{- if ne .role "serve" }}
+- { name: cluster, mountPath: /cluster, readOnly: true }
+{{- end }}
 {{- if .models }}
 - { name: models, mountPath: /models{{ if not $values.models.url }}, readOnly: true{{ end }} }
 {{- if $values.config }}

@@ -18,8 +18,8 @@ enum Claimed {
     /// Another process has led in this very epoch. The scheduler must take the next one, or names
     /// of batches would be used twice.
     Taken,
-    /// Nobody can have reached this epoch since the node's own one. The node follows nothing like
-    /// this: it would refuse all real leaders afterwards.
+    /// Takeovers cannot have led from the node's epoch to this one. A node that followed would
+    /// refuse all real leaders afterwards.
     Impossible,
 }
 
@@ -59,7 +59,11 @@ impl Following {
             Claimed::Taken => links.say(now, from, Message::Taken(epoch)),
             Claimed::Impossible => links.give_up(
                 from,
-                format!("it leads in epoch {}, and this process knows of {} only", epoch.number, self.epoch.number),
+                format!(
+                    "it leads in epoch {}, and this process knows of {} only. If the scheduler is one of this \
+                     cluster, restart this process",
+                    epoch.number, self.epoch.number
+                ),
             ),
             Claimed::Followed | Claimed::Known => {}
         }
@@ -74,7 +78,9 @@ impl Following {
     }
 
     fn claimed(&mut self, from: NodeId, epoch: Epoch) -> Claimed {
-        if !epoch.is_possible() || epoch.number > self.epoch.plausible(2) {
+        // A process that has just begun cannot know how far its cluster has come.
+        let is_new = self.epoch == Epoch::NONE;
+        if !epoch.is_possible() || (epoch.number > self.epoch.plausible(2) && !is_new) {
             return Claimed::Impossible;
         }
         if epoch > self.epoch {

@@ -3,6 +3,7 @@
 //! `P` is the type of a request's tensors: bytes in a process, nothing in most tests. State
 //! machines hand tensors on and never look into them.
 
+use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::Assignment;
@@ -19,6 +20,21 @@ pub const PROTOCOL: u16 = 7;
 
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
+
+/// The most bytes of a model's name in a [`QueueKey`]. A peer may name 65,536 queues, which stay as
+/// long as its link.
+const MOST_NAME: usize = 1024;
+/// The most dimensions of a [`QueueKey`].
+const MOST_VARYING: usize = 256;
+
+/// Decodes a text of at most [`MOST_NAME`] bytes.
+fn short_text<'de, D: Deserializer<'de>>(decoder: D) -> Result<String, D::Error> {
+    let text = String::deserialize(decoder)?;
+    if text.len() > MOST_NAME {
+        return Err(D::Error::custom("the name of a model is too long"));
+    }
+    Ok(text)
+}
 
 /// The identity of a process. A process draws it at random when it starts, so a restarted process
 /// is a different node.
@@ -77,11 +93,13 @@ pub struct BatchKey {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct QueueKey {
     /// Name of the model.
+    #[serde(deserialize_with = "short_text")]
     pub model: String,
     /// Version.
     pub version: u64,
     /// The dimensions that vary from request to request, in the order of the inputs, without the
     /// batch dimension. Empty if no dimension varies.
+    #[serde(deserialize_with = "at_most::<_, _, MOST_VARYING>")]
     pub shape: Vec<i64>,
 }
 

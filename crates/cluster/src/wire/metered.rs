@@ -155,10 +155,16 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Metered<'_, A> {
     type Error = A::Error;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
-        let left = self.left.get().checked_sub(size_of::<S::Value>() as u64);
+        let before = self.left.get();
+        let left = before.checked_sub(size_of::<S::Value>() as u64);
         self.left.set(left.ok_or_else(|| A::Error::custom("the lists need too much memory"))?);
         let seed = self.with(seed);
-        self.inner.next_element_seed(seed)
+        let element = self.inner.next_element_seed(seed)?;
+        if element.is_none() {
+            // The list has ended.
+            self.left.set(before);
+        }
+        Ok(element)
     }
 
     fn size_hint(&self) -> Option<usize> {

@@ -1,7 +1,7 @@
 use downbeat_core::Duration;
 use downbeat_core::ids::BatchId;
 use downbeat_host::request::batch_codec::OutputPart;
-use downbeat_roles::{BatchKey, Epoch, NodeId, Role};
+use downbeat_roles::{BatchKey, Epoch, NodeId, QueueAlias, QueueKey, Role};
 
 use super::*;
 use crate::wire::arena::tests::both;
@@ -141,6 +141,17 @@ async fn a_damaged_head_is_noticed_wherever_the_damage_is() {
             assert!(matches!(read(&bytes, 11_000).await, Err(WireError::Damaged)), "{place} {bit}");
         }
     }
+}
+
+#[tokio::test]
+async fn the_name_of_a_queue_has_a_bound() {
+    let named = |model: usize, dimensions: usize| {
+        let key = QueueKey { model: "m".repeat(model), version: 1, shape: vec![1; dimensions] };
+        headed(&postcard::to_allocvec(&frame(vec![Message::Queue { alias: QueueAlias(1), key }])).unwrap())
+    };
+    assert!(read(&named(1024, 256), 0).await.is_ok());
+    assert!(matches!(read(&named(1025, 1), 0).await, Err(WireError::Garbled(_))));
+    assert!(matches!(read(&named(1, 257), 0).await, Err(WireError::Garbled(_))));
 }
 
 /// A frontend sends at most 512 requests in a message.

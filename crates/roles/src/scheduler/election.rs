@@ -52,6 +52,8 @@ pub(super) struct Election {
     /// The last epoch in which this scheduler or another one has led. Reports of others are held
     /// against this epoch, so that any number of reports raises `heard` by one step in each lead.
     led: Epoch,
+    /// Whether a frontend or a backend has followed this scheduler's last lead.
+    is_followed: bool,
     /// When another scheduler's lead last raised `led`: at most once in `first_wait`.
     led_since: Option<Time>,
     state: State,
@@ -121,6 +123,7 @@ impl Election {
             epochs_are_allotted,
             heard: Epoch::NONE,
             led: Epoch::NONE,
+            is_followed: false,
             led_since: None,
             state: State::Spare,
             leader_heard: now + first_wait + turn,
@@ -215,17 +218,22 @@ impl Election {
         }
     }
 
+    /// A frontend or a backend follows this scheduler's lead.
+    pub fn handle_followed(&mut self) {
+        self.is_followed = true;
+    }
+
     /// Another node has heard of an epoch. `scheduler`: the rank of a scheduler that reports it,
-    /// and whether that scheduler leads. Returns false if nobody can have led in this epoch: the
-    /// report has no effect, and the node must be given up.
+    /// and whether that scheduler leads. Returns false if takeovers cannot have led to this
+    /// epoch: the report has no effect, and the node must be given up.
     ///
-    /// A scheduler that does not lead takes the greatest plausible epoch for an implausible one. If
-    /// frontends and backends do follow a greater one, they say so again in this scheduler's next
-    /// lead.
+    /// A scheduler that no frontend or backend follows may know too little. It takes the greatest
+    /// plausible epoch for an implausible one. Followers of a greater epoch report that epoch again
+    /// in this scheduler's next lead.
     pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) -> bool {
         let most = self.led.plausible(1);
         let is_plausible = epoch.number <= most;
-        if !epoch.is_possible() || (!is_plausible && self.leads().is_some()) {
+        if !epoch.is_possible() || (!is_plausible && self.leads().is_some() && self.is_followed) {
             return false;
         }
         let leads = epoch.number > 0 && is_plausible && scheduler == Some((epoch.rank, true));
@@ -347,7 +355,7 @@ impl Election {
             self.leader_heard = now;
             return;
         }
-        (self.heard, self.led) = (epoch, epoch);
+        (self.heard, self.led, self.is_followed) = (epoch, epoch, false);
         self.leader_is_up = false;
         self.count_change(now);
         self.state = State::Leads(epoch);
@@ -592,7 +600,7 @@ mod tests {
         assert!((3..12).contains(&leads), "{leads}");
     }
 
-    /// Nobody ends service by a great number, and any number of reports counts as one.
+    /// No report of a great number ends service. A thousand reports in a row count as one.
     #[test]
     fn reports_raise_the_epoch_by_one_step_in_each_lead() {
         let mut election = spare(1, false);
@@ -606,8 +614,29 @@ mod tests {
         assert_eq!(election.standing().0.number, raised);
         election.poll_event();
         assert_eq!(pass(&mut election, 100, &[]).1, Some(ElectionEvent::Leads(epoch(raised + 1, 1))));
+        election.handle_followed();
         assert!(!election.handle_standing(ms(300), epoch(1 << 62, 0), None), "a leader goes on");
         assert_eq!(election.leads(), Some(epoch(raised + 1, 1)));
+    }
+
+    /// A fresh scheduler reaches any epoch that its followers have reached.
+    #[test]
+    fn a_leader_that_nobody_follows_goes_up_to_its_followers() {
+        let mut election = Election::new((0, 1), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
+        let (theirs, mut at) = (5 * crate::epoch::STEP + 7, 0);
+        for _ in 0..8 {
+            let (next, event) = pass(&mut election, at, &[]);
+            let Some(ElectionEvent::Leads(mine)) = event else { panic!("{event:?}") };
+            if mine.number > theirs {
+                assert!(mine.number <= theirs + crate::epoch::STEP);
+                return;
+            }
+            // So long after the last change of the lead, patience begins anew.
+            at = next + 2_500;
+            assert!(election.handle_standing(ms(at), epoch(theirs, 0), None));
+            election.poll_event();
+        }
+        panic!("it never got there: {election:?}");
     }
 
     /// Followers of a process that had this rank before do not follow this one in the same epoch.

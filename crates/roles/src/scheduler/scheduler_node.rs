@@ -281,6 +281,7 @@ impl<P: Clone> SchedulerNode<P> {
             Message::Taken(epoch) => self.election.handle_taken(now, epoch),
             message => {
                 if let Some(lead) = &mut self.lead {
+                    self.election.handle_followed();
                     lead.handle_message(now, role, from, message);
                 }
             }

@@ -587,9 +587,13 @@ fn a_follower_of_a_higher_epoch_has_a_scheduler_take_one_above_it() {
 #[test]
 fn no_report_ends_service_for_good() {
     let mut world = World::leading();
-    let liar = world.connect(1, Role::Backend);
     let backend = world.backend(2, vec![], offer(1, vec![model("m", ms(5), 1)]));
     let frontend = world.frontend(3);
+    let other = world.connect(4, Role::Backend);
+    world.say(other, Message::Standing { epoch: Epoch { number: 1 << 62, rank: 0 }, leads: false });
+    assert_eq!((world.node.heard().number, world.notes.len()), (1, 1), "possible, and not plausible");
+    world.notes.clear();
+    let liar = world.connect(1, Role::Backend);
     world.say(liar, Message::Standing { epoch: Epoch { number: u64::MAX, rank: 0 }, leads: false });
     assert_eq!(world.node.leads(), Some(Epoch { number: 1, rank: 0 }), "the leader goes on");
     assert!(world.notes[0].contains("epoch 18446744073709551615") && world.notes[0].contains("restart it"));

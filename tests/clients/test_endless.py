@@ -160,14 +160,14 @@ def test_an_endless_first_run_makes_its_own_model_unavailable(start, repository,
     # An engine may compute constant parts while it reads the model.
     models.loop(repository, "endless", trips=int(ENDLESS), constant=constant)
     models.add(repository, "one", 1)
-    server = start(repository, "--load-run-timeout", "1", "--strict-readiness", "false", engine=engine)
+    server = start(repository, "--load-run-timeout", "10", "--strict-readiness", "false", engine=engine)
     for _ in range(PATIENCE_S * 10):
         said = index(server)
         if said["endless"]["state"] == "UNAVAILABLE" and said["one"]["state"] == "READY":
             break
         time.sleep(0.1)
     assert said["one"]["state"] == "READY", said
-    assert said["endless"]["state"] == "UNAVAILABLE" and "a run had not ended after 1 s" in said["endless"]["reason"], said
+    assert said["endless"]["state"] == "UNAVAILABLE" and "a run had not ended after 10 s" in said["endless"]["reason"], said
     assert infer(server, "one", 1).status_code == 200
     assert infer(server, "endless", 1).status_code == 503
 

@@ -156,6 +156,10 @@ def test_a_stopped_process_answers_no_probe(probed, repository):
     one = probed("serve", repository=repository)
     one.wait("readiness", 200)
     one.process.send_signal(signal.SIGSTOP)
+    # The threads stop one after another.
+    states = list(pathlib.Path(f"/proc/{one.process.pid}/task").glob("*/stat"))
+    while any(stat.read_text().rpartition(") ")[2][0] != "T" for stat in states):
+        time.sleep(0.01)
     try:
         assert one.asks("liveness", PROBE_TIMEOUT_S) is None and one.asks("readiness", PROBE_TIMEOUT_S) is None
     finally:

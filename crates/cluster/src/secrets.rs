@@ -120,11 +120,6 @@ impl SecretFile {
         Ok(SecretFile(Some(secrets)))
     }
 
-    /// Whether there is a secret.
-    pub fn is_given(&self) -> bool {
-        self.0.is_some()
-    }
-
     /// The secrets as they are now.
     pub fn get(&self) -> Arc<Secrets> {
         self.0.as_ref().map_or_else(Arc::default, |secrets| secrets.get())

@@ -14,9 +14,25 @@ pub struct Epoch {
     pub rank: u32,
 }
 
+/// The most by which one report raises a known epoch. A takeover raises the epoch by one, so this
+/// is more than a hundred years of takeovers, one each second.
+pub(super) const STEP: u64 = 1 << 32;
+/// The greatest number of an epoch. A step in each 20 ms reaches this number after a year.
+const MOST_NUMBER: u64 = 1 << 63;
+
 impl Epoch {
     /// The epoch before the first lead: less than any epoch with a leader.
     pub const NONE: Epoch = Epoch { number: 0, rank: u32::MAX };
+
+    /// Whether leads can have come so far.
+    pub(super) fn is_possible(self) -> bool {
+        self.number <= MOST_NUMBER
+    }
+
+    /// The greatest number that may follow this epoch after `steps` reports.
+    pub(super) fn plausible(self, steps: u64) -> u64 {
+        self.number.saturating_add(steps * STEP)
+    }
 }
 
 impl Ord for Epoch {

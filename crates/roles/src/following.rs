@@ -12,18 +12,25 @@ enum Claimed {
     Followed,
     /// The node already follows this scheduler.
     Known,
-    /// The node does not follow this scheduler. The node must tell the scheduler this epoch, so
-    /// that the scheduler takes a greater one.
+    /// The node does not follow this scheduler, because it knows of this greater epoch. The node
+    /// must tell the scheduler, so that the scheduler takes a greater one.
     Outdone(Epoch),
+    /// Another process has led in this very epoch. The scheduler must take the next one, or names
+    /// of batches would be used twice.
+    Taken,
+    /// Takeovers cannot have led from the node's epoch to this one. A node that followed would
+    /// refuse all real leaders afterwards.
+    Impossible,
 }
 
 /// The scheduler that a frontend or a backend follows: the leader of the highest epoch it has heard
-/// of, while that leader is connected.
+/// of, while that leader is connected and leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Following {
     epoch: Epoch,
     /// The leader of the epoch.
     whose: Option<NodeId>,
+    /// Whether the leader is connected, and has not said that it stands by.
     is_there: bool,
 }
 
@@ -47,13 +54,35 @@ impl Following {
     /// from now on, and did not before.
     pub fn handle_leads<P: Clone>(&mut self, now: Time, links: &mut Links<P>, from: NodeId, epoch: Epoch) -> bool {
         let claimed = self.claimed(from, epoch);
-        if let Claimed::Outdone(epoch) = claimed {
-            links.say(now, from, Message::Standing { epoch, leads: false });
+        match claimed {
+            Claimed::Outdone(epoch) => links.say(now, from, Message::Standing { epoch, leads: false }),
+            Claimed::Taken => links.say(now, from, Message::Taken(epoch)),
+            Claimed::Impossible => links.give_up(
+                from,
+                format!(
+                    "it leads in epoch {}, and this process knows of {} only. If the scheduler is one of this \
+                     cluster, restart this process",
+                    epoch.number, self.epoch.number
+                ),
+            ),
+            Claimed::Followed | Claimed::Known => {}
         }
         claimed == Claimed::Followed
     }
 
+    /// Handles a scheduler's word that it does not lead. Returns true if it was the leader.
+    pub fn handle_stands_by(&mut self, from: NodeId) -> bool {
+        let was_leader = self.leader() == Some(from);
+        self.is_there &= !was_leader;
+        was_leader
+    }
+
     fn claimed(&mut self, from: NodeId, epoch: Epoch) -> Claimed {
+        // A process that has just begun cannot know how far its cluster has come.
+        let is_new = self.epoch == Epoch::NONE;
+        if !epoch.is_possible() || (epoch.number > self.epoch.plausible(2) && !is_new) {
+            return Claimed::Impossible;
+        }
         if epoch > self.epoch {
             *self = Following { epoch, whose: Some(from), is_there: true };
             return Claimed::Followed;
@@ -67,8 +96,8 @@ impl Following {
                 self.is_there = true;
                 Claimed::Followed
             }
-            // A restarted scheduler has taken a used number. Names of batches would be used twice.
-            (false, _) => Claimed::Outdone(Epoch { number: epoch.number.saturating_add(1), rank: u32::MAX }),
+            // A restarted scheduler has taken a used number.
+            (false, _) => Claimed::Taken,
         }
     }
 

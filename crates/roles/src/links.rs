@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::link::{Frame, Heard, Link, LinkTiming};
-use crate::message::{Hello, Message, NodeId, PROTOCOL};
-use crate::own_pauses::OwnPauses;
+use crate::message::{Hello, Message, NodeId, PROTOCOL, Role};
+use crate::own_pauses::{NOTICED, OwnPauses};
 use downbeat_core::time::{Duration, Time};
 
 /// The most links of a node. The node sends further peers away.
 const MOST_LINKS: usize = 4096;
+/// The most notes that wait for the caller.
+const MOST_NOTES: usize = 64;
 /// While there are messages, a node wakes up at least this often. A node that is not due to wake up
 /// would not notice that it stood still.
 const TICK: Duration = Duration::from_millis(5);
@@ -54,6 +56,8 @@ struct Peer<P> {
 #[derive(Debug)]
 pub struct Links<P> {
     node: NodeId,
+    /// The node's role. Peers may send only messages that their roles send to this one.
+    role: Option<Role>,
     /// The session of the newest link.
     session: u64,
     peers: BTreeMap<NodeId, Peer<P>>,
@@ -62,6 +66,8 @@ pub struct Links<P> {
     events: VecDeque<LinkEvent<P>>,
     /// The earliest instant at which anything is due, and why.
     alarm: (Time, &'static str),
+    /// Why peers were given up, for people.
+    notes: VecDeque<String>,
     /// The next tick, and the end of the ticks unless messages come.
     tick: Time,
     ticks_until: Time,
@@ -69,12 +75,19 @@ pub struct Links<P> {
 }
 
 impl<P: Clone> Links<P> {
-    /// No links.
+    /// No links yet, of a node of this role. A peer that sends a message which its role does not
+    /// send to this one is lost.
+    pub(super) fn of(node: NodeId, role: Role) -> Self {
+        Links { role: Some(role), ..Links::new(node) }
+    }
+
+    /// No links yet. All messages of peers are taken.
     pub fn new(node: NodeId) -> Self {
         let (peers, ready, events) = (BTreeMap::new(), VecDeque::new(), VecDeque::new());
         let (alarm, pauses) = ((Time::MAX, "nothing"), OwnPauses::default());
         let (tick, ticks_until) = (Time::MAX, Time::ZERO);
-        Links { node, session: 0, peers, ready, events, alarm, tick, ticks_until, pauses }
+        let notes = VecDeque::new();
+        Links { node, role: None, session: 0, peers, ready, events, alarm, notes, tick, ticks_until, pauses }
     }
 
     /// Notes that this process runs. Every input of the node must come here first. Returns how long
@@ -130,6 +143,20 @@ impl<P: Clone> Links<P> {
         self.remove(peer, true);
     }
 
+    /// Ends the link to a peer that has sent something impossible, with a note for people.
+    pub(super) fn give_up(&mut self, peer: NodeId, why: String) {
+        let Some(known) = self.peers.get(&peer) else { return };
+        if self.notes.len() < MOST_NOTES {
+            self.notes.push_back(format!("the link to {} is given up: {why}", known.hello.name));
+        }
+        self.remove(peer, true);
+    }
+
+    /// The next reason for which a peer was given up.
+    pub(super) fn poll_note(&mut self) -> Option<String> {
+        self.notes.pop_front()
+    }
+
     fn remove(&mut self, peer: NodeId, close: bool) {
         if self.peers.remove(&peer).is_some() {
             self.events.push_back(LinkEvent::Lost { peer, close });
@@ -152,6 +179,12 @@ impl<P: Clone> Links<P> {
                 self.events.push_back(LinkEvent::Lost { peer: from, close: false });
             }
             Heard::Came { is_first, messages } => {
+                let from_role = peer.hello.role;
+                let is_strange = |role| messages.iter().any(|message| !message.may_go(from_role, role));
+                if let Some(role) = self.role.filter(|role| is_strange(*role)) {
+                    let why = format!("a {from_role:?} has sent a message that it never sends to a {role:?}");
+                    return self.give_up(from, why);
+                }
                 if is_first {
                     self.events.push_back(LinkEvent::Up(peer.hello.clone()));
                 }
@@ -181,6 +214,10 @@ impl<P: Clone> Links<P> {
         }
         if self.tick <= now {
             self.tick = if now < self.ticks_until { now + TICK } else { Time::MAX };
+        }
+        // A tick in time, with nothing else due: no link has anything to do.
+        if now < self.alarm.0 && now.since(due) <= NOTICED {
+            return;
         }
         let late = now.since(due);
         for peer in self.peers.values_mut() {

@@ -3,11 +3,13 @@
 //! `P` is the type of a request's tensors: bytes in a process, nothing in most tests. State
 //! machines hand tensors on and never look into them.
 
+use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::Assignment;
 use crate::delay::class_of;
 use crate::epoch::Epoch;
+use crate::link::at_most;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
 use downbeat_core::ids::BatchId;
 use downbeat_core::profile::LatencyProfile;
@@ -15,6 +17,24 @@ use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
 pub const PROTOCOL: u16 = 7;
+
+/// The most requests that a frontend names in one message.
+pub(super) const A_MESSAGE: usize = 512;
+
+/// The most bytes of a model's name in a [`QueueKey`]. A peer may name 65,536 queues, which stay as
+/// long as its link.
+const MOST_NAME: usize = 1024;
+/// The most dimensions of a [`QueueKey`].
+const MOST_VARYING: usize = 256;
+
+/// Decodes a text of at most [`MOST_NAME`] bytes.
+fn short_text<'de, D: Deserializer<'de>>(decoder: D) -> Result<String, D::Error> {
+    let text = String::deserialize(decoder)?;
+    if text.len() > MOST_NAME {
+        return Err(D::Error::custom("the name of a model is too long"));
+    }
+    Ok(text)
+}
 
 /// The identity of a process. A process draws it at random when it starts, so a restarted process
 /// is a different node.
@@ -73,11 +93,13 @@ pub struct BatchKey {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct QueueKey {
     /// Name of the model.
+    #[serde(deserialize_with = "short_text")]
     pub model: String,
     /// Version.
     pub version: u64,
     /// The dimensions that vary from request to request, in the order of the inputs, without the
     /// batch dimension. Empty if no dimension varies.
+    #[serde(deserialize_with = "at_most::<_, _, MOST_VARYING>")]
     pub shape: Vec<i64>,
 }
 
@@ -320,9 +342,9 @@ pub enum Message<P> {
     /// Frontend to scheduler: these requests wait with me. The scheduler keeps its entry of a
     /// request that already waits. A request that it had in a batch has left that batch, and waits
     /// again.
-    Requests(Vec<HandedIn>),
+    Requests(#[serde(deserialize_with = "at_most::<_, _, A_MESSAGE>")] Vec<HandedIn>),
     /// Frontend to scheduler: the clients of these requests have gone.
-    Cancel(Vec<u64>),
+    Cancel(#[serde(deserialize_with = "at_most::<_, _, A_MESSAGE>")] Vec<u64>),
     /// Scheduler to frontend: these requests get no batch, and why.
     Refused(Vec<(u64, Refusal)>),
     /// Scheduler to frontend: the complete list of models that clients may ask for.
@@ -331,13 +353,17 @@ pub enum Message<P> {
     Leads(Epoch),
     /// Scheduler to scheduler: the highest epoch that I have heard of, and whether I am its leader.
     /// Frontend or backend to a scheduler whose [`Message::Leads`] it does not follow (`leads` is
-    /// false): I would follow only greater epochs.
+    /// false): I would follow only greater epochs. Scheduler to frontend and backend (`leads` is
+    /// false): I no longer lead.
     Standing {
         /// The highest epoch that the sender has heard of.
         epoch: Epoch,
         /// Whether the sender leads in this epoch.
         leads: bool,
     },
+    /// Frontend or backend to a scheduler that leads in this epoch: another process has led in it.
+    /// Take the next one.
+    Taken(Epoch),
     /// Scheduler to backend: a frontend, and its address.
     Meet {
         /// The frontend.
@@ -404,6 +430,36 @@ fn left_after(left: Duration, spent: Duration) -> Duration {
 }
 
 impl<P> Message<P> {
+    /// Whether a process of one role sends this message to a process of another. A link to a peer
+    /// that sends anything else is lost.
+    pub fn may_go(&self, from: Role, to: Role) -> bool {
+        use Role::{Backend, Frontend, Scheduler};
+        match self {
+            Message::Queue { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
+            Message::Requests(_) | Message::Cancel(_) => matches!((from, to), (Frontend, Scheduler { .. })),
+            Message::Refused(_) | Message::Models(_) => matches!((from, to), (Scheduler { .. }, Frontend)),
+            Message::Leads(_) => matches!((from, to), (Scheduler { .. }, Frontend | Backend)),
+            Message::Standing { leads, .. } => match (from, to) {
+                (Scheduler { .. }, Scheduler { .. }) => true,
+                (Scheduler { .. }, _) | (_, Scheduler { .. }) => !leads,
+                _ => false,
+            },
+            Message::Taken(_) => matches!((from, to), (Frontend | Backend, Scheduler { .. })),
+            Message::Meet { .. } | Message::Plan(_) | Message::Assign(_) | Message::LetGo => {
+                matches!((from, to), (Scheduler { .. }, Backend))
+            }
+            Message::Offer(_)
+            | Message::Delays(_)
+            | Message::UnderWay(_)
+            | Message::Completed { .. }
+            | Message::Leave => matches!((from, to), (Backend, Scheduler { .. })),
+            Message::Claim { .. } | Message::Release { .. } | Message::Answers(_) => {
+                matches!((from, to), (Backend, Frontend))
+            }
+            Message::Inputs { .. } => matches!((from, to), (Frontend, Backend)),
+        }
+    }
+
     /// Whether the message may be large.
     pub fn has_tensors(&self) -> bool {
         matches!(self, Message::Inputs { .. } | Message::Answers(_))
@@ -436,6 +492,7 @@ impl<P> Message<P> {
             | Message::Models(_)
             | Message::Leads(_)
             | Message::Standing { .. }
+            | Message::Taken(_)
             | Message::Meet { .. }
             | Message::Offer(_)
             | Message::Assign(_)

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use downbeat_core::time::{Duration, Time};
 
 /// A wake-up that comes later than this shows a pause.
-const NOTICED: Duration = Duration::from_millis(3);
+pub(super) const NOTICED: Duration = Duration::from_millis(3);
 /// The most pauses that are remembered. The oldest ones go first.
 const REMEMBERED: usize = 256;
 

@@ -267,6 +267,7 @@ impl Machine for BackendRole {
                 BackendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
                 BackendOutput::Connect { frontend, address } => return Some(Step::Connect(frontend, address)),
                 BackendOutput::Lost(peer) => return Some(Step::Close(peer)),
+                BackendOutput::Note(note) => tracing::warn!("{note}"),
                 BackendOutput::Run { batch, slot, queue, members } => {
                     self.waiting.entry(slot).or_default().push_back(Waiting { batch, queue, members });
                     self.begin(now, slot);

@@ -42,6 +42,9 @@ pub enum FrontendEvent {
     Cancel(u64),
 }
 
+/// When a client should try again that no scheduler's lead could serve.
+const RETRY_AFTER: downbeat_core::Duration = downbeat_core::Duration::from_millis(1_000);
+
 type Table<T> = HashMap<u64, T, BuildHasherDefault<CounterHasher>>;
 
 /// A frontend's state machine, and the clients that wait.
@@ -54,6 +57,8 @@ pub struct FrontendRole {
     models: Arc<RemoteModels>,
     metrics: Arc<Metrics>,
     board: StatusBoard,
+    /// Whether the board says that a scheduler leads.
+    is_led: bool,
 }
 
 impl FrontendRole {
@@ -65,7 +70,8 @@ impl FrontendRole {
         (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
     ) -> Self {
         let node = FrontendNode::new(node, options, now);
-        FrontendRole { node, calls: Table::default(), numbers: Table::default(), models, metrics, board }
+        let (calls, numbers) = Default::default();
+        FrontendRole { node, calls, numbers, models, metrics, board, is_led: false }
     }
 
     /// Answers a request.
@@ -111,9 +117,16 @@ fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Ten
         RequestEnd::TooLate => {
             let waited = now.since(call.arrival);
             let message = format!(
-                "no backend ran this request of model '{model}' by its deadline, {waited} after its arrival: no scheduler led, or the backend was lost"
+                "no backend ran this request of model '{model}' by its deadline, {waited} after its arrival: no scheduler led, the backend was lost, or its run took too long"
             );
             (Unanswered::Hopeless, ServiceError::DeadlineExceeded(message))
+        }
+        RequestEnd::NoLeader => {
+            let message = format!(
+                "no scheduler leads, so this request of model '{model}' cannot run: check that a scheduler runs and \
+                 that this frontend reaches it (GET /v2/cluster), and try again"
+            );
+            (Unanswered::QueueTimeout, ServiceError::QueueFull { message, retry_after: RETRY_AFTER })
         }
         RequestEnd::Lost | RequestEnd::Refused(Refusal::Lost) => {
             let message = format!(
@@ -158,7 +171,15 @@ impl Machine for FrontendRole {
 
     fn poll_step(&mut self, now: Time) -> Option<Step> {
         loop {
-            match self.node.poll_output(now)? {
+            let Some(output) = self.node.poll_output(now) else {
+                let is_led = self.node.leader().is_some();
+                if std::mem::replace(&mut self.is_led, is_led) != is_led {
+                    self.board.led(is_led);
+                }
+                return None;
+            };
+            match output {
+                FrontendOutput::Note(note) => tracing::warn!("{note}"),
                 FrontendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
                 FrontendOutput::Lost(peer) => return Some(Step::Close(peer)),
                 FrontendOutput::End { number, end } => self.end(now, number, end),
@@ -173,5 +194,6 @@ impl Machine for FrontendRole {
 
     fn report(&self) {
         self.board.run_again(self.node.run_again());
+        self.board.late_answers(self.node.late_answers());
     }
 }

@@ -207,7 +207,7 @@ impl Service for RemoteServing {
 
     fn is_ready(&self) -> bool {
         let has_models = self.options.allow_empty || !self.models.is_empty();
-        let can_ask = has_models && self.board.has("scheduler");
+        let can_ask = has_models && self.board.is_led();
         !self.draining.load(Ordering::Acquire) && self.is_live() && (can_ask || !self.options.strict_readiness)
     }
 

@@ -25,6 +25,7 @@ metric_table! {
         missing: IntGaugeVec[], "downbeat_cluster_models_missing",
             "Models that backends of their sub-cluster do not have, yet or because they could not be loaded; counted by the scheduler that leads, and none elsewhere";
         handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were given to a scheduler that has begun to lead";
+        late_answers: IntCounter[], "downbeat_cluster_late_answers_total", "Answers of backends that reached no client: the request had ended, or another backend had it";
         run_again: IntCounter[], "downbeat_cluster_run_again_total", "Requests that were given again because their backend was lost";
         round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
             "Round trip of a message to a process of a role, measured lately: a high percentile of the slowest process; 0: not known";
@@ -45,6 +46,8 @@ pub struct StatusBoard {
 #[derive(Default)]
 struct Known {
     status: ClusterReport,
+    /// Whether this process leads, or is connected to the scheduler that leads.
+    is_led: bool,
     peers: BTreeMap<NodeId, PeerStatus>,
     /// By model and version: the budgets in the metrics.
     budgets: BTreeMap<(String, String), NetworkBudget>,
@@ -92,9 +95,14 @@ impl StatusBoard {
         ClusterReport { peers: known.peers.values().cloned().collect(), ..known.status.clone() }
     }
 
-    /// Whether any peer of this role is connected.
-    pub fn has(&self, role: &str) -> bool {
-        self.status.lock().peers.values().any(|peer| peer.role == role)
+    /// Whether this process leads, or is connected to the scheduler that leads.
+    pub fn is_led(&self) -> bool {
+        self.status.lock().is_led
+    }
+
+    /// Records whether this process leads, or is connected to the scheduler that leads.
+    pub fn led(&self, is_led: bool) {
+        self.status.lock().is_led = is_led;
     }
 
     /// Records that a peer is connected.
@@ -226,6 +234,11 @@ impl StatusBoard {
     /// Counts requests that were handed in to a new leader.
     pub fn handed_in(&self, requests: u64) {
         self.table.handed_in.inc_by(requests);
+    }
+
+    /// Sets the number of answers so far that reached no client.
+    pub fn late_answers(&self, answers: u64) {
+        self.table.late_answers.inc_by(answers.saturating_sub(self.table.late_answers.get()));
     }
 
     /// Sets the number of requests so far that were handed in again because their backend was lost.

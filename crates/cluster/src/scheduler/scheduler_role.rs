@@ -17,6 +17,8 @@ pub struct SchedulerRole {
     load: Option<ClusterLoad>,
     store: Option<mpsc::UnboundedSender<StoreWork>>,
     planner: mpsc::UnboundedSender<PlanWanted>,
+    /// Whether the board says that a scheduler leads.
+    is_led: bool,
 }
 
 /// An event from other threads to a scheduler's state machine.
@@ -50,7 +52,8 @@ impl SchedulerRole {
         load: Option<ClusterLoad>,
         (store, planner): (Option<mpsc::UnboundedSender<StoreWork>>, mpsc::UnboundedSender<PlanWanted>),
     ) -> Self {
-        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board, load, store, planner }
+        let (rank, node) = (options.rank, SchedulerNode::new(node, options, now));
+        SchedulerRole { rank, node, board, load, store, planner, is_led: false }
     }
 }
 
@@ -88,7 +91,14 @@ impl Machine for SchedulerRole {
 
     fn poll_step(&mut self, now: Time) -> Option<Step> {
         loop {
-            match self.node.poll_output(now)? {
+            let Some(output) = self.node.poll_output(now) else {
+                let is_led = self.node.has_leader();
+                if std::mem::replace(&mut self.is_led, is_led) != is_led {
+                    self.board.led(is_led);
+                }
+                return None;
+            };
+            match output {
                 SchedulerOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
                 SchedulerOutput::Lost(peer) => return Some(Step::Close(peer)),
                 SchedulerOutput::Leads(epoch) => self.board.follows(epoch, true),

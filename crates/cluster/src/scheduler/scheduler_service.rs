@@ -36,8 +36,8 @@ impl Service for SchedulerService {
     }
 
     fn is_ready(&self) -> bool {
-        // A scheduler is ready when it leads, or stands by for a leader.
-        self.board.status().epoch > 0
+        // A scheduler is ready when it leads, or stands by for a leader that it hears.
+        self.board.is_led()
     }
 
     fn is_model_ready(&self, _name: &str, _version: &str) -> bool {

@@ -1,22 +1,26 @@
-//! The encoding of frames on a connection: the length of a head, the head, and the bytes of its
-//! tensors in order.
+//! The encoding of frames on a connection: the length of a head, the head's CRC-32, the head, and
+//! the bytes of its tensors in order.
 
 pub(crate) mod arena;
 pub(crate) mod greeting;
+mod metered;
 pub(crate) mod peer_memory;
 pub(crate) mod tensors;
 #[cfg_attr(not(feature = "ucx"), path = "ucx/absent.rs")]
 pub(crate) mod ucx;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use downbeat_roles::{Frame, Message, Outcome, PROTOCOL};
 use postcard::ser_flavors::Flavor;
+use serde::Deserialize as _;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::wire::arena::{Arena, IN_FRAME, Place};
+use crate::wire::metered::Metered;
 use crate::wire::peer_memory::PeerMemory;
 use crate::wire::tensors::Tensors;
 use crate::wire::ucx::UcxError;
@@ -24,6 +28,13 @@ use crate::wire::ucx::UcxError;
 /// The most bytes of a head. The largest heads describe a backend's models, with the names of their
 /// classes.
 const LARGEST_HEAD: u32 = 64 << 20;
+/// The bytes of a head's length and checksum.
+const PREFIX: usize = 8;
+/// The memory that the lists of any head may need, besides twice the bytes of the head. A refusal
+/// of a request takes 3 bytes of a head, and 32 bytes of memory.
+const LISTS: u64 = 8 << 20;
+/// The most bytes of a connection's buffer that stay for the next head.
+const KEPT: usize = 1 << 20;
 /// The most memory that is taken before any of the announced bytes have come.
 const AT_ONCE: u64 = 1 << 20;
 /// The most pieces in one write.
@@ -66,6 +77,9 @@ pub enum WireError {
         /// The most allowed bytes.
         most: u64,
     },
+    /// The bytes of a head are not the bytes that the peer has sent.
+    #[error("a message of the peer was damaged on its way: its checksum is wrong")]
+    Damaged,
     /// The peer's bytes cannot be decoded.
     #[error("a message of the peer cannot be understood: {0}")]
     Garbled(postcard::Error),
@@ -93,13 +107,18 @@ pub async fn read_frame(
     if length > LARGEST_HEAD {
         return Err(WireError::TooLarge { announced: length.into(), most: LARGEST_HEAD.into() });
     }
+    let checksum = reader.read_u32_le().await?;
     scratch.clear();
+    scratch.shrink_to(KEPT);
     // The buffer grows as bytes come, so that no memory is taken for bytes that never come.
     (&mut *reader).take(length.into()).read_to_end(scratch).await?;
     if scratch.len() < length as usize {
         return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
     }
-    let mut frame: Frame<Tensors> = postcard::from_bytes(scratch).map_err(WireError::Garbled)?;
+    if crc32fast::hash(scratch) != checksum {
+        return Err(WireError::Damaged);
+    }
+    let mut frame = decoded(scratch).map_err(WireError::Garbled)?;
     let announced = tensors(&frame.messages).fold(0u64, |sum, tensors| sum.saturating_add(tensors.bytes()));
     if announced > most {
         return Err(WireError::TooLarge { announced, most });
@@ -130,6 +149,16 @@ pub async fn read_frame(
         None => true,
     };
     Ok(is_whole.then_some(frame))
+}
+
+/// The frame in a head, without the bytes of its tensors. The memory of its lists is bounded by
+/// [`LISTS`] and the length of the head.
+fn decoded(head: &[u8]) -> Result<Frame<Tensors>, postcard::Error> {
+    let left = Cell::new(LISTS + 2 * head.len() as u64);
+    let mut inner = postcard::Deserializer::from_bytes(head);
+    let frame = Frame::deserialize(Metered { inner: &mut inner, left: &left })?;
+    inner.finalize()?;
+    Ok(frame)
 }
 
 /// The tensors of messages, in the order of their bytes.
@@ -205,17 +234,19 @@ impl Outbox {
     /// If the frame cannot be encoded, or is larger than peers accept.
     pub fn put_frame(&mut self, frame: &Frame<Tensors>, memory: Option<&Arena>) -> Result<[u64; 2], WireError> {
         let begin = self.tail.len();
-        self.tail.put_u32_le(0);
+        self.tail.put_u64_le(0);
         let written = postcard::serialize_with_flavor(frame, Behind(&mut self.tail));
-        let length = self.tail.len() - begin - 4;
+        let length = self.tail.len() - begin - PREFIX;
         let head = u32::try_from(length).ok().filter(|head| *head <= LARGEST_HEAD);
         let (Ok(()), Some(head)) = (&written, head) else {
             self.tail.truncate(begin);
             let too_large = WireError::TooLarge { announced: length as u64, most: LARGEST_HEAD.into() };
             return Err(written.err().map_or(too_large, WireError::Garbled));
         };
+        let checksum = crc32fast::hash(&self.tail[begin + PREFIX..]);
         self.tail[begin..begin + 4].copy_from_slice(&head.to_le_bytes());
-        self.bytes += length + 4;
+        self.tail[begin + 4..begin + PREFIX].copy_from_slice(&checksum.to_le_bytes());
+        self.bytes += length + PREFIX;
         let mut sent = [0; 2];
         for data in tensors(&frame.messages).flat_map(Tensors::data) {
             if let Some(memory) = memory.filter(|_| data.len() > IN_FRAME) {

@@ -1,7 +1,7 @@
 use downbeat_core::Duration;
 use downbeat_core::ids::BatchId;
 use downbeat_host::request::batch_codec::OutputPart;
-use downbeat_roles::{BatchKey, Epoch, NodeId};
+use downbeat_roles::{BatchKey, Epoch, NodeId, QueueAlias, QueueKey};
 
 use super::*;
 use crate::wire::arena::tests::both;
@@ -74,13 +74,92 @@ async fn what_is_too_large_or_cut_off_is_refused_before_it_is_held() {
     let bytes = written(&mut outbox, 1 << 20);
     assert!(matches!(read(&bytes, 10_999).await, Err(WireError::TooLarge { announced: 11_000, most: 10_999 })));
     assert!(read(&bytes, 11_000).await.is_ok());
-    for end in [0, 3, 4, 20, bytes.len() - 1] {
+    for end in [0, 3, 4, 7, 20, bytes.len() - 1] {
         assert!(matches!(read(&bytes[..end], 11_000).await, Err(WireError::Ended(_))), "{end}");
     }
-    let head = u32::MAX.to_le_bytes();
+    let head = [0xff; 8];
     assert!(matches!(read(&head, 11_000).await, Err(WireError::TooLarge { announced: 4_294_967_295, .. })));
-    let garbage = [&8u32.to_le_bytes()[..], &[0xff; 8]].concat();
-    assert!(matches!(read(&garbage, 11_000).await, Err(WireError::Garbled(_))));
+    assert!(matches!(read(&headed(&[0xff; 8]), 11_000).await, Err(WireError::Garbled(_))));
+}
+
+/// A head as it stands on a connection.
+fn headed(head: &[u8]) -> Vec<u8> {
+    let (length, checksum) = ((head.len() as u32).to_le_bytes(), crc32fast::hash(head).to_le_bytes());
+    [&length[..], &checksum, head].concat()
+}
+
+/// The head of a frame whose messages begin with these bytes.
+fn head_of(count: usize, messages: &[u8]) -> Vec<u8> {
+    let mut head = postcard::to_allocvec(&(7u64, 1u64, 2u64, 40u64, count)).unwrap();
+    head.extend_from_slice(messages);
+    head
+}
+
+#[tokio::test]
+async fn a_frame_has_at_most_the_messages_that_a_sender_sends() {
+    let leave = postcard::to_allocvec(&Message::<Tensors>::Leave).unwrap();
+    let rest = postcard::to_allocvec(&(9u64, 3u64, 0u8)).unwrap();
+    let of = |count: usize| headed(&[head_of(count, &leave.repeat(count)), rest.clone()].concat());
+    assert_eq!(read(&of(128), 0).await.unwrap().messages, vec![Message::Leave; 128]);
+    for count in [129, 8 << 20] {
+        assert!(matches!(read(&of(count), 0).await, Err(WireError::Garbled(_))), "{count}");
+    }
+}
+
+#[tokio::test]
+async fn the_lists_of_a_frame_take_no_more_memory_than_their_budget() {
+    // An empty answer takes 3 bytes of a head, and 100 bytes of memory with its list.
+    let answers = |count: usize| {
+        let answer = (5u64, Outcome::Outputs(tensors_of(&[])));
+        frame(vec![Message::Answers(vec![answer; count])])
+    };
+    let head = |frame: &Frame<Tensors>| headed(&postcard::to_allocvec(frame).unwrap());
+    let few = answers(100_000);
+    assert_eq!(read(&head(&few), 0).await.unwrap(), few);
+    assert!(matches!(read(&head(&answers(2_000_000)), 0).await, Err(WireError::Garbled(_))));
+    // The list says that it is long, and nothing follows.
+    let claim = postcard::to_allocvec(&Message::<Tensors>::Claim {
+        batch: BatchKey { epoch: Epoch { number: 3, rank: 1 }, batch: BatchId(5) },
+        numbers: Vec::new(),
+    });
+    let mut claim = claim.unwrap();
+    claim.pop();
+    claim.extend_from_slice(&[0xff, 0xff, 0xff, 0xff, 0x7f]);
+    assert!(matches!(read(&headed(&head_of(1, &claim)), 0).await, Err(WireError::Garbled(_))));
+}
+
+#[tokio::test]
+async fn a_damaged_head_is_noticed_wherever_the_damage_is() {
+    let mut outbox = Outbox::default();
+    outbox.put_frame(&frame(vec![inputs(vec![tensors_of(&[3])])]), None).unwrap();
+    let bytes = written(&mut outbox, 1 << 20);
+    let end = bytes.len() - 3;
+    for place in 4..end {
+        for bit in 0..8 {
+            let mut bytes = bytes.clone();
+            bytes[place] ^= 1 << bit;
+            assert!(matches!(read(&bytes, 11_000).await, Err(WireError::Damaged)), "{place} {bit}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_name_of_a_queue_has_a_bound() {
+    let named = |model: usize, dimensions: usize| {
+        let key = QueueKey { model: "m".repeat(model), version: 1, shape: vec![1; dimensions] };
+        headed(&postcard::to_allocvec(&frame(vec![Message::Queue { alias: QueueAlias(1), key }])).unwrap())
+    };
+    assert!(read(&named(1024, 256), 0).await.is_ok());
+    assert!(matches!(read(&named(1025, 1), 0).await, Err(WireError::Garbled(_))));
+    assert!(matches!(read(&named(1, 257), 0).await, Err(WireError::Garbled(_))));
+}
+
+/// A frontend sends at most 512 requests in a message.
+#[tokio::test]
+async fn a_message_has_at_most_the_requests_that_a_frontend_sends() {
+    let head = |count| headed(&postcard::to_allocvec(&frame(vec![Message::Cancel(vec![1; count])])).unwrap());
+    assert!(read(&head(512), 0).await.is_ok());
+    assert!(matches!(read(&head(513), 0).await, Err(WireError::Garbled(_))));
 }
 
 #[tokio::test]

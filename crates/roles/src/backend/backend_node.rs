@@ -71,6 +71,8 @@ pub enum BackendOutput<P> {
     Lost(NodeId),
     /// The backend was told to go, and has nothing left to do.
     Drained,
+    /// Show this text to people, once.
+    Note(String),
 }
 
 /// A frontend that a scheduler has named.
@@ -125,7 +127,7 @@ impl<P: Clone> BackendNode<P> {
     pub fn new(node: NodeId, options: BackendOptions, now: Time) -> Self {
         BackendNode {
             options,
-            links: Links::new(node),
+            links: Links::of(node, Role::Backend),
             following: Following::new(),
             offer: Offer::default(),
             loading: Box::default(),
@@ -258,6 +260,9 @@ impl<P: Clone> BackendNode<P> {
         if let Some(output) = self.outputs.pop_front() {
             return Some(output);
         }
+        if let Some(note) = self.links.poll_note() {
+            return Some(BackendOutput::Note(note));
+        }
         if let Some((peer, frame)) = self.links.poll_frame(now) {
             return Some(BackendOutput::Send(peer, frame));
         }
@@ -289,6 +294,9 @@ impl<P: Clone> BackendNode<P> {
         let Some(role) = self.links.hello(from).map(|hello| hello.role) else { return };
         match (role, message) {
             (Role::Scheduler { .. }, Message::Leads(epoch)) => self.handle_leads(now, from, epoch),
+            (Role::Scheduler { .. }, Message::Standing { .. }) if self.following.handle_stands_by(from) => {
+                self.leaderless_since = now;
+            }
             (Role::Scheduler { .. }, Message::Queue { alias, key }) => {
                 self.names.entry(from).or_default().insert(alias, key);
             }

@@ -8,12 +8,13 @@ use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
-use crate::message::{BatchKey, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel};
+use crate::message::{A_MESSAGE, BatchKey, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel};
 use crate::role_node::RoleNode;
 use downbeat_core::time::{Duration, Time};
 
-/// The most requests in one message.
-const A_MESSAGE: usize = 512;
+/// A request without a deadline ends once no scheduler has led for this many times `lost_after`:
+/// 30 s if nothing else is set.
+const WAITS_UNLED: u64 = 30;
 /// How often a request may come back without a run.
 const MOST_RETURNS: u8 = 16;
 
@@ -24,8 +25,11 @@ pub enum RequestEnd<P> {
     Ran(Outcome<P>),
     /// The scheduler rejected or dropped the request.
     Refused(Refusal),
-    /// The deadline passed without a run: no scheduler led, or the request's backend was lost.
+    /// The deadline passed without an answer: no scheduler led, the request's backend was lost, or
+    /// the run did not end by `lost_after` past the deadline.
     TooLate,
+    /// The request has no deadline, and no scheduler has led for [`WAITS_UNLED`] times `lost_after`.
+    NoLeader,
     /// The request's backend is lost, and the request must not run twice, or was tried too often.
     Lost,
 }
@@ -55,6 +59,8 @@ pub enum FrontendOutput<P> {
     },
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
+    /// Show this text to people, once.
+    Note(String),
 }
 
 /// Options of a frontend.
@@ -102,22 +108,27 @@ pub struct FrontendNode<P> {
     to_cancel: Vec<u64>,
     /// The name, version and [`ServedModel::may_repeat`] of each model.
     models: Vec<(String, u64, bool)>,
+    /// When the frontend lost its last leader, or began.
+    leaderless_since: Time,
     run_again: u64,
+    late_answers: u64,
     outputs: VecDeque<FrontendOutput<P>>,
 }
 
 impl<P: Clone> FrontendNode<P> {
     /// A frontend without peers and requests.
-    pub fn new(node: NodeId, options: FrontendOptions, _now: Time) -> Self {
+    pub fn new(node: NodeId, options: FrontendOptions, now: Time) -> Self {
         FrontendNode {
             options,
-            links: Links::new(node),
+            links: Links::of(node, Role::Frontend),
             following: Following::new(),
             requests: OpenRequests::new(),
             to_hand_in: Vec::new(),
             to_cancel: Vec::new(),
             models: Vec::new(),
+            leaderless_since: now,
             run_again: 0,
+            late_answers: 0,
             outputs: VecDeque::new(),
         }
     }
@@ -130,6 +141,12 @@ impl<P: Clone> FrontendNode<P> {
     /// Requests so far that were handed in again because the backend that had them was lost.
     pub fn run_again(&self) -> u64 {
         self.run_again
+    }
+
+    /// Answers so far for requests that had ended, or that the backend had no claim on. None of them
+    /// reached a client.
+    pub fn late_answers(&self) -> u64 {
+        self.late_answers
     }
 
     /// The scheduler that the frontend follows, if its link is up.
@@ -163,6 +180,9 @@ impl<P: Clone> FrontendNode<P> {
         if let Some(output) = self.outputs.pop_front() {
             return Some(output);
         }
+        if let Some(note) = self.links.poll_note() {
+            return Some(FrontendOutput::Note(note));
+        }
         self.links.poll_frame(now).map(|(peer, frame)| FrontendOutput::Send(peer, frame))
     }
 
@@ -186,6 +206,9 @@ impl<P: Clone> FrontendNode<P> {
         let is_leader = self.following.leader() == Some(from);
         match (role, message) {
             (Role::Scheduler { .. }, Message::Leads(epoch)) => self.handle_leads(now, from, epoch),
+            (Role::Scheduler { .. }, Message::Standing { .. }) if self.following.handle_stands_by(from) => {
+                self.handle_no_leader(now);
+            }
             (Role::Scheduler { .. }, Message::Refused(refused)) if is_leader => {
                 for (number, refusal) in refused {
                     self.handle_refused(now, number, refusal);
@@ -207,11 +230,19 @@ impl<P: Clone> FrontendNode<P> {
             }
             (Role::Backend, Message::Answers(answers)) => {
                 for (number, outcome) in answers {
-                    self.end(number, RequestEnd::Ran(outcome));
+                    self.handle_answer(from, number, outcome);
                 }
             }
             // From a scheduler that does not lead, or no message that a frontend handles.
             _ => {}
+        }
+    }
+
+    /// Ends a request if its answer comes from the backend that has claimed it.
+    fn handle_answer(&mut self, from: NodeId, number: u64, outcome: Outcome<P>) {
+        match self.requests.get(number).map(|open| open.place) {
+            Some(Place::Claimed(holder, _)) if holder == from => self.end(number, RequestEnd::Ran(outcome)),
+            _ => self.late_answers += 1,
         }
     }
 
@@ -245,7 +276,9 @@ impl<P: Clone> FrontendNode<P> {
             match self.requests.get_mut(number).map(|open| (open.place, open)) {
                 // The same batch asked twice. The frontend answers once.
                 Some((Place::Claimed(backend, by), _)) if (backend, by) == (from, batch) => {}
-                Some((Place::Here | Place::HandedIn, open)) if batch.epoch >= self.following.epoch() => {
+                // A leader plans only what was handed in to it: nothing of this frontend is in a batch
+                // of a greater epoch.
+                Some((Place::Here | Place::HandedIn, open)) if batch.epoch == self.following.epoch() => {
                     open.place = Place::Claimed(from, batch);
                     granted.push((number, open.left(now), open.payload.clone()));
                 }
@@ -259,14 +292,20 @@ impl<P: Clone> FrontendNode<P> {
 
     fn handle_lost(&mut self, now: Time, peer: NodeId) {
         if self.following.handle_lost(now, &mut self.links, peer) {
-            self.to_hand_in.clear();
-            self.to_cancel.clear();
-            for number in self.requests.withdraw() {
-                self.wait(now, number);
-            }
+            self.handle_no_leader(now);
         }
         for number in self.requests.claimed_by(peer) {
             self.take_back(now, number, Back::PerhapsRun);
+        }
+    }
+
+    /// Takes back the requests that no batch has claimed, because nobody leads.
+    fn handle_no_leader(&mut self, now: Time) {
+        self.leaderless_since = now;
+        self.to_hand_in.clear();
+        self.to_cancel.clear();
+        for number in self.requests.withdraw() {
+            self.wait(now, number);
         }
     }
 
@@ -306,20 +345,40 @@ impl<P: Clone> FrontendNode<P> {
         } else if deadline <= now {
             self.end(number, RequestEnd::TooLate);
             return;
+        } else if deadline == Time::MAX {
+            let last = self.unled_until();
+            match last <= now {
+                true => self.end(number, RequestEnd::NoLeader),
+                false => self.requests.watch(last, number),
+            }
+            return;
         }
         self.requests.watch(deadline, number);
     }
 
+    /// Until when requests without a deadline wait if no scheduler leads.
+    fn unled_until(&self) -> Time {
+        self.leaderless_since + self.options.lost_after.saturating_mul(WAITS_UNLED)
+    }
+
     /// Handles the end of a request's deadline, or of the grace after the deadline.
     fn expire(&mut self, now: Time, number: u64) {
-        // By the end of the grace the frontend has heard the leader's word, or of the leader's
-        // loss.
-        let grace = if self.following.leader().is_some() { self.options.lost_after } else { Duration::ZERO };
         let Some(open) = self.requests.get(number) else { return };
+        let (is_led, is_claimed) = (self.following.leader().is_some(), matches!(open.place, Place::Claimed(..)));
+        if open.deadline == Time::MAX {
+            // A claimed request waits for its backend, which answers or is lost.
+            match self.unled_until() {
+                _ if is_led || is_claimed => {}
+                last if last <= now => self.end(number, RequestEnd::NoLeader),
+                last => self.requests.watch(last, number),
+            }
+            return;
+        }
+        // By the end of the grace the frontend has heard the word of the leader or of the backend,
+        // or of their loss. A backend that still runs the request then has broken its deadline.
+        let grace = if is_led || is_claimed { self.options.lost_after } else { Duration::ZERO };
         let last = open.deadline + grace;
-        if matches!(open.place, Place::Claimed(..)) {
-            // The backend that runs the request answers, or is lost.
-        } else if last <= now {
+        if last <= now {
             self.end(number, RequestEnd::TooLate);
         } else {
             self.requests.watch(last, number);

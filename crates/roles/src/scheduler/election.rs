@@ -49,6 +49,13 @@ pub(super) struct Election {
     epochs_are_allotted: bool,
     /// The highest epoch that this scheduler has heard of.
     heard: Epoch,
+    /// The last epoch in which this scheduler or another one has led. Reports of others are held
+    /// against this epoch, so that any number of reports raises `heard` by one step in each lead.
+    led: Epoch,
+    /// Whether a frontend or a backend has followed this scheduler's last lead.
+    is_followed: bool,
+    /// When another scheduler's lead last raised `led`: at most once in `first_wait`.
+    led_since: Option<Time>,
     state: State,
     /// When the leader of `heard` was last heard, or since when there is no leader.
     leader_heard: Time,
@@ -115,6 +122,9 @@ impl Election {
             first_wait,
             epochs_are_allotted,
             heard: Epoch::NONE,
+            led: Epoch::NONE,
+            is_followed: false,
+            led_since: None,
             state: State::Spare,
             leader_heard: now + first_wait + turn,
             leader_is_up: false,
@@ -154,6 +164,11 @@ impl Election {
             State::Leads(epoch) => Some(epoch),
             _ => None,
         }
+    }
+
+    /// Whether this scheduler leads, or hears a leader.
+    pub fn has_leader(&self) -> bool {
+        self.leader_is_up || self.leads().is_some()
     }
 
     /// The standing to tell other schedulers: the highest epoch heard of, and whether this
@@ -203,10 +218,29 @@ impl Election {
         }
     }
 
+    /// A frontend or a backend follows this scheduler's lead.
+    pub fn handle_followed(&mut self) {
+        self.is_followed = true;
+    }
+
     /// Another node has heard of an epoch. `scheduler`: the rank of a scheduler that reports it,
-    /// and whether that scheduler leads.
-    pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) {
-        let leads = epoch.number > 0 && scheduler == Some((epoch.rank, true));
+    /// and whether that scheduler leads. Returns false if takeovers cannot have led to this
+    /// epoch: the report has no effect, and the node must be given up.
+    ///
+    /// A scheduler that no frontend or backend follows may know too little. It takes the greatest
+    /// plausible epoch for an implausible one. Followers of a greater epoch report that epoch again
+    /// in this scheduler's next lead.
+    pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) -> bool {
+        let most = self.led.plausible(1);
+        let is_plausible = epoch.number <= most;
+        if !epoch.is_possible() || (!is_plausible && self.leads().is_some() && self.is_followed) {
+            return false;
+        }
+        let leads = epoch.number > 0 && is_plausible && scheduler == Some((epoch.rank, true));
+        let epoch = if is_plausible { epoch } else { Epoch { number: most, rank: u32::MAX } };
+        if leads && self.led_since.is_none_or(|since| since + self.first_wait <= now) {
+            (self.led, self.led_since) = (self.led.max(epoch), Some(now));
+        }
         if leads && epoch >= self.heard && !(self.leader_is_up && epoch == self.heard) {
             self.up_since = now;
         }
@@ -224,6 +258,20 @@ impl Election {
             // The scheduler that led as `heard` no longer does: another process has its rank now.
             self.leader_is_up = false;
         }
+        true
+    }
+
+    /// A frontend or a backend has followed another process in this epoch. A scheduler that leads
+    /// in it stands by, and takes the next epoch unless another scheduler does.
+    pub fn handle_taken(&mut self, now: Time, epoch: Epoch) {
+        if self.leads() != Some(epoch) {
+            return;
+        }
+        self.state = State::Spare;
+        self.leader_is_up = false;
+        self.leader_was_heard(now + self.first_wait);
+        self.count_change(now);
+        self.events.push_back(ElectionEvent::StandsBy(epoch));
     }
 
     /// Handles the store's answer.
@@ -303,11 +351,11 @@ impl Election {
     fn lead(&mut self, now: Time, number: u64) {
         let epoch = Epoch { number, rank: self.rank };
         if epoch <= self.heard {
-            // This is the last possible number, so no lead can follow it.
+            // The store has allotted a number that others have led in meanwhile.
             self.leader_heard = now;
             return;
         }
-        self.heard = epoch;
+        (self.heard, self.led, self.is_followed) = (epoch, epoch, false);
         self.leader_is_up = false;
         self.count_change(now);
         self.state = State::Leads(epoch);
@@ -552,11 +600,54 @@ mod tests {
         assert!((3..12).contains(&leads), "{leads}");
     }
 
+    /// No report of a great number ends service. A thousand reports in a row count as one.
     #[test]
-    fn nobody_leads_above_the_last_number() {
+    fn reports_raise_the_epoch_by_one_step_in_each_lead() {
         let mut election = spare(1, false);
-        election.handle_standing(ms(100), epoch(u64::MAX, 0), None);
+        assert!(!election.handle_standing(ms(100), epoch(u64::MAX, 0), None));
+        assert!(!election.handle_standing(ms(100), epoch(u64::MAX, 0), Some((0, true))));
+        assert_eq!(election.standing(), (epoch(1, 0), false));
+        for _ in 0..1_000 {
+            assert!(election.handle_standing(ms(100), epoch(1 << 62, 0), Some((0, true))), "a spare goes by steps");
+        }
+        let raised = 1 + crate::epoch::STEP;
+        assert_eq!(election.standing().0.number, raised);
         election.poll_event();
-        assert_eq!(pass(&mut election, 200, &[]).1, None);
+        assert_eq!(pass(&mut election, 100, &[]).1, Some(ElectionEvent::Leads(epoch(raised + 1, 1))));
+        election.handle_followed();
+        assert!(!election.handle_standing(ms(300), epoch(1 << 62, 0), None), "a leader goes on");
+        assert_eq!(election.leads(), Some(epoch(raised + 1, 1)));
+    }
+
+    /// A fresh scheduler reaches any epoch that its followers have reached.
+    #[test]
+    fn a_leader_that_nobody_follows_goes_up_to_its_followers() {
+        let mut election = Election::new((0, 1), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
+        let (theirs, mut at) = (5 * crate::epoch::STEP + 7, 0);
+        for _ in 0..8 {
+            let (next, event) = pass(&mut election, at, &[]);
+            let Some(ElectionEvent::Leads(mine)) = event else { panic!("{event:?}") };
+            if mine.number > theirs {
+                assert!(mine.number <= theirs + crate::epoch::STEP);
+                return;
+            }
+            // So long after the last change of the lead, patience begins anew.
+            at = next + 2_500;
+            assert!(election.handle_standing(ms(at), epoch(theirs, 0), None));
+            election.poll_event();
+        }
+        panic!("it never got there: {election:?}");
+    }
+
+    /// Followers of a process that had this rank before do not follow this one in the same epoch.
+    #[test]
+    fn a_taken_epoch_is_followed_by_the_next() {
+        let mut election = Election::new((0, 1), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
+        assert_eq!(pass(&mut election, 0, &[]).1, Some(ElectionEvent::Leads(epoch(1, 0))));
+        election.handle_taken(ms(10), epoch(7, 0));
+        assert_eq!(election.poll_event(), None, "of another epoch");
+        election.handle_taken(ms(10), epoch(1, 0));
+        assert_eq!((election.poll_event(), election.leads()), (Some(ElectionEvent::StandsBy(epoch(1, 0))), None));
+        assert_eq!(pass(&mut election, 10, &[]).1, Some(ElectionEvent::Leads(epoch(2, 0))));
     }
 }

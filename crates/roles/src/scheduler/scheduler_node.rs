@@ -86,7 +86,7 @@ impl<P: Clone> SchedulerNode<P> {
         let election =
             Election::new(place, options.takeover_after, options.epochs_are_allotted, options.lost_after, now);
         SchedulerNode {
-            links: Links::new(node),
+            links: Links::of(node, Role::Scheduler { rank: options.rank }),
             roles: BTreeMap::new(),
             standing: election.standing(),
             election,
@@ -100,6 +100,11 @@ impl<P: Clone> SchedulerNode<P> {
     /// The epoch in which the scheduler leads; `None`: it stands by.
     pub fn leads(&self) -> Option<Epoch> {
         self.election.leads()
+    }
+
+    /// Whether this scheduler leads, or stands by for a leader that is connected.
+    pub fn has_leader(&self) -> bool {
+        self.election.has_leader()
     }
 
     /// The highest epoch that the scheduler has heard of.
@@ -185,7 +190,9 @@ impl<P: Clone> SchedulerNode<P> {
             match event {
                 ElectionEvent::Leads(epoch) => self.begin(now, epoch),
                 ElectionEvent::StandsBy(epoch) => {
-                    self.lead = None;
+                    if self.lead.take().is_some() {
+                        self.tell_followers(now, epoch);
+                    }
                     self.outputs.push_back(SchedulerOutput::StandsBy(epoch));
                 }
                 ElectionEvent::WantEpoch(above) => self.outputs.push_back(SchedulerOutput::WantEpoch(above)),
@@ -202,6 +209,15 @@ impl<P: Clone> SchedulerNode<P> {
 
     fn schedulers(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.roles.iter().filter(|(_, role)| matches!(role, Role::Scheduler { .. })).map(|(node, _)| *node)
+    }
+
+    /// Tells frontends and backends that this scheduler no longer leads. They then wait for another
+    /// leader, and are not ready.
+    fn tell_followers(&mut self, now: Time, epoch: Epoch) {
+        let followers = self.roles.iter().filter(|(_, role)| !matches!(role, Role::Scheduler { .. }));
+        for node in followers.map(|(node, _)| *node).collect::<Vec<_>>() {
+            self.links.say(now, node, Message::Standing { epoch, leads: false });
+        }
     }
 
     fn tell_standing(&mut self, now: Time, node: NodeId) {
@@ -253,10 +269,19 @@ impl<P: Clone> SchedulerNode<P> {
                     Role::Scheduler { rank } => Some((rank, leads)),
                     Role::Frontend | Role::Backend => None,
                 };
-                self.election.handle_standing(now, epoch, leader);
+                if !self.election.handle_standing(now, epoch, leader) {
+                    let (number, known) = (epoch.number, self.heard().number);
+                    let why = format!(
+                        "it reports epoch {number}, and this scheduler knows of {known} only. If the peer is a \
+                         process of this cluster, restart it"
+                    );
+                    self.links.give_up(from, why);
+                }
             }
+            Message::Taken(epoch) => self.election.handle_taken(now, epoch),
             message => {
                 if let Some(lead) = &mut self.lead {
+                    self.election.handle_followed();
                     lead.handle_message(now, role, from, message);
                 }
             }
@@ -277,6 +302,9 @@ impl<P: Clone> SchedulerNode<P> {
 
     /// The next action that the scheduler asks for.
     pub fn poll_output(&mut self, now: Time) -> Option<SchedulerOutput<P>> {
+        while let Some(note) = self.links.poll_note() {
+            self.outputs.push_back(SchedulerOutput::Note(note));
+        }
         if let Some(lead) = &mut self.lead {
             lead.flush(now, &mut self.links);
             while let Some(note) = lead.poll_note() {

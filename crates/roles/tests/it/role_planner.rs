@@ -117,6 +117,7 @@ impl Planner {
                     self.refuse(now, members.into_iter().filter(|member| missed.contains(member)).collect());
                 }
             }
+            LinkEvent::Message(_, Message::Taken(epoch)) if Some(epoch) == self.epoch => self.epoch = None,
             LinkEvent::Message(from, Message::Standing { epoch, .. }) => {
                 // The scheduler steps down.
                 if Some(epoch) > self.epoch && self.peers.contains_key(&from) {

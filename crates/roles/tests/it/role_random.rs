@@ -21,6 +21,8 @@ enum Node {
     Frontend(FrontendNode<P>),
     Backend(BackendNode<P>),
     Scheduler(Planner),
+    /// Sends arbitrary messages of its role, true or not.
+    Liar(Links<P>),
 }
 
 /// The work in a backend's slots.
@@ -40,6 +42,7 @@ struct World {
     nodes: BTreeMap<NodeId, (Hello, Node)>,
     engines: BTreeMap<NodeId, Engine>,
     wires: BTreeSet<(NodeId, NodeId)>,
+    liars: BTreeSet<NodeId>,
     frames: BTreeMap<(Time, u64), (NodeId, Frame<P>)>,
     sent: u64,
     next_id: u64,
@@ -66,6 +69,7 @@ impl World {
             nodes: BTreeMap::new(),
             engines: BTreeMap::new(),
             wires: BTreeSet::new(),
+            liars: BTreeSet::new(),
             frames: BTreeMap::new(),
             sent: 0,
             next_id: 1,
@@ -81,10 +85,18 @@ impl World {
         for role in [Role::Frontend, Role::Frontend, Role::Backend, Role::Backend] {
             world.add(role);
         }
+        for role in [Role::Frontend, Role::Backend] {
+            let id = world.add(role);
+            world.engines.remove(&id);
+            if let Some((_, node)) = world.nodes.get_mut(&id) {
+                *node = Node::Liar(Links::new(id));
+            }
+            world.liars.insert(id);
+        }
         world
     }
 
-    fn add(&mut self, role: Role) {
+    fn add(&mut self, role: Role) -> NodeId {
         let id = NodeId(self.next_id);
         self.next_id += 1;
         let hello =
@@ -105,10 +117,13 @@ impl World {
             Role::Scheduler { .. } => Node::Scheduler(Planner::new(id)),
         };
         self.nodes.insert(id, (hello, node));
+        id
     }
 
+    /// The honest nodes of a role.
     fn ids(&self, is_it: impl Fn(Role) -> bool) -> Vec<NodeId> {
-        self.nodes.iter().filter(|(_, (hello, _))| is_it(hello.role)).map(|(id, _)| *id).collect()
+        let honest = self.nodes.iter().filter(|(id, _)| !self.liars.contains(id));
+        honest.filter(|(_, (hello, _))| is_it(hello.role)).map(|(id, _)| *id).collect()
     }
 
     fn connect(&mut self, a: NodeId, b: NodeId) {
@@ -122,6 +137,7 @@ impl World {
                 Some(Node::Frontend(node)) => node.handle_connected(now, &hello),
                 Some(Node::Backend(node)) => node.handle_connected(now, &hello),
                 Some(Node::Scheduler(node)) => node.links.handle_connected(now, &hello, TIMING),
+                Some(Node::Liar(links)) => links.handle_connected(now, &hello, TIMING),
                 None => {}
             }
         }
@@ -141,6 +157,7 @@ impl World {
                 Some(Node::Frontend(node)) => node.handle_disconnected(now, of),
                 Some(Node::Backend(node)) => node.handle_disconnected(now, of),
                 Some(Node::Scheduler(node)) => node.links.handle_disconnected(of),
+                Some(Node::Liar(links)) => links.handle_disconnected(of),
                 None => {}
             }
         }
@@ -171,6 +188,7 @@ impl World {
                 Some(Node::Frontend(node)) => node.handle_frame(now, frame),
                 Some(Node::Backend(node)) => node.handle_frame(now, frame),
                 Some(Node::Scheduler(node)) => node.links.handle_frame(now, frame),
+                Some(Node::Liar(links)) => links.handle_frame(now, frame),
                 None => {}
             }
         }
@@ -193,6 +211,7 @@ impl World {
                             self.disconnect(id, peer);
                             None
                         }
+                        Some(FrontendOutput::Note(_)) => None,
                         Some(FrontendOutput::Models(_) | FrontendOutput::Leader { .. }) => None,
                     }
                 }
@@ -214,6 +233,7 @@ impl World {
                             self.disconnect(id, peer);
                             None
                         }
+                        Some(BackendOutput::Note(_)) => None,
                         Some(BackendOutput::Leader(..)) => None,
                         Some(BackendOutput::Model(model, _)) => panic!("nobody told it to have {model}"),
                         Some(BackendOutput::Drained) => panic!("nobody told it to go"),
@@ -225,6 +245,12 @@ impl World {
                         node.handle(now, event);
                     }
                     let Some(frame) = node.links.poll_frame(now) else { return };
+                    Some(frame)
+                }
+                Some(Node::Liar(links)) => {
+                    links.handle_timeout(now);
+                    while links.poll_event().is_some() {}
+                    let Some(frame) = links.poll_frame(now) else { return };
                     Some(frame)
                 }
                 None => return,
@@ -243,6 +269,7 @@ impl World {
                 "ran"
             }
             RequestEnd::Refused(_) => "refused",
+            RequestEnd::NoLeader => "nobody leads",
             RequestEnd::TooLate => "too late",
             RequestEnd::Lost => "lost",
         };
@@ -385,6 +412,42 @@ impl World {
         }
     }
 
+    /// A liar sends messages of its role to a node, or now and then messages of another role. A lying
+    /// backend claims nothing in the epoch that frontends follow: it could have been planned there.
+    fn lie(&mut self) {
+        let liars: Vec<NodeId> = self.liars.iter().copied().collect();
+        let from = liars[self.random.below(liars.len())];
+        let role = self.nodes.get(&from).map(|(hello, _)| hello.role);
+        let to = self.ids(|other| !matches!(other, Role::Scheduler { .. }) && Some(other) != role);
+        let to = to[self.random.below(to.len())];
+        if self.random.one_in(5) {
+            self.connect(from, to);
+        }
+        let open: Vec<u64> = self.open.keys().map(|request| request.number).collect();
+        let some = |random: &mut Random| open.get(random.below(open.len().max(1))).copied().unwrap_or(u64::MAX);
+        let numbers: Vec<u64> = (0..4).map(|_| some(&mut self.random)).collect();
+        let rank = self.random.below(2) as u32;
+        let epoch = Epoch { number: self.epoch - self.random.next() % self.epoch.min(3), rank };
+        let batch = BatchKey { epoch, batch: BatchId(self.random.next() % 2_000) };
+        let said = match self.random.below(8) {
+            0 => {
+                let epoch = Epoch { number: self.epoch + 1 + self.random.next() % 9, rank };
+                Message::Claim { batch: BatchKey { epoch, ..batch }, numbers }
+            }
+            1 | 2 => Message::Release { batch, numbers },
+            3 | 4 => Message::Answers(numbers.iter().map(|number| (*number, Outcome::Outputs(u64::MAX))).collect()),
+            5 | 6 => {
+                let granted = numbers.iter().map(|number| (*number, Duration::MAX, u64::MAX)).collect();
+                Message::Inputs { batch, granted, gone: numbers }
+            }
+            _ => Message::Leads(Epoch { number: u64::MAX, rank }),
+        };
+        let now = self.now;
+        if let Some((_, Node::Liar(links))) = self.nodes.get_mut(&from) {
+            links.say(now, to, said);
+        }
+    }
+
     fn tick(&mut self) {
         self.now += TICK;
         for scheduler in self.ids(|role| matches!(role, Role::Scheduler { .. })) {
@@ -419,6 +482,9 @@ fn play(seed: u64) -> World {
             }
         }
         world.disturb();
+        if world.random.one_in(4) {
+            world.lie();
+        }
         world.tick();
     }
     // From now on no message is lost, and one scheduler leads.
@@ -452,7 +518,7 @@ fn each_request_ends_once_whatever_happens_to_whom() {
             match node {
                 Node::Frontend(node) => assert_eq!((node.open(), node.links().is_acknowledged()), (0, true), "{id:?}"),
                 Node::Backend(node) => assert_eq!(node.batches(), 0, "{id:?}"),
-                Node::Scheduler(_) => {}
+                Node::Scheduler(_) | Node::Liar(_) => {}
             }
         }
         for (end, times) in world.ends {

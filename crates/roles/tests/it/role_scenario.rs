@@ -139,6 +139,7 @@ impl World {
                         format!("follows {} as {}, hands in {handed_in}", name(scheduler), epoch_text(epoch))
                     }
                     FrontendOutput::Lost(peer) => format!("gives {} up", name(peer)),
+                    FrontendOutput::Note(note) => note,
                 },
                 Node::Backend(node) => match node.poll_output(now)? {
                     BackendOutput::Send(to, frame) => return Some((to, frame)),
@@ -157,6 +158,7 @@ impl World {
                     BackendOutput::Model(model, Doing::Unload) => format!("unloads {model}"),
                     BackendOutput::Leader(who, epoch) => format!("obeys {} as {}", name(who), epoch_text(epoch)),
                     BackendOutput::Lost(peer) => format!("gives {} up", name(peer)),
+                    BackendOutput::Note(note) => note,
                     BackendOutput::Drained => "has nothing left to do".to_owned(),
                 },
             };
@@ -298,6 +300,13 @@ scenarios! {
     frontend_ends_what_is_too_late
     frontend_copes_with_nonsense
     frontend_follows_the_same_leader_again
+    frontend_follows_no_impossible_epoch
+    frontend_waits_while_its_leader_stands_by
+    frontend_ends_claimed_requests_after_a_grace
+    frontend_ends_requests_that_nobody_leads
+    frontend_takes_answers_from_the_holder_only
+    backend_has_a_taken_epoch_replaced
+    backend_takes_no_message_of_another_role
     backend_runs_a_batch_once_its_inputs_are_there
     backend_runs_without_what_is_late
     backend_unloads_a_model

@@ -46,6 +46,7 @@ pub fn message(words: &[&str], from: NodeId) -> Message<P> {
             let number = option(words, "plan").map_or(stamp.number, |number| number.parse().unwrap());
             Message::Assign(Assignment { stamp, plan: Stamp { number, ..stamp }, sub_cluster: 0, planned, kept })
         }
+        "stands_by" => Message::Standing { epoch: epoch(words[1]), leads: false },
         "lets_go" => Message::LetGo,
         "meets" => Message::Meet { frontend: id(words[1]), address: format!("{}:1", words[1]) },
         "plans" => {
@@ -84,6 +85,7 @@ pub fn message_text(message: &Message<P>) -> String {
             format!("requests {}", list(requests.iter().map(request)))
         }
         Message::Cancel(gone) => format!("cancel {}", numbers(gone)),
+        Message::Taken(epoch) => format!("{} is taken", epoch_text(*epoch)),
         Message::Standing { epoch, .. } => format!("not below {}", epoch_text(*epoch)),
         Message::Offer(offer) => {
             let models = list(offer.models.iter().map(|model| model.model.clone()));
@@ -130,6 +132,7 @@ pub fn end_text(end: &RequestEnd<P>) -> String {
         RequestEnd::Refused(refusal) => format!("refused, {refusal:?}"),
         RequestEnd::TooLate => "too late".to_owned(),
         RequestEnd::Lost => "lost".to_owned(),
+        RequestEnd::NoLeader => "nobody leads".to_owned(),
     }
 }
 

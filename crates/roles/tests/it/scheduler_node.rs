@@ -584,6 +584,59 @@ fn a_follower_of_a_higher_epoch_has_a_scheduler_take_one_above_it() {
     assert_eq!(world.led[1..], [Epoch { number: 10, rank: 0 }]);
 }
 
+#[test]
+fn no_report_ends_service_for_good() {
+    let mut world = World::leading();
+    let backend = world.backend(2, vec![], offer(1, vec![model("m", ms(5), 1)]));
+    let frontend = world.frontend(3);
+    let other = world.connect(4, Role::Backend);
+    world.say(other, Message::Standing { epoch: Epoch { number: 1 << 62, rank: 0 }, leads: false });
+    assert_eq!((world.node.heard().number, world.notes.len()), (1, 1), "possible, and not plausible");
+    world.notes.clear();
+    let liar = world.connect(1, Role::Backend);
+    world.say(liar, Message::Standing { epoch: Epoch { number: u64::MAX, rank: 0 }, leads: false });
+    assert_eq!(world.node.leads(), Some(Epoch { number: 1, rank: 0 }), "the leader goes on");
+    assert!(world.notes[0].contains("epoch 18446744073709551615") && world.notes[0].contains("restart it"));
+    world.ask(frontend, &[0], ms(100));
+    assert_eq!(world.plans(backend).len(), 1);
+    // A liar with plausible numbers costs a lead each time, and there is always a next one.
+    for n in 1..20 {
+        let liar = world.connect(10 + n, Role::Frontend);
+        let number = world.node.heard().number + (1 << 32);
+        world.say(liar, Message::Standing { epoch: Epoch { number, rank: 0 }, leads: false });
+        assert_eq!(world.node.leads(), None);
+        world.pass(LOST_AFTER + ms(1_100));
+        assert_eq!(world.node.leads(), Some(Epoch { number: number + 1, rank: 0 }), "{n}");
+    }
+}
+
+#[test]
+fn a_leader_that_stands_by_tells_its_followers() {
+    let mut world = World::leading();
+    let (backend, frontend) = (world.connect(1, Role::Backend), world.frontend(2));
+    assert!(world.node.has_leader());
+    world.say(backend, Message::Taken(Epoch { number: 1, rank: 0 }));
+    assert!(!world.node.has_leader() && world.node.leads().is_none());
+    let stands_by = Message::Standing { epoch: Epoch { number: 1, rank: 0 }, leads: false };
+    assert!(world.heard(frontend).contains(&stands_by));
+    assert!(world.heard(backend).contains(&stands_by));
+    world.pass(LOST_AFTER + ms(40));
+    assert_eq!(world.led, [1, 2].map(|number| Epoch { number, rank: 0 }), "it invents the next number itself");
+    assert!(world.node.has_leader());
+    assert!(world.heard(frontend).contains(&Message::Leads(Epoch { number: 2, rank: 0 })));
+}
+
+#[test]
+fn a_peer_that_speaks_as_another_role_is_given_up() {
+    let mut world = World::leading();
+    let (liar, frontend) = (world.connect(1, Role::Frontend), world.frontend(2));
+    world.say(liar, Message::Offer(offer(1, vec![model("m", ms(5), 1)])));
+    assert!(world.notes[0].contains("never sends"), "{:?}", world.notes);
+    world.say(frontend, Message::Standing { epoch: Epoch { number: 1, rank: 0 }, leads: true });
+    assert_eq!(world.notes.len(), 2, "a frontend leads nobody");
+    assert!(world.node.leads().is_some());
+}
+
 fn anything() -> impl Strategy<Value = Message<P>> {
     let small = 0u64..4;
     let batch = (0u64..3, 0u64..4).prop_map(|(number, batch)| BatchKey {

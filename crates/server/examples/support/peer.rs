@@ -62,11 +62,12 @@ impl Peer {
             }
         }
         let mut done = 0;
-        while let Some((head, rest)) = self.come[done..].split_first_chunk::<4>() {
-            let Some(body) = rest.get(..u32::from_le_bytes(*head) as usize) else { break };
+        while let Some(([l0, l1, l2, l3, checksum @ ..], rest)) = self.come[done..].split_first_chunk::<8>() {
+            let Some(body) = rest.get(..u32::from_le_bytes([*l0, *l1, *l2, *l3]) as usize) else { break };
+            ensure!(crc32fast::hash(body).to_le_bytes() == *checksum, "a frame is damaged");
             let frame: Frame<()> = postcard::from_bytes(body)?;
             self.links.handle_frame(now, frame);
-            done += 4 + body.len();
+            done += 8 + body.len();
         }
         self.come.drain(..done);
         self.links.handle_timeout(now);
@@ -85,10 +86,12 @@ impl Peer {
     pub fn write(&mut self, now: Time) -> Result<usize> {
         while let Some((_, frame)) = self.links.poll_frame(now) {
             let begin = self.to_write.len();
-            self.to_write.extend_from_slice(&[0; 4]);
+            self.to_write.extend_from_slice(&[0; 8]);
             self.to_write = postcard::to_extend(&frame, std::mem::take(&mut self.to_write))?;
-            let length = u32::try_from(self.to_write.len() - begin - 4)?;
+            let length = u32::try_from(self.to_write.len() - begin - 8)?;
+            let checksum = crc32fast::hash(&self.to_write[begin + 8..]);
             self.to_write[begin..begin + 4].copy_from_slice(&length.to_le_bytes());
+            self.to_write[begin + 4..begin + 8].copy_from_slice(&checksum.to_le_bytes());
         }
         if !self.to_write.is_empty() {
             match self.stream.try_write(&self.to_write) {

@@ -292,6 +292,7 @@ impl<'a> NetworkRun<'a> {
             }
             FrontendOutput::Leader { .. } => {}
             FrontendOutput::Lost(peer) => self.close(at, peer),
+            FrontendOutput::Note(note) => self.judge.breaks(self.now, "peers say what they may", || note),
         }
     }
 
@@ -310,7 +311,7 @@ impl<'a> NetworkRun<'a> {
             RequestEnd::Ran(Outcome::Outputs(_)) => &mut outcome.late,
             RequestEnd::Ran(Outcome::Failed { .. }) => &mut outcome.failed,
             RequestEnd::Refused(Refusal::Rejected(_) | Refusal::Dropped(_) | Refusal::Lost) => &mut outcome.refused,
-            RequestEnd::TooLate => &mut outcome.too_late,
+            RequestEnd::TooLate | RequestEnd::NoLeader => &mut outcome.too_late,
             RequestEnd::Lost => &mut outcome.lost,
         };
         *count += 1;
@@ -356,6 +357,7 @@ impl<'a> NetworkRun<'a> {
             BackendOutput::Model(name, doing) => self.model_does(at, &name, doing),
             BackendOutput::Leader(_, epoch) => self.judge.obeys(self.now, self.processes[at].node(), epoch),
             BackendOutput::Lost(peer) => self.close(at, peer),
+            BackendOutput::Note(note) => self.judge.breaks(self.now, "peers say what they may", || note),
             BackendOutput::Drained => {
                 let restart_after = self.drains.remove(&at).flatten();
                 // Once all faults are mended, every host must have its process.

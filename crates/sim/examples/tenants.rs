@@ -1,7 +1,7 @@
 //! Judges tenants' shares: what a burst of one tenant costs the others.
 //!
-//! `cargo run --release -p downbeat-sim --example tenants -- SEED...` prints a table for all seeds
-//! together. `--fit` prints each case.
+//! `cargo run --release -p downbeat-sim --example tenants -- SEED...` prints a row for each seed
+//! and case. `POLICIES` and `DEPTH_MS` choose the policies, and the time that a tenant may save up.
 #![allow(clippy::print_stdout, missing_docs, reason = "a tool that prints a table")]
 
 use downbeat_core::tenants::TenantPart;
@@ -151,9 +151,33 @@ fn least(verdict: &TenantVerdict) -> f64 {
     (1..TENANTS as usize).map(|tenant| 100.0 * verdict.attainment(tenant)).fold(100.0, f64::min)
 }
 
+/// Prints the parts of the device time when all tenants offer ten times their shares.
+fn print_parts(seeds: &[u64]) {
+    println!("policy devices seed | part of the device time of each tenant, percent (shares: 30 30 20 20) | busy");
+    for policy in ["adaptive", "deferred", "eager"] {
+        for devices in [1, 2, 4, 8] {
+            for seed in seeds {
+                let case = Case {
+                    policy,
+                    devices,
+                    offered: BURST,
+                    pattern: Pattern::None,
+                    shared: false,
+                    tenants: true,
+                    seed: *seed,
+                };
+                let verdict = judge(&case);
+                let parts = (0..TENANTS as usize).map(|tenant| format!("{:.1}", 100.0 * verdict.part(tenant)));
+                println!("{policy:9} {devices} {seed} | {} | {:.3}", parts.collect::<Vec<_>>().join(" "), verdict.busy);
+            }
+        }
+    }
+}
+
 fn main() {
     let seeds: Vec<u64> = std::env::args().skip(1).filter_map(|text| text.parse().ok()).collect();
     assert!(!seeds.is_empty(), "give the seeds");
+    print_parts(&seeds);
     let mut cases = Vec::new();
     let picked = |name: &str, all: &'static str| std::env::var(name).unwrap_or_else(|_| all.to_owned());
     for policy in ["adaptive", "deferred", "eager"] {

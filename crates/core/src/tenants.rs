@@ -196,9 +196,9 @@ impl Ledger {
     }
 }
 
-/// The largest batch of a lent queue. It keeps a device for half of `shortest_slo` at most, times the
-/// number of devices: if they begin such batches in turn, one is free again in time for a request of
-/// the most impatient model.
+/// The largest batch of a lent queue. The batch takes half of `shortest_slo` at most, times the number
+/// of devices. If the devices begin such batches in turn, one device is free again within half of
+/// that SLO.
 pub fn largest_lent_batch(profile: &LatencyProfile, max_batch: u32, shortest_slo: Duration, devices: u32) -> u32 {
     let longest = Duration::from_nanos(shortest_slo.as_nanos() / 2).saturating_mul(u64::from(devices));
     profile.largest_up_to(max_batch, longest).max(1)

@@ -54,8 +54,8 @@ use crate::time::Time;
 ///
 /// **Lent queues.** Requests beyond their tenants' shares wait in lent queues
 /// ([`Matchmaker::set_lent`]). Their candidates come after all others. A lent batch may start only
-/// if it delays no candidate that waits for its own `exec`: each such candidate that may start before
-/// the lent batch ends must still find a device, counting the running batches that end by then. This
+/// if it delays no candidate that waits for its own `exec`. Each such candidate that may start before
+/// the lent batch ends must still find a device. Running batches that end by then count. This
 /// is back-filling with reservations (EASY; Lifka 1995). The last free device is lent only if some
 /// device is free again within the shortest wait that a candidate of the other queues had lately.
 /// Thus lent batches begin one after another, and devices come back one after another. A single

@@ -76,7 +76,7 @@ pub(super) struct Key {
     bytes_in_flight: Option<u64>,
     budget: OnceLock<Arc<ByteBudget>>,
     pub tenant: Option<Arc<Tenant>>,
-    /// Whether the file has tenants, so that requests are told apart by them.
+    /// Whether the file has tenants. Only then a request names its tenant.
     pub has_tenants: bool,
 }
 

@@ -55,6 +55,7 @@ pub mod probes;
 pub mod profile;
 pub mod quantile;
 pub mod shape_guess;
+pub mod tenants;
 pub mod tensor;
 pub mod time;
 

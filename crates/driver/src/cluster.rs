@@ -219,6 +219,14 @@ impl<H: Handler> Cluster<H> {
         );
     }
 
+    /// Makes the queue of a model, to which no request came yet, a lent one
+    /// ([`downbeat_core::cluster::Scheduler::set_lent`]).
+    pub fn set_lent(&self, queue: QueueHandle) {
+        self.matchmaker.put(ToMatchmaker::Command(Input::SetLent(queue.model).into()));
+        self.work(Round::new(&mut H::Context::default()).matchmaker());
+        self.tell(queue, ToShard::Command(Input::SetLent(queue.model).into()), &mut H::Context::default());
+    }
+
     /// Sets the order in which the candidates of all models get devices
     /// ([`downbeat_core::cluster::Matchmaker::set_order`]).
     pub fn set_order(&self, order: Order) {

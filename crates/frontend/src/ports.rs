@@ -111,6 +111,9 @@ impl Ports {
         Answering { budget, gpus, metrics }: Answering,
         stages: &watch::Receiver<Stage>,
     ) -> anyhow::Result<Vec<JoinHandle<()>>> {
+        if let Some(access) = &self.access {
+            access.share_with(service.clone()).context("the tenants of the file of API keys (--api-keys)")?;
+        }
         let memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
         let memory = Arc::new(memory.with_gpus(gpus)?);
         let mut frontends = Vec::new();

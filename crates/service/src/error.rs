@@ -28,6 +28,15 @@ pub enum ServiceError {
         /// When there should be room again.
         retry_after: Duration,
     },
+    /// The tenant of the request has had its part of the devices' time: HTTP 429 with `Retry-After`,
+    /// `RESOURCE_EXHAUSTED`.
+    #[error("{message}")]
+    TooMany {
+        /// Which tenant, which limit.
+        message: String,
+        /// When the tenant may send a request again.
+        retry_after: Duration,
+    },
     /// The deadline cannot be met, or the time the client allowed in the queue is over: HTTP 504,
     /// `DEADLINE_EXCEEDED`.
     #[error("{0}")]
@@ -59,6 +68,7 @@ impl ServiceError {
             | ServiceError::AlreadyExists(message)
             | ServiceError::TooLarge(message)
             | ServiceError::QueueFull { message, .. }
+            | ServiceError::TooMany { message, .. }
             | ServiceError::DeadlineExceeded(message)
             | ServiceError::Unavailable(message)
             | ServiceError::Unimplemented(message)
@@ -82,6 +92,7 @@ impl ServiceError {
             ServiceError::Unavailable(_) => 7,
             ServiceError::Unimplemented(_) | ServiceError::Decoupled(_) => 8,
             ServiceError::Internal(_) => 9,
+            ServiceError::TooMany { .. } => 10,
         }
     }
 
@@ -96,6 +107,7 @@ impl ServiceError {
             5 => ServiceError::DeadlineExceeded(message),
             7 => ServiceError::Unavailable(message),
             8 => ServiceError::Unimplemented(message),
+            10 => ServiceError::TooMany { message, retry_after: Duration::ZERO },
             _ => ServiceError::Internal(message),
         }
     }
@@ -108,6 +120,7 @@ impl ServiceError {
             ServiceError::AlreadyExists(_) => (StatusCode::CONFLICT, tonic::Code::AlreadyExists),
             ServiceError::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, tonic::Code::ResourceExhausted),
             ServiceError::QueueFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::ResourceExhausted),
+            ServiceError::TooMany { .. } => (StatusCode::TOO_MANY_REQUESTS, tonic::Code::ResourceExhausted),
             ServiceError::DeadlineExceeded(_) => (StatusCode::GATEWAY_TIMEOUT, tonic::Code::DeadlineExceeded),
             ServiceError::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::Unavailable),
             ServiceError::Unimplemented(_) | ServiceError::Decoupled(_) => {
@@ -131,7 +144,9 @@ impl ServiceError {
     /// not the remedy.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
-            ServiceError::QueueFull { retry_after, .. } => Some(retry_after.as_nanos().div_ceil(1_000_000_000).max(1)),
+            ServiceError::QueueFull { retry_after, .. } | ServiceError::TooMany { retry_after, .. } => {
+                Some(retry_after.as_nanos().div_ceil(1_000_000_000).max(1))
+            }
             _ => None,
         }
     }
@@ -142,7 +157,7 @@ impl From<ServiceError> for tonic::Status {
     /// over HTTP, and `grpc-retry-pushback-ms`, which gRPC clients with a retry policy heed.
     fn from(error: ServiceError) -> Self {
         let mut status = tonic::Status::new(error.grpc_code(), error.to_string());
-        if let ServiceError::QueueFull { retry_after, .. } = error {
+        if let ServiceError::QueueFull { retry_after, .. } | ServiceError::TooMany { retry_after, .. } = error {
             let nanos = retry_after.as_nanos();
             let metadata = status.metadata_mut();
             metadata.insert("retry-after", nanos.div_ceil(1_000_000_000).max(1).into());

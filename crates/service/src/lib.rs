@@ -10,6 +10,7 @@
 //! | [`work`] | threads for work that a connection must not wait for |
 //! | [`answers`] | the answers to one request, as many as the model gives |
 //! | [`client`], [`budget`], [`memory`] | the sender of a request, the bytes of requests in flight, the memory of the machine |
+//! | [`tenants`] | the tenants' parts of the devices' time |
 //! | [`clock`], [`logging`], [`start`] | the only clock that decides, the log, and the start of a process |
 //!
 //! No module here names a part of the server above.
@@ -28,5 +29,6 @@ pub mod refusal;
 pub mod report;
 pub mod service;
 pub mod start;
+pub mod tenants;
 pub mod unanswered;
 pub mod work;

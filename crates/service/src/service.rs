@@ -16,6 +16,7 @@ use crate::report::device_report::DevicesReport;
 use crate::report::policy_report::PolicyReport;
 use crate::report::scheduler_status::SchedulerStatus;
 use crate::report::timeline::Timeline;
+use crate::tenants::NamedPart;
 
 /// The server as its frontends see it. The production implementation serves models; tests of the
 /// frontends have their own.
@@ -161,6 +162,21 @@ pub trait Service: Send + Sync + 'static {
     /// How many devices the server should have; `None` if it gives no such advice.
     fn autoscale(&self) -> Option<AutoscaleStatus> {
         None
+    }
+
+    /// Replaces the tenants' parts of the devices' time.
+    ///
+    /// # Errors
+    /// If the service cannot keep the parts. Parts of nothing are always kept.
+    fn set_tenants(&self, parts: &[NamedPart]) -> Result<(), ServiceError> {
+        match parts.iter().find(|part| part.part.share > 0.0 || part.part.quota.is_some()) {
+            None => Ok(()),
+            Some(part) => Err(ServiceError::Unimplemented(format!(
+                "tenant '{}' has a share or a quota, which only downbeat serve keeps; the frontends of a cluster keep \
+                 requests_per_second alone",
+                part.name
+            ))),
+        }
     }
 
     /// The state of the scheduler's queues, with reasons; `None` if there is no scheduler.

@@ -79,6 +79,18 @@ impl Unanswered {
         Unanswered::TABLE.iter().any(|(reason, known, ..)| *known == label && reason.is_for_want_of_time())
     }
 
+    /// Whether the request would have been run if it had had the devices earlier, or for itself.
+    pub fn is_for_want_of_devices(self) -> bool {
+        matches!(
+            self,
+            Unanswered::QueueFull
+                | Unanswered::Impossible
+                | Unanswered::Hopeless
+                | Unanswered::Sacrificed
+                | Unanswered::QueueTimeout
+        )
+    }
+
     /// Whether the request was not served in time, which more devices or another policy might mend.
     fn is_for_want_of_time(self) -> bool {
         Unanswered::TABLE[self as usize].3

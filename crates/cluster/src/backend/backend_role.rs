@@ -173,6 +173,7 @@ impl BackendRole {
                 deadline_is_slo: false,
                 is_probe: false,
                 step: None,
+                charge: None,
                 reply,
             };
             let job = QueuedCall { call, queue: queue.clone(), queue_expiry: Time::MAX, level: 0, has_place: false };

@@ -15,8 +15,49 @@ const MOST_COMPARED: usize = 16;
 const LONGEST_TURN: u64 = 10;
 
 /// The key that orders candidates that may be sent: `latest`, then `since`. Under [`Order::Fair`]:
-/// the begin in fair time, then `latest`.
+/// the begin in fair time, then `latest`. Candidates of lent queues come after all others.
 pub(super) type Turn = (Time, Time);
+
+/// Turns of lent queues have this or more in their second half. No clock gets there in 292 years.
+const LENT: u64 = 1 << 63;
+
+/// The rule of the turns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Turns {
+    Shortest,
+    Urgency,
+    Fair,
+    /// Some queues are lent: they come last, and the others in this order.
+    Lending(Order),
+}
+
+impl Turns {
+    fn new(order: Order, lends: bool) -> Self {
+        match order {
+            order if lends => Turns::Lending(order),
+            Order::Shortest => Turns::Shortest,
+            Order::Urgency => Turns::Urgency,
+            Order::Fair => Turns::Fair,
+        }
+    }
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Turns::new(Order::default(), false)
+    }
+}
+
+/// The candidate that a free device should take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Choice {
+    /// The candidate with the first turn.
+    First,
+    /// This model's candidate, before its turn.
+    Other(u32),
+    /// The candidate with the first turn, if the devices can be lent.
+    Lent,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct KindState {
@@ -31,6 +72,12 @@ pub(super) struct KindState {
     /// By model: the delays of the schedulable candidates. Kept only while batches are sent ahead.
     pub delays: IndexedHeap<Reverse<Duration>>,
     order: Order,
+    turns: Turns,
+    /// By model: whether its queue is lent. A model without an entry is not.
+    lent: Vec<bool>,
+    /// By model: how long its last candidate could wait, from its first request to its latest start.
+    /// Kept while queues are lent, for models with deadlines whose queues are not.
+    waits: IndexedHeap<Duration>,
     /// Maintained under [`Order::Fair`] only.
     fair: FairTime,
     pub devices: Vec<DeviceId>,
@@ -45,7 +92,10 @@ impl KindState {
     pub fn make_room(kinds: &mut Vec<KindState>, kind: DeviceKind, models: usize, order: Order) {
         while kinds.len() <= kind.0 as usize {
             let (candidates, fair) = (vec![None; models], FairTime::new(models));
-            kinds.push(KindState { candidates, order, fair, ..KindState::default() });
+            let mut kind = KindState { candidates, fair, ..KindState::default() };
+            kind.lent = kinds.first().map_or_else(Vec::new, |first| first.lent.clone());
+            kind.set_order(order);
+            kinds.push(kind);
         }
         let classes = if kinds.len() == 1 { 1 } else { 1 + kinds.len() };
         for kind in kinds {
@@ -63,6 +113,20 @@ impl KindState {
     /// from now on.
     pub fn set_order(&mut self, order: Order) {
         (self.order, self.fair) = (order, FairTime::new(self.candidates.len()));
+        self.turns = Turns::new(order, self.lent.contains(&true));
+    }
+
+    /// Makes the queue of a model a lent one. It applies to candidates that are scheduled from now
+    /// on.
+    pub fn set_lent(&mut self, model: u32) {
+        let model = model as usize;
+        self.lent.resize(self.lent.len().max(model + 1), false);
+        self.lent[model] = true;
+        self.turns = Turns::new(self.order, true);
+    }
+
+    fn is_lent(&self, model: u32) -> bool {
+        self.lent.get(model as usize).copied().unwrap_or(false)
     }
 
     /// A model is granted a device, which takes no other batch for now.
@@ -101,14 +165,54 @@ impl KindState {
 
     /// Notes that the model's candidate waits for a device.
     pub fn schedule(&mut self, model: u32, class: usize, candidate: &Candidate, sends_ahead: bool) {
-        let turn = match self.order {
-            Order::Shortest | Order::Urgency => (candidate.latest, candidate.since),
-            Order::Fair => (self.fair.begin(model), candidate.latest),
+        let turn = match self.turns {
+            Turns::Shortest | Turns::Urgency => (candidate.latest, candidate.since),
+            Turns::Fair => (self.fair.begin(model), candidate.latest),
+            Turns::Lending(order) => self.lending_turn(order, model, candidate),
         };
         self.schedulable[class].set(model, turn);
         if sends_ahead {
             self.delays.set(model, Reverse(candidate.delay));
         }
+    }
+
+    #[cold]
+    fn lending_turn(&mut self, order: Order, model: u32, candidate: &Candidate) -> Turn {
+        let Candidate { latest, since, takes, .. } = *candidate;
+        if latest < Time::MAX && !self.is_lent(model) {
+            // A late candidate would leave no wait at all. Devices that begin such batches in turn
+            // are free this often.
+            let turn = Duration::from_nanos(takes.as_nanos() / u64::from(self.present.max(1)));
+            self.waits.set(model, latest.since(since).max(turn));
+        }
+        match order {
+            // Half of the latest start leaves room for the mark. The order of the halves is the
+            // same.
+            _ if self.is_lent(model) => (Time::MAX, Time::from_nanos(LENT | candidate.latest.as_nanos() >> 1)),
+            Order::Shortest | Order::Urgency => (candidate.latest, candidate.since),
+            Order::Fair => (self.fair.begin(model), candidate.latest),
+        }
+    }
+
+    /// Defers the model's candidate, which may be sent already, until `until`.
+    pub fn hold(&mut self, model: u32, until: Time) {
+        self.forget_schedulable(model);
+        self.deferred.set(model, until);
+    }
+
+    /// The shortest time that a candidate of a queue which is not lent could wait for a device.
+    pub fn shortest_wait(&self) -> Option<Duration> {
+        self.waits.peek().map(|(wait, _)| wait)
+    }
+
+    /// Appends when the deferred candidates may start that start before `end`, those of lent queues
+    /// left out. Such a candidate grows while it waits, and starts earlier then. It is taken to
+    /// double: no start is before `latest - takes`. The list is in arbitrary order.
+    pub fn reserved(&self, now: Time, end: Time, starts: &mut Vec<Time>) {
+        let own = self.deferred.ids().filter(|model| !self.is_lent(*model));
+        let candidates = own.filter_map(|model| self.candidates[model as usize]);
+        let start = |candidate: Candidate| candidate.send().min(candidate.latest - candidate.takes).max(now);
+        starts.extend(candidates.map(start).filter(|start| *start < end));
     }
 
     /// Whether any candidate waits for a device of this kind, or will by `now`.
@@ -122,6 +226,31 @@ impl KindState {
         self.schedulable.iter().any(|heap| heap.get(model).is_some())
     }
 
+    /// The candidate that a device takes when `urgent` has the first turn.
+    pub fn choose(&self, now: Time, urgent: u32) -> Choice {
+        let waiting = &self.schedulable[0];
+        if self.turns != Turns::Shortest {
+            return self.choose_lending(now, urgent);
+        }
+        if !(2..=MOST_COMPARED).contains(&waiting.len()) {
+            return Choice::First;
+        }
+        self.cheapest(now, urgent, waiting.ids()).map_or(Choice::First, Choice::Other)
+    }
+
+    #[cold]
+    fn choose_lending(&self, now: Time, urgent: u32) -> Choice {
+        let waiting = &self.schedulable[0];
+        match self.turns {
+            Turns::Lending(_) if self.is_lent(urgent) => Choice::Lent,
+            Turns::Lending(Order::Shortest) if (2..=MOST_COMPARED).contains(&waiting.len()) => {
+                let own = waiting.ids().filter(|model| !self.is_lent(*model));
+                self.cheapest(now, urgent, own).map_or(Choice::First, Choice::Other)
+            }
+            _ => Choice::First,
+        }
+    }
+
     /// Under [`Order::Shortest`]: the candidate with the least device time an item, of the
     /// candidates that wait for a device of this kind. Smith's rule: this order makes the mean wait
     /// the shortest. `None` unless all of them could run before the first of them must start, so
@@ -129,18 +258,14 @@ impl KindState {
     /// waited for ten of its own runs. `None` also if the candidate does not save at least a
     /// quarter against `urgent`, the most urgent: profiles are not that exact. `O(1)`, as more than
     /// 16 candidates are not compared: there is hardly time for all.
-    pub fn cheapest(&self, now: Time, urgent: u32) -> Option<u32> {
-        let KindState { candidates, schedulable, present, .. } = self;
-        let waiting = &schedulable[0];
-        if self.order != Order::Shortest || !(2..=MOST_COMPARED).contains(&waiting.len()) {
-            return None;
-        }
+    fn cheapest(&self, now: Time, urgent: u32, waiting: impl Iterator<Item = u32>) -> Option<u32> {
+        let KindState { candidates, present, .. } = self;
         let mut work = Duration::ZERO;
         let mut begins = Time::MAX;
         let mut cheapest: Option<(Candidate, u32)> = None;
         // Time an item, as fractions with a common denominator.
         let cost = |of: &Candidate, other: &Candidate| u128::from(of.takes.as_nanos()) * u128::from(other.size);
-        for model in waiting.ids() {
+        for model in waiting {
             let candidate = candidates[model as usize]?;
             work += candidate.takes;
             let last = if candidate.latest == Time::MAX {

@@ -4,7 +4,7 @@
 use super::busy_times::BusyTimes;
 use super::device_state::{DeviceState, Sent};
 use super::in_flight::InFlight;
-use super::kind_state::{KindState, Turn};
+use super::kind_state::{Choice, KindState, Turn};
 use super::messages::{Answer, Candidate, Grant};
 use super::order::Order;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
@@ -52,12 +52,23 @@ use crate::time::Time;
 /// the batch, with more requests. Kinds that are equally fast for a model are one kind to this
 /// model.
 ///
+/// **Lent queues.** Requests beyond their tenants' shares wait in lent queues
+/// ([`Matchmaker::set_lent`]). Their candidates come after all others. A lent batch may start only
+/// if it delays no candidate that waits for its own `exec`. Each such candidate that may start before
+/// the lent batch ends must still find a device. Running batches that end by then count. This
+/// is back-filling with reservations (EASY; Lifka 1995). The last free device is lent only if some
+/// device is free again within the shortest wait that a candidate of the other queues had lately.
+/// Thus lent batches begin one after another, and devices come back one after another. A single
+/// device has no such rule. Otherwise the lent candidate is put off to the first of these starts
+/// and ends.
+///
 /// **Limits.** A model's batches in flight are limited, and models may share a limit. A candidate
 /// that finds its limit reached is *parked* until a batch of one of the limit's models is done.
 ///
 /// `O(K (K + log M + log D))` an event with K kinds, and the same for each parked model that it
-/// wakes. `D` more if the first device that could take a batch is loaded. The matchmaker allocates
-/// only when a model, a kind or a device joins.
+/// wakes. `D` more if the first device that could take a batch is loaded, and `D log D` if a lent
+/// batch may start and candidates wait for their `exec`. The matchmaker allocates only when a model,
+/// a kind or a device joins.
 #[derive(Debug, Default)]
 pub struct Matchmaker {
     /// Latest time of any event so far.
@@ -74,6 +85,9 @@ pub struct Matchmaker {
     loaded: u32,
     sends_ahead: bool,
     order: Order,
+    /// Scratch: the starts that a lent batch must not delay, and the ends of running batches.
+    starts: Vec<Time>,
+    ends: Vec<Time>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -141,6 +155,16 @@ impl Matchmaker {
     pub fn set_order(&mut self, order: Order) {
         if std::mem::replace(&mut self.order, order) != order {
             self.kinds.iter_mut().for_each(|kind| kind.set_order(order));
+            self.place_models();
+        }
+    }
+
+    /// Makes the queue of a model a lent one, for good: it gets only time that no other queue needs.
+    /// For an unknown model nothing happens.
+    pub fn set_lent(&mut self, model: ModelId) {
+        if (model.0 as usize) < self.models.len() {
+            KindState::make_room(&mut self.kinds, DeviceKind(0), self.models.len(), self.order);
+            self.kinds.iter_mut().for_each(|kind| kind.set_lent(model.0));
             self.place_models();
         }
     }
@@ -301,9 +325,12 @@ impl Matchmaker {
                 }
             }
             let (_, model, kind, place) = next?;
-            let cheapest = self.kinds[kind].cheapest(now, model);
-            let cheapest = cheapest.and_then(|model| Some((model, self.device_for(kind, model)?)));
-            let (model, place) = cheapest.unwrap_or((model, place));
+            let (model, place) = match self.kinds[kind].choose(now, model) {
+                Choice::First => (model, place),
+                Choice::Other(other) => self.device_for(kind, other).map_or((model, place), |place| (other, place)),
+                Choice::Lent if self.may_lend(kind, model) => (model, place),
+                Choice::Lent => continue,
+            };
             if self.park(ModelId(model)) {
                 continue;
             }
@@ -444,6 +471,42 @@ impl Matchmaker {
             self.kinds[kind].schedule(model, 1 + faster, &candidate, self.sends_ahead);
         }
         None
+    }
+
+    /// Whether the candidate of a lent queue may start now on one of the free devices. If not, it is
+    /// put off.
+    #[cold]
+    fn may_lend(&mut self, kind: usize, model: u32) -> bool {
+        let Some(Candidate { takes, delay, .. }) = self.candidate(kind, model) else { return false };
+        let Matchmaker { now, kinds, devices, starts, ends, .. } = self;
+        let state = &mut kinds[kind];
+        let end = *now + delay + takes;
+        // The lent batch takes one of the free devices.
+        let idle = (state.free as usize).saturating_sub(1);
+        starts.clear();
+        state.reserved(*now, end, starts);
+        if idle >= starts.len().max(1) {
+            return true;
+        }
+        ends.clear();
+        let running = state.devices.iter().map(|device| &devices[device.0 as usize]);
+        // Nobody knows when an overdue batch ends.
+        let due = running.filter(|device| device.present && !device.is_free()).map(|device| device.free_at);
+        ends.extend(due.filter(|at| (*now..end).contains(at)));
+        starts.sort_unstable();
+        ends.sort_unstable();
+        let finds = |(before, start): (usize, &Time)| idle + ends.partition_point(|at| at <= start) > before;
+        let comes_back = match state.shortest_wait() {
+            Some(wait) if idle == 0 && state.present > 1 => end.min(ends.first().map_or(end, |at| *at)) <= *now + wait,
+            _ => true,
+        };
+        if comes_back && starts.iter().enumerate().all(finds) {
+            return true;
+        }
+        let next = starts.iter().chain(ends.iter()).filter(|at| **at > *now).min();
+        let until = next.map_or(end, |at| *at);
+        state.hold(model, until);
+        false
     }
 
     fn grant(&mut self, model: ModelId, kind: usize, place: u32) -> Grant {

@@ -18,6 +18,8 @@ pub(super) struct ModelDemand {
     pub stale: bool,
     /// The demand was set since the flag was last read.
     pub changed: bool,
+    /// The queue is lent: its requests are no demand that others must plan with.
+    pub lent: bool,
     pub meter: RateMeter,
     /// Zero unless the model behaves by the regime.
     pub demand: Demand,
@@ -29,7 +31,7 @@ pub(super) struct ModelDemand {
 impl ModelDemand {
     pub fn new(now: Time) -> Self {
         let (demand, regime) = (Demand::default(), LoadRegime::default());
-        ModelDemand { stale: true, changed: false, meter: RateMeter::new(now), demand, regime, set: None }
+        ModelDemand { stale: true, changed: false, lent: false, meter: RateMeter::new(now), demand, regime, set: None }
     }
 
     /// Takes over a new demand.
@@ -68,7 +70,7 @@ impl ModelDemand {
             // Before the first rate is known there is no demand to compute, and without deadlines
             // no request is late.
             let demand = match rate {
-                Some(rate) if budget != Duration::MAX && budget != Duration::ZERO => {
+                Some(rate) if budget != Duration::MAX && budget != Duration::ZERO && !self.lent => {
                     let (variance, even_variance) = (self.meter.variance(), self.meter.even_variance());
                     let arrivals = Arrivals { rate, variance, even_variance };
                     Demand::of(&kinds.fastest().sent, max_batch, budget, arrivals, kinds.devices())

@@ -354,6 +354,12 @@ impl ModelQueue {
         }
     }
 
+    /// Makes the queue a lent one, for good: its requests are no demand on the devices.
+    pub fn set_lent(&mut self) {
+        (self.demand.lent, self.demand.stale) = (true, true);
+        self.elision = UpdateElision::default();
+    }
+
     /// Sets the model's behaviour where it is adaptive, at any load; `None`: the behaviour follows
     /// from the regime.
     pub fn set_behaviour(&mut self, behaviour: Option<Behaviour>) {

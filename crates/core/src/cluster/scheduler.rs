@@ -191,6 +191,16 @@ impl Scheduler {
         self.exchange(now);
     }
 
+    /// Makes the queue of a model a lent one, for good. Requests beyond their tenants' shares wait
+    /// there ([`crate::tenants`]). The queue gets only device time that no other queue needs, and
+    /// other queues do not plan with its requests. For an unknown model nothing happens.
+    pub fn set_lent(&mut self, now: Time, model: ModelId) {
+        let now = self.advance(now);
+        self.matchmaker.set_lent(model);
+        self.shard.set_lent(now, model);
+        self.exchange(now);
+    }
+
     /// The behaviour of a model where it is adaptive; `None` for an unknown model.
     pub fn behaviour(&self, model: ModelId) -> Option<Behaviour> {
         self.shard.queue(model).map(ModelQueue::behaviour)

@@ -290,6 +290,12 @@ impl Shard {
         self.change(now, model, |queue| queue.set_behaviour(behaviour));
     }
 
+    /// Makes the queue of a model a lent one; see [`super::Scheduler::set_lent`]. The caller must tell
+    /// the matchmaker as well. For an unknown model nothing happens.
+    pub fn set_lent(&mut self, now: Time, model: ModelId) {
+        self.change(now, model, ModelQueue::set_lent);
+    }
+
     /// Lets a model's waiting requests go at once; see [`super::Scheduler::flush`]. For an unknown
     /// model nothing happens.
     pub fn flush(&mut self, now: Time, model: ModelId) {

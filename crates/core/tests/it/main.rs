@@ -34,4 +34,5 @@ mod shards;
 mod spatial;
 mod spatial_shares;
 mod starvation;
+mod tenants;
 mod turns;

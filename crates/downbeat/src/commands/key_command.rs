@@ -47,6 +47,9 @@ pub struct AddArgs {
     /// Most bytes that the key's requests may hold together, such as 64M
     #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
     bytes_in_flight: Option<usize>,
+    /// The tenant of the key, which the file must have
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -84,6 +87,7 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
         models: args.model.clone(),
         requests_per_second: args.requests_per_second,
         bytes_in_flight: args.bytes_in_flight.map(|bytes| bytes as u64),
+        tenant: args.tenant.clone(),
     };
     let key = add_key(&args.file, &new)?;
     downbeat_report::note(format!(

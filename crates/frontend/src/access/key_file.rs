@@ -6,6 +6,10 @@
 //! scopes = ["infer"]
 //! models = ["resnet50", "bert-*"]
 //! requests_per_second = 100
+//! tenant = "search"
+//!
+//! [tenants.search]
+//! share = 0.5
 //! ```
 //!
 //! A key is 256 random bits behind its name, so that no one guesses it from its hash.
@@ -20,7 +24,9 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Context, bail};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use downbeat_core::tenants::TenantPart;
 use downbeat_service::budget::ByteBudget;
+use downbeat_service::tenants::{NamedPart, OTHERS};
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
@@ -37,11 +43,25 @@ const MAX_NAME: usize = 64;
 /// Random bytes of a key.
 const SECRET_BYTES: usize = 32;
 const ALGORITHM: &str = "sha256:";
+/// Shares that are written in tenths may add up to a little more than 1.
+const ROUNDING: f64 = 1e-9;
 
 type Hash = [u8; SHA256_OUTPUT_LEN];
 
-/// The keys of a file, by name.
-pub(super) struct Keys(BTreeMap<String, Arc<Key>>);
+/// The keys of a file, by name, and their tenants.
+pub(super) struct Keys {
+    keys: BTreeMap<String, Arc<Key>>,
+    tenants: BTreeMap<String, Arc<Tenant>>,
+}
+
+/// A tenant: the keys that share a part of the devices' time, and a limit.
+#[derive(Debug)]
+pub(super) struct Tenant {
+    pub name: String,
+    share: f64,
+    quota: Option<f64>,
+    pub rate: Option<Rate>,
+}
 
 /// A key, and its rights.
 #[derive(Debug)]
@@ -55,6 +75,9 @@ pub(super) struct Key {
     /// Most bytes that the key's requests may hold together; `None`: the limit of all requests.
     bytes_in_flight: Option<u64>,
     budget: OnceLock<Arc<ByteBudget>>,
+    pub tenant: Option<Arc<Tenant>>,
+    /// Whether the file has tenants. Only then a request names its tenant.
+    pub has_tenants: bool,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -62,6 +85,17 @@ pub(super) struct Key {
 struct File {
     #[serde(default)]
     keys: BTreeMap<String, Entry>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    tenants: BTreeMap<String, TenantEntry>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct TenantEntry {
+    #[serde(default)]
+    share: f64,
+    quota: Option<f64>,
+    requests_per_second: Option<f64>,
 }
 
 /// A missing limit is left out: TOML has no form for `None`, and its writer leaves such fields out.
@@ -73,6 +107,27 @@ struct Entry {
     models: Option<Vec<String>>,
     requests_per_second: Option<f64>,
     bytes_in_flight: Option<u64>,
+    tenant: Option<String>,
+}
+
+impl Tenant {
+    fn of(name: &str, entry: &TenantEntry) -> anyhow::Result<Tenant> {
+        check_name(name)?;
+        if name == OTHERS {
+            bail!("'{OTHERS}' is the name for all keys without a tenant; choose another name");
+        }
+        let TenantEntry { share, quota, requests_per_second } = *entry;
+        if !(0.0..=1.0).contains(&share) {
+            bail!("share is {share}; expected a part of the devices' time, from 0 to 1");
+        }
+        if let Some(quota) = quota
+            && !(quota > 0.0 && quota <= 1.0 && quota >= share)
+        {
+            bail!("quota is {quota}; expected a part of the devices' time, at least the share ({share}) and at most 1");
+        }
+        check_rate(requests_per_second)?;
+        Ok(Tenant { name: name.to_owned(), share, quota, rate: requests_per_second.map(Rate::new) })
+    }
 }
 
 impl Keys {
@@ -81,7 +136,7 @@ impl Keys {
         let shown = file.display();
         let text = String::from_utf8(read_bounded(file, MAX_FILE)?).with_context(|| format!("{shown} is not UTF-8"))?;
         let keys = Keys::parse(&text).with_context(|| format!("{shown} is no file of API keys"))?;
-        if keys.0.is_empty() {
+        if keys.keys.is_empty() {
             tracing::warn!(file = %shown, "the file has no API key, so no request is answered; downbeat key add makes one");
         }
         Ok(keys)
@@ -89,33 +144,52 @@ impl Keys {
 
     fn parse(text: &str) -> anyhow::Result<Keys> {
         let file: File = toml::from_str(text)?;
+        let tenant = |(name, entry): (&String, &TenantEntry)| {
+            let tenant = Tenant::of(name, entry).with_context(|| format!("tenant '{name}'"))?;
+            Ok((name.clone(), Arc::new(tenant)))
+        };
+        let tenants: BTreeMap<_, _> = file.tenants.iter().map(tenant).collect::<anyhow::Result<_>>()?;
+        let shares: f64 = tenants.values().map(|tenant| tenant.share).sum();
+        if shares > 1.0 + ROUNDING {
+            bail!("the shares of all tenants add up to {shares:.3}; they can be 1 at most, which is all device time");
+        }
         let key = |(name, entry): (String, Entry)| {
-            let key = Key::of(&name, entry).with_context(|| format!("key '{name}'"))?;
+            let key = Key::of(&name, entry, &tenants).with_context(|| format!("key '{name}'"))?;
             Ok((name, Arc::new(key)))
         };
-        Ok(Keys(file.keys.into_iter().map(key).collect::<anyhow::Result<_>>()?))
+        let keys = file.keys.into_iter().map(key).collect::<anyhow::Result<_>>()?;
+        Ok(Keys { keys, tenants })
+    }
+
+    /// The tenants' parts of the devices' time.
+    pub fn parts(&self) -> Vec<NamedPart> {
+        let part = |tenant: &Arc<Tenant>| NamedPart {
+            name: tenant.name.clone(),
+            part: TenantPart { share: tenant.share, quota: tenant.quota },
+        };
+        self.tenants.values().map(part).collect()
     }
 
     /// The key that a request presents. The name is no secret; the comparison of the hash takes as
     /// long for every key.
     pub fn find(&self, presented: &[u8]) -> Option<Arc<Key>> {
         let name = presented.split(|byte| *byte == b'.').next()?;
-        let key = self.0.get(std::str::from_utf8(name).ok()?)?;
+        let key = self.keys.get(std::str::from_utf8(name).ok()?)?;
         bool::from(hash_of(presented).ct_eq(&key.hash)).then(|| Arc::clone(key))
     }
 }
 
 impl Key {
-    fn of(name: &str, entry: Entry) -> anyhow::Result<Key> {
+    fn of(name: &str, entry: Entry, tenants: &BTreeMap<String, Arc<Tenant>>) -> anyhow::Result<Key> {
         check_name(name)?;
         if entry.scopes.is_empty() {
             bail!("scopes is empty; expected infer, read or manage");
         }
-        if let Some(rate) = entry.requests_per_second
-            && !(rate.is_finite() && rate > 0.0)
-        {
-            bail!("requests_per_second is {rate}; expected a number above 0");
-        }
+        check_rate(entry.requests_per_second)?;
+        let find = |tenant: String| {
+            let found = tenants.get(&tenant).cloned();
+            found.with_context(|| format!("the file has no tenant '{tenant}'; add the part [tenants.{tenant}]"))
+        };
         Ok(Key {
             name: name.to_owned(),
             hash: parse_hash(&entry.hash)?,
@@ -124,6 +198,8 @@ impl Key {
             rate: entry.requests_per_second.map(Rate::new),
             bytes_in_flight: entry.bytes_in_flight,
             budget: OnceLock::new(),
+            tenant: entry.tenant.map(find).transpose()?,
+            has_tenants: !tenants.is_empty(),
         })
     }
 
@@ -153,10 +229,19 @@ impl Key {
     }
 }
 
+fn check_rate(rate: Option<f64>) -> anyhow::Result<()> {
+    match rate {
+        Some(rate) if !(rate.is_finite() && rate > 0.0) => {
+            bail!("requests_per_second is {rate}; expected a number above 0")
+        }
+        _ => Ok(()),
+    }
+}
+
 fn check_name(name: &str) -> anyhow::Result<()> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(is_name) {
-        bail!("the name of a key has 1 to {MAX_NAME} letters, digits, - and _");
+        bail!("a name has 1 to {MAX_NAME} letters, digits, - and _");
     }
     Ok(())
 }
@@ -193,6 +278,8 @@ pub struct NewKey {
     pub requests_per_second: Option<f64>,
     /// Most bytes in flight; `None`: no limit of its own.
     pub bytes_in_flight: Option<u64>,
+    /// The tenant of the key, which the file must have; `None`: none.
+    pub tenant: Option<String>,
 }
 
 /// Makes a key, adds its hash to a file, and returns the key. A file that does not exist is made, for
@@ -207,17 +294,22 @@ pub fn add_key(file: &Path, new: &NewKey) -> anyhow::Result<String> {
         false => String::new(),
     };
     let present = Keys::parse(&text).with_context(|| format!("{shown} is no file of API keys"))?;
-    if present.0.contains_key(&new.name) {
+    if let Some(tenant) = &new.tenant
+        && !present.tenants.contains_key(tenant)
+    {
+        bail!("{shown} has no tenant '{tenant}'; add the part [tenants.{tenant}] with its share first");
+    }
+    if present.keys.contains_key(&new.name) {
         bail!("{shown} has a key '{}' already; choose another name, or remove that key first", new.name);
     }
     let mut secret = [0; SECRET_BYTES];
     SystemRandom::new().fill(&mut secret).ok().context("the system gives no random numbers")?;
     let key = format!("{}.{}", new.name, BASE64_URL_SAFE_NO_PAD.encode(secret));
     let part = part_of(new, &hash_of(key.as_bytes()))?;
-    // The file must stay one that the server reads.
-    Keys::parse(&part)?;
     let separator = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     let gap = if text.is_empty() { "" } else { "\n" };
+    // The file must stay one that the server reads.
+    Keys::parse(&format!("{text}{separator}{gap}{part}"))?;
     let mut opened = fs::OpenOptions::new()
         .append(true)
         .create(true)
@@ -237,8 +329,9 @@ fn part_of(new: &NewKey, hash: &Hash) -> anyhow::Result<String> {
         models: Some(new.models.clone()).filter(|models| !models.is_empty()),
         requests_per_second: new.requests_per_second,
         bytes_in_flight: new.bytes_in_flight,
+        tenant: new.tenant.clone(),
     };
-    Ok(toml::to_string(&File { keys: [(new.name.clone(), entry)].into() })?)
+    Ok(toml::to_string(&File { keys: [(new.name.clone(), entry)].into(), tenants: BTreeMap::new() })?)
 }
 
 #[cfg(test)]
@@ -247,7 +340,8 @@ mod tests {
 
     fn new(name: &str) -> NewKey {
         let (models, name) = (Vec::new(), name.to_owned());
-        NewKey { name, scopes: vec![Scope::Infer], models, requests_per_second: None, bytes_in_flight: None }
+        let scopes = vec![Scope::Infer];
+        NewKey { name, scopes, models, requests_per_second: None, bytes_in_flight: None, tenant: None }
     }
 
     fn error(text: &str) -> String {
@@ -303,5 +397,38 @@ mod tests {
         assert!(error(&format!("[keys.'a b']\n{hash}\nscopes = ['read']")).contains("letters"));
         let rate = format!("[keys.a]\n{hash}\nscopes = ['read']\nrequests_per_second = ");
         assert!(error(&format!("{rate}0.0")).contains("above 0") && error(&format!("{rate}nan")).contains("above 0"));
+    }
+
+    #[test]
+    fn keys_of_tenants_share_a_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys.toml");
+        fs::write(&file, "[tenants.search]\nshare = 0.5\nquota = 0.75\n\n[tenants.ads]\nshare = 0.5\n").unwrap();
+        let web = add_key(&file, &NewKey { tenant: Some("search".into()), ..new("web") }).unwrap();
+        let app = add_key(&file, &new("app")).unwrap();
+        let keys = Keys::read(&file).unwrap();
+        let tenant = |key: &str| keys.find(key.as_bytes()).unwrap().tenant.as_ref().map(|tenant| tenant.name.clone());
+        assert_eq!((tenant(&web).as_deref(), tenant(&app)), (Some("search"), None));
+        let parts = keys.parts();
+        assert_eq!(parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), ["ads", "search"]);
+        assert_eq!(parts[1].part, TenantPart { share: 0.5, quota: Some(0.75) });
+        let unknown = add_key(&file, &NewKey { tenant: Some("none".into()), ..new("x") }).unwrap_err().to_string();
+        assert!(unknown.contains("[tenants.none]"), "{unknown}");
+    }
+
+    #[test]
+    fn wrong_tenants_are_errors_that_name_the_tenant() {
+        let many = "[tenants.a]\nshare = 0.7\n[tenants.b]\nshare = 0.4";
+        assert!(error(many).contains("add up to 1.100"), "{}", error(many));
+        let tenths: String = (0..10).map(|tenant| format!("[tenants.t{tenant}]\nshare = 0.1\n")).collect();
+        assert!(Keys::parse(&tenths).is_ok());
+        assert!(error("[tenants.a]\nshare = nan").contains("tenant 'a': share is NaN"));
+        assert!(error("[tenants.a]\nshare = -0.1").contains("from 0 to 1"));
+        assert!(error("[tenants.a]\nshare = 0.5\nquota = 0.4").contains("at least the share"));
+        assert!(error("[tenants.a]\nrequests_per_second = 0.0").contains("above 0"));
+        assert!(error("[tenants.others]\nshare = 0.1").contains("without a tenant"));
+        assert!(error("[tenants.a]\nshares = 0.1").contains("shares"));
+        let hash = format!("hash = \"sha256:{}\"", "0".repeat(64));
+        assert!(error(&format!("[keys.k]\n{hash}\nscopes = ['read']\ntenant = 'a'")).contains("[tenants.a]"));
     }
 }

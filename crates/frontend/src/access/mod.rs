@@ -11,14 +11,18 @@ mod need;
 mod rate;
 mod restricted;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use downbeat_core::pages::Pointer;
 use downbeat_core::{Duration, Time};
+use downbeat_protocol::{InferRequest, Parameter};
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::client::Client;
 use downbeat_service::clock::Clock;
+use downbeat_service::error::ServiceError;
 use downbeat_service::options::AccessOptions;
+use downbeat_service::service::Service;
+use downbeat_service::tenants::{NamedPart, OTHERS, TENANT};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, StatusCode};
 use tonic::Status;
@@ -26,6 +30,7 @@ use tonic::Status;
 use addresses::Addresses;
 pub use addresses::network;
 use key_file::{Key, Keys};
+use rate::Rate;
 use restricted::Restricted;
 
 pub use key_file::{NewKey, add_key};
@@ -43,7 +48,12 @@ pub struct Access {
     management_port: Option<u16>,
     /// The clock of the limits.
     clock: Clock,
+    /// Takes the tenants' parts of the devices' time, once there is a service.
+    takes_parts: TakesParts,
 }
+
+/// Takes the tenants' parts of the devices' time; empty until there is a service.
+type TakesParts = Arc<OnceLock<Box<dyn Fn(&[NamedPart]) -> Result<(), ServiceError> + Send + Sync>>>;
 
 /// The sender of an admitted request.
 #[derive(Clone, Default)]
@@ -111,10 +121,15 @@ impl Access {
         if *options == AccessOptions::default() {
             return Ok(None);
         }
+        let takes_parts = TakesParts::default();
         let keys = options.keys.clone().map(|file| {
             let read = {
-                let file = file.clone();
-                move || Keys::read(&file)
+                let (file, takes_parts) = (file.clone(), takes_parts.clone());
+                move || {
+                    let keys = Keys::read(&file)?;
+                    takes_parts.get().map_or(Ok(()), |take| take(&keys.parts()))?;
+                    Ok(keys)
+                }
             };
             Reloaded::follow("API keys", vec![file], read)
         });
@@ -124,7 +139,21 @@ impl Access {
             addresses: options.requests_per_address.map(|rate| Addresses::new(rate.into())),
             management_port: options.management_port,
             clock: Clock::start(),
+            takes_parts,
         })))
+    }
+
+    /// Tells a service the tenants' parts of the devices' time, now and whenever the file of keys
+    /// changes.
+    ///
+    /// # Errors
+    /// If the service cannot keep them.
+    pub fn share_with<S: Service>(&self, service: Arc<S>) -> Result<(), ServiceError> {
+        let Some(keys) = &self.keys else { return Ok(()) };
+        service.set_tenants(&keys.get().parts())?;
+        // The ports are answered once.
+        let _ = self.takes_parts.set(Box::new(move |parts| service.set_tenants(parts)));
+        Ok(())
     }
 
     /// The rules of the management port, which takes every request.
@@ -135,6 +164,7 @@ impl Access {
             addresses: None,
             management_port: None,
             clock: self.clock,
+            takes_parts: self.takes_parts.clone(),
         })
     }
 
@@ -226,16 +256,34 @@ impl Caller {
         self.0.as_ref().and_then(|key| key.budget(of_all)).unwrap_or(of_all)
     }
 
+    /// Writes the sender's tenant into a request, in place of any that the client wrote.
+    pub fn mark(&self, request: &mut InferRequest) {
+        let Some(key) = &self.0 else { return };
+        if key.has_tenants {
+            let name = key.tenant.as_ref().map_or(OTHERS, |tenant| tenant.name.as_str());
+            request.parameters.insert(TENANT.to_owned(), Parameter::String(name.to_owned()));
+        }
+    }
+
     fn take(&self, now: Time) -> Result<(), Denied> {
         let Some(key) = &self.0 else { return Ok(()) };
-        let Some(rate) = &key.rate else { return Ok(()) };
-        rate.take(now).map_err(|retry_after| Denied::TooMany {
-            sender: format!("key '{}'", key.name),
-            a_second: rate.a_second(),
-            option: "requests_per_second of the key",
-            retry_after,
-        })
+        if let Some(tenant) = &key.tenant
+            && let Some(rate) = &tenant.rate
+        {
+            take(rate, now, || format!("tenant '{}'", tenant.name), "requests_per_second of the tenant")?;
+        }
+        match &key.rate {
+            Some(rate) => take(rate, now, || format!("key '{}'", key.name), "requests_per_second of the key"),
+            None => Ok(()),
+        }
     }
+}
+
+fn take(rate: &Rate, now: Time, sender: impl Fn() -> String, option: &'static str) -> Result<(), Denied> {
+    rate.take(now).map_err(|retry_after| {
+        let (sender, a_second) = (sender(), rate.a_second());
+        Denied::TooMany { sender, a_second, option, retry_after }
+    })
 }
 
 /// Most characters of a name that a message repeats.

@@ -104,6 +104,7 @@ impl<S: Service> Inference<S> {
         caller.check_model(&message.model_name)?;
         let (mut request, mut held) = read_request(client, message, held).await?;
         timeout::bound(&mut request, timeout::call_timeout_us(&head.headers));
+        caller.mark(&mut request);
         let response = extension::infer(&*self.service, &self.memory, client, request, &mut held).await?;
         let pieces =
             answer::pieces(client, response_to_message(response), false, codings.answers, &self.budget).await?;

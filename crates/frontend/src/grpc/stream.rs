@@ -114,6 +114,7 @@ where
             let answer = async {
                 let (mut request, mut held) = read_request(client, message, held).await?;
                 let empty_final = take_empty_final(&mut request)?;
+                caller.mark(&mut request);
                 if inference.service.is_decoupled(&request.model_name, &request.model_version) {
                     let many = inference.many(client, codings.answers, request, held, empty_final).await?;
                     // An error: the stream has ended, and this future with it.

@@ -115,7 +115,8 @@ async fn begin<S: Service>(
         held.shrink_to(request.inputs.iter().map(|input| input.data.len() as u64).sum());
         Ok::<_, HttpError>((request, held))
     };
-    let (request, held) = offload::run_if(heavy, client, length, read).await??;
+    let (mut request, held) = offload::run_if(heavy, client, length, read).await??;
+    caller.mark(&mut request);
     Ok(extension::infer_many(state.service(), state.memory(), client, request, held).await?)
 }
 

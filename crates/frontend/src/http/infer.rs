@@ -81,7 +81,7 @@ where
         Err(error) => return Err(body::unread(error, headers, &body, state.options().max_body_bytes)),
     };
     let WholeBody { bytes, mut held } = WholeBody::of(state, (client, caller), headers, coding, body).await?;
-    let ((request, forms), mut held) = match header_length {
+    let ((mut request, forms), mut held) = match header_length {
         None if let Some(media) = picture_type(headers) => {
             (picture_request(state.service(), path, bytes, media)?, held)
         }
@@ -106,6 +106,7 @@ where
             offload::run_if(heavy, client, json, read).await??
         }
     };
+    caller.mark(&mut request);
     let response = extension::infer(state.service(), state.memory(), client, request, &mut held).await?;
 
     let cost: usize = response.outputs.iter().map(|output| writing_cost(&forms, output)).sum();

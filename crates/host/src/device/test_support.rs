@@ -131,6 +131,7 @@ impl Served {
             deadline_is_slo: false,
             is_probe,
             step: None,
+            charge: None,
             reply,
         };
         let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));

@@ -6,6 +6,7 @@ use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_service::error::ServiceError;
 use downbeat_service::refusal::{self, FullBatch};
+use downbeat_service::tenants::Charge;
 use downbeat_service::unanswered::Unanswered;
 
 use crate::request::batch_codec::Admitted;
@@ -29,6 +30,8 @@ pub struct Call {
     pub is_probe: bool,
     /// The step of a pipeline that it is.
     pub step: Option<Arc<StepMark>>,
+    /// The device time that its tenant was charged; `None`: the server has no tenants.
+    pub charge: Option<Box<Charge>>,
     /// The receiver of the answer. Closed: the client is gone.
     pub reply: Reply,
 }
@@ -44,7 +47,13 @@ impl Call {
     }
 
     /// Answers a request that was not admitted. `profile` is that of its batches.
-    pub fn reject(self, reject: &Reject, profile: &LatencyProfile, now: Time) {
+    pub fn reject(mut self, reject: &Reject, profile: &LatencyProfile, now: Time) {
+        // Such a request cannot run on idle devices either: its tenant's share is not the reason.
+        if let Reject::DeadlineImpossible { .. } = reject
+            && let Some(charge) = self.charge.take()
+        {
+            charge.give_back();
+        }
         let full = FullBatch { items: profile.max_batch(), takes: profile.latency(profile.max_batch()) };
         let (reason, error) = refusal::rejected(&self.loaded.name, reject, self.deadline_is_slo, full);
         self.fail(reason, error, now);
@@ -73,6 +82,10 @@ impl Call {
 
     /// Answers with an error, and counts it.
     pub fn fail(self, reason: Unanswered, error: ServiceError, now: Time) {
+        let error = match &self.charge {
+            None => error,
+            Some(charge) => charge.refuse(now, &self.loaded.name, reason, error),
+        };
         self.loaded.record_not_answered(reason, now.since(self.arrival));
         // The request counts as unanswered even if its client has gone.
         self.reply.send(Err(error));

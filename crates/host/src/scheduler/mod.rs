@@ -24,7 +24,7 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, Mod
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Moment, QueueHandle, Setup};
 use downbeat_engine::Part;
 use downbeat_service::clock::Clock;
-use downbeat_service::metrics::Metrics;
+use downbeat_service::metrics::{Metrics, TenantMetrics};
 use downbeat_service::options::ServerOptions;
 use downbeat_service::report::scheduler_status::SchedulerStatus;
 use parking_lot::Mutex;
@@ -57,6 +57,7 @@ pub struct Driver {
     predictor: Arc<GroupPredictor>,
     log: Option<Arc<DecisionLog>>,
     pipelines: Option<PipelineLog>,
+    tenants: TenantMetrics,
 }
 
 impl Driver {
@@ -104,7 +105,16 @@ impl Driver {
         let (next_request, next_model, threads) = Default::default();
         let predictor = Arc::new(GroupPredictor::open(&options.device, rehearsal_cpu > 0.0));
         let pipelines = sink.map(PipelineLog::new);
-        let driver = Driver { cluster, next_request, next_model, threads, predictor, log, pipelines };
+        let driver = Driver {
+            cluster,
+            next_request,
+            next_model,
+            threads,
+            predictor,
+            log,
+            pipelines,
+            tenants: metrics.tenants(),
+        };
         for host in driver.hosts() {
             let scheduler = Arc::downgrade(&driver.cluster);
             host.belongs_to(scheduler);
@@ -187,6 +197,11 @@ impl Driver {
     /// The behaviours of the scheduler's queues, and their reasons.
     pub fn status(&self) -> SchedulerStatus {
         self.rehearser().status(&self.cluster)
+    }
+
+    /// The counters of tenants.
+    pub fn tenant_metrics(&self) -> TenantMetrics {
+        self.tenants.clone()
     }
 
     /// The predictor of operator groups.
@@ -273,6 +288,16 @@ impl Driver {
         let place = self.cluster.add_model(options.clone());
         self.rehearser().added(place, model, &options);
         Arc::new(Queue::new(place, options, placed, profiles, models, self.clock().now()))
+    }
+
+    /// Adds a queue beside `own`, for requests beyond their tenants' shares. It gets only time that no
+    /// other queue needs, in batches of at most `max_batch`. The rehearsal does not hear of it.
+    pub fn add_lent_queue(&self, own: &Queue, max_batch: u32, models: Box<[Arc<Placement>]>) -> Arc<Queue> {
+        let profiles = own.profiles();
+        let options = ModelOptions { max_batch, ..own.options_beside(&profiles) };
+        let place = self.cluster.add_model(options.clone());
+        self.cluster.set_lent(place);
+        Arc::new(Queue::new(place, options, &own.placed, profiles, models, self.clock().now()))
     }
 
     /// Removes a queue if no request waits in it. Returns whether it was removed.

@@ -49,6 +49,9 @@ impl Handler for DevicePool {
                     && shard.handle_cancel(moment.now, model, *ticket)
                     && let Some(queued) = table.take(request)
                 {
+                    if let Some(charge) = &queued.call.charge {
+                        charge.give_back();
+                    }
                     self.answered(queued.queue.place, moment.now, false);
                 }
             }

@@ -267,9 +267,10 @@ fn fault(error: &ServiceError) -> Fault {
         ServiceError::InvalidArgument(_) | ServiceError::TooLarge(_) => ErrorCode::InvalidArgument,
         ServiceError::NotFound(_) => ErrorCode::NotFound,
         ServiceError::AlreadyExists(_) => ErrorCode::AlreadyExists,
-        ServiceError::QueueFull { .. } | ServiceError::DeadlineExceeded(_) | ServiceError::Unavailable(_) => {
-            ErrorCode::Unavailable
-        }
+        ServiceError::QueueFull { .. }
+        | ServiceError::TooMany { .. }
+        | ServiceError::DeadlineExceeded(_)
+        | ServiceError::Unavailable(_) => ErrorCode::Unavailable,
         ServiceError::Unimplemented(_) | ServiceError::Decoupled(_) => ErrorCode::Unsupported,
         ServiceError::Internal(_) => ErrorCode::Internal,
     };

@@ -16,6 +16,7 @@ use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::report::scheduler_status::SchedulerStatus;
 use downbeat_service::report::timeline::{REMEMBERED, Timeline};
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
+use downbeat_service::tenants::NamedPart;
 
 use super::Registry;
 use super::model_entry::VersionState;
@@ -106,6 +107,11 @@ impl Service for Registry {
     fn autoscale(&self) -> Option<AutoscaleStatus> {
         self.watch_load();
         self.autoscale.as_ref().map(|watch| watch.status())
+    }
+
+    fn set_tenants(&self, parts: &[NamedPart]) -> Result<(), ServiceError> {
+        self.serving.set_tenants(parts);
+        Ok(())
     }
 
     fn scheduler(&self) -> Option<SchedulerStatus> {

@@ -13,6 +13,7 @@ use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_repository::{Batching, TensorBinding};
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
+use downbeat_service::tenants::TENANT;
 use downbeat_service::work::offload;
 use tokio::sync::oneshot;
 
@@ -52,6 +53,30 @@ pub struct Limits {
     pub queue_expiry: Time,
     /// Index of its priority level, 0 the most urgent.
     pub level: u32,
+    /// The tenant of its key; `None`: the server has no tenants.
+    pub tenant: Option<Box<str>>,
+}
+
+/// The demands in a request's parameters.
+#[derive(Default)]
+struct Demands {
+    priority: u64,
+    timeout: Option<u64>,
+    tenant: Option<Box<str>>,
+}
+
+impl Demands {
+    fn of(request: &InferRequest) -> Result<Self, ServiceError> {
+        if request.parameters.is_empty() {
+            return Ok(Demands::default());
+        }
+        let tenant = match request.parameters.get(TENANT) {
+            Some(Parameter::String(name)) => Some(name.as_str().into()),
+            _ => None,
+        };
+        let priority = unsigned(request, "priority")?.unwrap_or(0);
+        Ok(Demands { priority, timeout: unsigned(request, "timeout")?, tenant })
+    }
 }
 
 impl Wishes<'_> {
@@ -82,8 +107,9 @@ impl Wishes<'_> {
     /// Sets deadline, queue timeout and priority of a request in one place, from the client's
     /// wishes, the model's queue policy and its SLO.
     fn limits(&self, request: &InferRequest, arrival: Time) -> Result<Limits, ServiceError> {
-        let level = self.batching.level_of(unsigned(request, "priority")?.unwrap_or(0));
-        let mut timeout = unsigned(request, "timeout")?.filter(|us| *us > 0).map(Duration::from_micros);
+        let Demands { priority, timeout, tenant } = Demands::of(request)?;
+        let level = self.batching.level_of(priority);
+        let mut timeout = timeout.filter(|us| *us > 0).map(Duration::from_micros);
         let mut queue_timeout = Duration::ZERO;
         if let Some(policy) = self.batching.levels.get(level) {
             let delays = policy.timeout_action == TimeoutAction::Delay;
@@ -107,6 +133,7 @@ impl Wishes<'_> {
             timeout,
             queue_expiry,
             level: u32::try_from(level).unwrap_or(0),
+            tenant,
         })
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
+use downbeat_core::tenants::{ItemCost, Standing, largest_lent_batch};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_engine::RequestAbout;
 use downbeat_host::device::{QueuedCall, run_own};
@@ -27,6 +28,8 @@ use downbeat_repository::ModelDefinition;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ServerOptions;
+use downbeat_service::refusal::queue_full;
+use downbeat_service::tenants::{Charge, NamedPart, Tenants};
 use downbeat_service::unanswered::Unanswered;
 use intake::InputBytes;
 use parking_lot::{Mutex, RwLock};
@@ -62,6 +65,7 @@ pub struct Serving {
     next_pipeline: AtomicU64,
     /// The number of requests of pipelines so far.
     trails: AtomicU64,
+    tenants: Arc<Tenants>,
 }
 
 impl Serving {
@@ -74,7 +78,21 @@ impl Serving {
     ) -> Self {
         let (models, pipelines, draining) = (RwLock::default(), RwLock::default(), AtomicBool::new(false));
         let (weighing, next_pipeline, trails) = Default::default();
-        Serving { options, driver, budget, models, pipelines, watchdog, draining, weighing, next_pipeline, trails }
+        let devices = u32::try_from(driver.devices()).unwrap_or(u32::MAX);
+        let tenants = Arc::new(Tenants::new(devices, driver.tenant_metrics()));
+        Serving {
+            options,
+            driver,
+            budget,
+            models,
+            pipelines,
+            watchdog,
+            draining,
+            weighing,
+            next_pipeline,
+            trails,
+            tenants,
+        }
     }
 
     /// A number for a new ensemble.
@@ -268,7 +286,7 @@ impl Serving {
         on_admitted(&admitted, loaded);
         let _input_bytes = self.take_in(served, loaded, &admitted)?;
         let (reply, answer) = Reply::channel();
-        let call = |admitted| Call {
+        let call = |admitted, charge| Call {
             admitted,
             loaded: loaded.clone(),
             arrival,
@@ -276,6 +294,7 @@ impl Serving {
             deadline_is_slo: limits.deadline_is_slo,
             is_probe: false,
             step: within.map(|within| within.mark.clone()),
+            charge,
             reply,
         };
         let hosts = &loaded.hosts;
@@ -293,16 +312,20 @@ impl Serving {
             if let Some(place) = place {
                 place.pass_on(false);
             }
-            run_own(is_alone, |own| host.submit(model, id, call(admitted), length, own));
+            run_own(is_alone, |own| host.submit(model, id, call(admitted, None), length, own));
             Decider::Device(host.clone(), model.clone())
         } else {
             let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
             let Limits { queue_expiry, level, .. } = limits;
+            let (queue, charge) = match &limits.tenant {
+                None => (queue, None),
+                Some(tenant) => self.charge(loaded, queue, tenant, &admitted, (arrival, slo))?,
+            };
             let (handle, has_place) = (queue.place, place.is_some());
             if let Some(place) = place {
                 place.pass_on(true);
             }
-            let queued = QueuedCall { call: call(admitted), queue, queue_expiry, level, has_place };
+            let queued = QueuedCall { call: call(admitted, charge), queue, queue_expiry, level, has_place };
             handover::hand_over(&self.driver, id, queued, arrival, is_alone);
             Decider::Scheduler(self.driver.clone(), handle)
         };
@@ -319,6 +342,74 @@ impl Serving {
             response.parameters = answer_parameters(parameters)?;
         }
         Ok(response)
+    }
+
+    /// Charges a request to its tenant, and finds the queue for its standing.
+    ///
+    /// # Errors
+    /// `TooMany` if the tenant has used up its quota.
+    #[cold]
+    fn charge(
+        &self,
+        loaded: &LoadedVersion,
+        own: Arc<Queue>,
+        tenant: &str,
+        admitted: &Admitted,
+        (arrival, slo): (Time, Option<Duration>),
+    ) -> Result<(Arc<Queue>, Option<Box<Charge>>), ServiceError> {
+        let (most, budget) = (own.settings().max_batch, slo.unwrap_or(Duration::MAX));
+        let devices = u32::try_from(self.driver.devices()).unwrap_or(u32::MAX);
+        let cost = own.refiners.first().map_or(Duration::ZERO, |refiner| {
+            ItemCost::new(refiner.lock().profile(), most, budget, devices).of(admitted.rows)
+        });
+        let charge = self.tenants.arrive(arrival, tenant, cost);
+        let charge = charge.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
+        let Some(charge) = charge else { return Ok((own, None)) };
+        if charge.standing() == Standing::Within {
+            return Ok((own, Some(Box::new(charge))));
+        }
+        let lent = self.lent_queue(loaded, &own, admitted, arrival);
+        if admitted.rows > lent.settings().max_batch {
+            loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
+            let full = queue_full(&loaded.name, lent.settings().max_batch, intake::RETRY_AFTER);
+            return Err(charge.refuse(arrival, &loaded.name, Unanswered::QueueFull, full));
+        }
+        Ok((lent, Some(Box::new(charge))))
+    }
+
+    /// The queue beside `own` for requests beyond their tenants' shares.
+    fn lent_queue(&self, loaded: &LoadedVersion, own: &Queue, admitted: &Admitted, now: Time) -> Arc<Queue> {
+        let mut key = shape_key(loaded, admitted);
+        key.push(LENT);
+        if let Some(queue) = loaded.queue(&key) {
+            queue.last_used_ns.store(now.as_nanos(), Ordering::Relaxed);
+            return queue;
+        }
+        let most = own.settings().max_batch;
+        let most = own.refiners.first().map_or(most, |refiner| {
+            let devices = u32::try_from(self.driver.devices()).unwrap_or(u32::MAX);
+            largest_lent_batch(refiner.lock().profile(), most, self.shortest_slo(), devices)
+        });
+        let queue = self.driver.add_lent_queue(own, most, loaded.hosts.models());
+        match loaded.insert_queue(key, queue.clone()) {
+            Ok(()) => queue,
+            Err(there) => {
+                self.driver.remove_queue(queue.place);
+                there
+            }
+        }
+    }
+
+    /// The shortest SLO of a model in service; [`Duration::MAX`]: no model has one.
+    fn shortest_slo(&self) -> Duration {
+        let models = self.models.read();
+        let slos = models.values().filter_map(|model| self.options.slo(&model.definition.name, model.definition.slo));
+        slos.min().unwrap_or(Duration::MAX)
+    }
+
+    /// Replaces the tenants' parts of the devices' time.
+    pub fn set_tenants(&self, parts: &[NamedPart]) {
+        self.tenants.set(parts);
     }
 
     /// Holds the bytes of a request's inputs and checks that the version has memory to run them.
@@ -350,7 +441,7 @@ impl Serving {
         admitted: &Admitted,
         now: Time,
     ) -> Result<Arc<Queue>, ServiceError> {
-        let key = if loaded.codec.has_varying_shapes() { loaded.codec.shape_key(admitted) } else { ShapeKey::new() };
+        let key = shape_key(loaded, admitted);
         if let Some(queue) = loaded.queue(&key) {
             queue.last_used_ns.store(now.as_nanos(), Ordering::Relaxed);
             return Ok(queue);
@@ -447,8 +538,16 @@ pub fn unknown_model(name: &str, known: &[String]) -> String {
 
 /// A guess at the profiles of a shape, by hardware, from the most similar shape that is known;
 /// empty if none is.
+/// The last number in the key of a lent queue: no dimension is that large.
+const LENT: i64 = i64::MAX;
+
+fn shape_key(loaded: &LoadedVersion, admitted: &Admitted) -> ShapeKey {
+    if loaded.codec.has_varying_shapes() { loaded.codec.shape_key(admitted) } else { ShapeKey::new() }
+}
+
 fn guessed_profiles(known: &[(ShapeKey, Arc<Queue>)], key: &ShapeKey, slo: Option<Duration>) -> Vec<LatencyProfile> {
-    let nearest = nearest_shape(known.iter().map(|(key, queue)| (key.as_slice(), queue)), key);
+    let known = known.iter().filter(|(key, _)| key.last() != Some(&LENT));
+    let nearest = nearest_shape(known.map(|(key, queue)| (key.as_slice(), queue)), key);
     let Some((queue, scale)) = nearest else { return Vec::new() };
     queue.profiles().iter().map(|profile| guessed_profile(profile, scale, slo)).collect()
 }

@@ -104,6 +104,9 @@ metric_table! {
         log_lines_left_out: IntCounter[], "downbeat_log_lines_left_out_total", "Lines of the log that were left out because there were too many of their kind";
         work_abandoned: IntCounter[], "downbeat_work_abandoned_total",
             "Large bodies, pictures and texts whose work ended early because their client had left";
+        tenant_requests: IntCounterVec["tenant", "standing"], "downbeat_tenant_requests_total", "Requests of a tenant, by standing: within its share of the devices' time, or beyond";
+        tenant_refused: IntCounterVec["tenant"], "downbeat_tenant_refused_total", "Requests refused because their tenant had its share or its quota of the devices' time";
+        tenant_time: CounterVec["tenant"], "downbeat_tenant_device_seconds_total", "Device time that a tenant's requests were charged";
         in_flight_bytes: Gauge[], "downbeat_in_flight_bytes", "Bytes that requests in flight hold, from their first byte to their answer's last";
         in_flight_bytes_limit: Gauge[], "downbeat_in_flight_bytes_limit", "Bytes that requests in flight may hold (--max-in-flight-bytes)";
         in_flight_bytes_refused: IntCounter[], "downbeat_in_flight_bytes_refused_total",
@@ -132,6 +135,32 @@ pub struct Totals {
     pub bad: u64,
     /// Time that devices have spent on launches, all together.
     pub busy: Duration,
+}
+
+/// Counters of tenants. The tenants of the file of keys are few, so are the labels.
+#[derive(Clone)]
+pub struct TenantMetrics {
+    requests: prometheus::IntCounterVec,
+    refused: prometheus::IntCounterVec,
+    time: prometheus::CounterVec,
+}
+
+impl TenantMetrics {
+    /// A request has come.
+    pub fn arrived(&self, tenant: &str, is_within: bool) {
+        let standing = if is_within { "within" } else { "beyond" };
+        self.requests.with_label_values(&[tenant, standing]).inc();
+    }
+
+    /// A request was refused.
+    pub fn refused(&self, tenant: &str) {
+        self.refused.with_label_values(&[tenant]).inc();
+    }
+
+    /// A request has run, and was charged this time.
+    pub fn ran(&self, tenant: &str, cost: Duration) {
+        self.time.with_label_values(&[tenant]).inc_by(cost.as_secs_f64());
+    }
 }
 
 /// Counters of the scheduler's rehearsal.
@@ -169,6 +198,15 @@ impl Metrics {
     /// The registry for the metrics of other parts.
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// The counters of tenants.
+    pub fn tenants(&self) -> TenantMetrics {
+        TenantMetrics {
+            requests: self.table.tenant_requests.clone(),
+            refused: self.table.tenant_refused.clone(),
+            time: self.table.tenant_time.clone(),
+        }
     }
 
     /// The counters of the rehearsal.

@@ -184,6 +184,10 @@ impl Rehearsal {
 
     /// Notes that a request came, whether accepted or rejected.
     pub fn arrival(&mut self, arrival: PastArrival) {
+        // The rehearsal is not told of lent queues: behaviours suit the requests within shares.
+        if self.stage.models.get(arrival.model.0 as usize).is_none_or(Option::is_none) {
+            return;
+        }
         if let Some(closed) = self.stage.loops.get_mut(arrival.model.0 as usize) {
             closed.arrived(arrival.at);
         }

@@ -25,6 +25,7 @@ impl Machine for Scheduler {
             Input::SetDispatch(model, dispatch) => self.set_dispatch(now, model, dispatch),
             Input::SetBehaviour(model, behaviour) => self.set_behaviour(now, model, behaviour),
             Input::SetOrder(order) => self.set_order(now, order),
+            Input::SetLent(model) => self.set_lent(now, model),
             Input::Flush(model) => self.flush(now, model),
             Input::SetWakeMargin(margin) => self.set_wake_margin(now, margin),
             Input::SetNetwork(network) => self.set_network(now, network),
@@ -72,6 +73,7 @@ impl Machine for Shard {
             Input::SetProfile(model, profiles) => self.set_profile(now, model, *profiles),
             Input::SetDispatch(model, dispatch) => self.set_dispatch(now, model, dispatch),
             Input::SetBehaviour(model, behaviour) => self.set_behaviour(now, model, behaviour),
+            Input::SetLent(model) => self.set_lent(now, model),
             Input::Flush(model) => self.flush(now, model),
             Input::SetWakeMargin(margin) => self.set_wake_margin(now, margin),
             Input::SetNetwork(network) => self.set_network(now, network),
@@ -119,6 +121,7 @@ impl Machine for Matchmaker {
                 self.remove_device(device);
             }
             Input::SetOrder(order) => self.set_order(order),
+            Input::SetLent(model) => self.set_lent(model),
             Input::SetLoad(device, until) => self.set_load(device, until),
             Input::Candidate(model, kind, candidate) => self.inform_candidate(model, kind, candidate),
             Input::Answer(answer @ (Answer::Started { grant, .. } | Answer::Declined { grant })) => {

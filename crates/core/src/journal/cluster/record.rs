@@ -80,6 +80,8 @@ pub enum Input {
     SetOrder(Order),
     /// The time that messages take for a model, by kind of device.
     SetModelNetwork(ModelId, Vec<(DeviceKind, NetworkBudget)>),
+    /// The queue of a model gets only device time that no other queue needs.
+    SetLent(ModelId),
 }
 
 /// The immediate answer of a machine to an input.

@@ -39,6 +39,7 @@ impl Fact for Input {
             Input::SetBehaviour(model, Some(behaviour)) => tell_behaviour(*model, behaviour, f),
             Input::Trial(trial) => write!(f, "{trial}"),
             Input::SetOrder(order) => write!(f, "whose turn it is: {order}"),
+            Input::SetLent(model) => write!(f, "{model} gets only time that no other queue needs"),
             Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
             Input::SetNetwork(network) => write!(f, "network: {}", Budget(network)),
             Input::SetModelNetwork(model, networks) => {

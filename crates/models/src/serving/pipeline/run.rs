@@ -396,7 +396,7 @@ impl From<ServiceError> for Failure {
     fn from(error: ServiceError) -> Self {
         let reason = match &error {
             ServiceError::DeadlineExceeded(_) => Unanswered::Hopeless,
-            ServiceError::QueueFull { .. } => Unanswered::QueueFull,
+            ServiceError::QueueFull { .. } | ServiceError::TooMany { .. } => Unanswered::QueueFull,
             ServiceError::Unavailable(_) => Unanswered::RunEnded,
             _ => Unanswered::Engine,
         };

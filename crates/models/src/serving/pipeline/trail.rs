@@ -125,7 +125,7 @@ impl StepTrail<'_> {
         self.end = match result {
             Ok(_) => End::Answered,
             Err(ServiceError::DeadlineExceeded(_)) => End::Dropped,
-            Err(ServiceError::QueueFull { .. }) => End::Full,
+            Err(ServiceError::QueueFull { .. } | ServiceError::TooMany { .. }) => End::Full,
             Err(_) => End::Failed,
         };
         if self.end != End::Answered {

@@ -215,6 +215,6 @@ mod tests {
         let options = ClusterOptions { secret: Some("/nowhere/cluster.secret".into()), ..ClusterOptions::default() };
         let error = format!("{:#}", SecretFile::open(&options).err().unwrap());
         assert!(error.contains("/nowhere/cluster.secret") && error.contains("downbeat key secret"), "{error}");
-        assert!(!SecretFile::open(&ClusterOptions::default()).unwrap().is_given());
+        assert!(SecretFile::open(&ClusterOptions::default()).unwrap().0.is_none());
     }
 }

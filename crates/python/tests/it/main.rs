@@ -1,6 +1,8 @@
 //! Tests of Python models against a real Python: `python3`, or the one that `DOWNBEAT_TEST_PYTHON`
 //! names. A Python without numpy must be refused with the remedy.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use std::path::Path;
 use std::sync::Arc;
 

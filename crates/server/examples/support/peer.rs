@@ -3,7 +3,7 @@
 
 use std::io;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use downbeat_core::Duration;
 use downbeat_core::Time;
 use downbeat_roles::{Frame, Hello, LinkEvent, LinkTiming, Links, Message, NodeId, PROTOCOL};

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use downbeat_models::registry::Registry;
+use downbeat_service::error::ServiceError;
 use downbeat_service::options::{DispatchPolicy, ServerOptions};
-use downbeat_service::service::{LoadOverrides, Service, ServiceError};
+use downbeat_service::service::{LoadOverrides, Service};
 
 use crate::serving::{Models, metric, ms, request, send, with_timeout};
 

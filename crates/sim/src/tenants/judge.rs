@@ -213,7 +213,7 @@ mod tests {
         };
         assert_eq!(with(|log| log.ends[0].request = 9), BrokenTenantRule::Unknown(9));
         assert_eq!(with(|log| log.ends[0].request = 1), BrokenTenantRule::Twice(1));
-        assert_eq!(with(|log| drop(log.ends.remove(0))), BrokenTenantRule::Never(2));
+        assert_eq!(with(|log| _ = log.ends.remove(0)), BrokenTenantRule::Never(2));
         assert_eq!(with(|log| log.ends[0].at = at(2)), BrokenTenantRule::Early(2));
         assert_eq!(with(|log| log.ends[0].ran = true), BrokenTenantRule::NoBatch(2));
         let again = |log: &mut TenantLog| {

@@ -41,6 +41,7 @@
 //! | `role_node.rs`, `following.rs` | the inputs that all roles have; the leader that a frontend or a backend follows |
 
 mod assignment;
+mod at_most;
 mod backend;
 mod delay;
 mod epoch;

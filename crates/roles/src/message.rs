@@ -7,9 +7,9 @@ use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::Assignment;
+use crate::at_most::at_most;
 use crate::delay::class_of;
 use crate::epoch::Epoch;
-use crate::link::at_most;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
 use downbeat_core::ids::BatchId;
 use downbeat_core::profile::LatencyProfile;

@@ -189,7 +189,8 @@ fn a_circle_is_found() {
 /// ARCHITECTURE.md: no clock, thread, lock, async, socket, file or random source; no hash map whose order shows.
 #[test]
 fn core_and_roles_import_nothing_impure() {
-    let pure = ["borrow", "cmp", "collections", "error", "fmt", "iter", "mem", "ops", "ptr", "str", "sync::Arc"];
+    let pure =
+        ["borrow", "cmp", "collections", "error", "fmt", "iter", "marker", "mem", "ops", "ptr", "str", "sync::Arc"];
     let crates = ["crate", "super", "self", "std", "serde", "serde_json", "postcard", "thiserror"];
     imports_nothing_impure("core", &pure, &crates);
     imports_nothing_impure("roles", &pure, &["crate", "super", "self", "std", "serde", "downbeat_core"]);

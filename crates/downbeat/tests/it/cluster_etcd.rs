@@ -311,7 +311,7 @@ fn an_etcd_with_tls_and_users_is_asked_as_one_of_them() {
     let (plain, secured) = clients.split_once(',').unwrap();
     let login = ["--listen", "127.0.0.1:0", "--etcd-user", "downbeat", "--etcd-password"];
     for (flags, said) in [
-        (&["--etcd", plain][..], "user name is empty; give --etcd-user"),
+        (&["--etcd", plain][..], "give --etcd-user and --etcd-password"),
         (
             &["--etcd", secured, "--etcd-ca", &certificate, login[2], login[3], login[4], &wrong],
             "the login as 'downbeat' failed",

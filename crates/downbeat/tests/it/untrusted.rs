@@ -103,7 +103,18 @@ fn beside(name: &str, model: &ModelProto, options: &str, until: &str) -> (tempfi
     fs::write(&config, format!("[models.{name}]\n{options}\n")).unwrap();
     let config = config.to_str().unwrap();
     // No run takes too long here, however busy the machine is.
-    let flags = ["--config", config, "--model-control-mode", "explicit", "--load-model", "*", "--run-timeout", "600"];
+    let flags = [
+        "--config",
+        config,
+        "--model-control-mode",
+        "explicit",
+        "--load-model",
+        "*",
+        "--run-timeout",
+        "600",
+        "--load-run-timeout",
+        "0",
+    ];
     let server = Server::start(folder.path(), &flags, until);
     (folder, server)
 }

@@ -433,7 +433,7 @@ impl<P> Message<P> {
     /// Whether a process of one role sends this message to a process of another. A link to a peer
     /// that sends anything else is lost.
     pub fn may_go(&self, from: Role, to: Role) -> bool {
-        use Role::{Backend, Frontend, Scheduler};
+        use self::Role::{Backend, Frontend, Scheduler};
         match self {
             Message::Queue { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
             Message::Requests(_) | Message::Cancel(_) => matches!((from, to), (Frontend, Scheduler { .. })),

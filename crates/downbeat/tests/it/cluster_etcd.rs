@@ -4,7 +4,6 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,20 +29,15 @@ impl Etcd {
         Etcd { child, folder, clients, peers }
     }
 
-    /// An etcd that answers with TLS, too, by a certificate that it makes itself.
+    /// An etcd that answers with TLS, too.
     fn with_tls() -> Etcd {
         let [clients, peers, secured] = free_addresses();
         let [clients, peers] = [clients, peers].map(|address| format!("http://{address}"));
         let folder = tempfile::tempdir().unwrap();
         let child = spawn(&folder, &format!("{clients},https://{secured}"), &peers).unwrap();
         let etcd = Etcd { child, folder, clients: format!("{clients},https://{secured}"), peers };
-        until("etcd has a certificate", || etcd.certificate().exists());
         until("etcd answers", || etcd.ask("maintenance/status", "{}").is_some());
         etcd
-    }
-
-    fn certificate(&self) -> PathBuf {
-        self.folder.path().join("fixtures/client/cert.pem")
     }
 
     /// Sends a request without TLS. Returns the answer, if it is one.
@@ -75,7 +69,20 @@ fn spawn(folder: &tempfile::TempDir, clients: &str, peers: &str) -> std::io::Res
     let mut etcd = Command::new("etcd");
     etcd.args(["--listen-client-urls", clients, "--advertise-client-urls", clients, "--listen-peer-urls", peers]);
     etcd.args(["--initial-advertise-peer-urls", peers, "--initial-cluster", &format!("default={peers}"), "--data-dir"]);
-    etcd.arg(folder.path()).arg("--auto-tls").stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    etcd.arg(folder.path()).args(["--cert-file", &tls("etcd.crt"), "--key-file", &tls("etcd.key")]);
+    etcd.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+}
+
+/// A file for TLS. The certificates `etcd.crt` and `other.crt` were made by
+///
+/// ```text
+/// openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 36500 -subj /CN=etcd \
+///     -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=IP:127.0.0.1 -keyout etcd.key -out etcd.crt
+/// ```
+///
+/// The certificates that etcd makes by itself have a curve that `ring` does not know (P-521).
+fn tls(name: &str) -> String {
+    format!("{}/tests/it/etcd/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 fn answers(member: &Member) -> bool {
@@ -306,8 +313,7 @@ fn an_etcd_with_tls_and_users_is_asked_as_one_of_them() {
         file.to_str().unwrap().to_owned()
     };
     let (right, wrong) = (file("right", "open sesame\n"), file("wrong", "guessed"));
-    let (clients, other) = (etcd.clients.clone(), Etcd::with_tls());
-    let [certificate, unknown] = [&etcd, &other].map(|etcd| etcd.certificate().to_str().unwrap().to_owned());
+    let (clients, certificate, unknown) = (etcd.clients.clone(), tls("etcd.crt"), tls("other.crt"));
     let (plain, secured) = clients.split_once(',').unwrap();
     let login = ["--listen", "127.0.0.1:0", "--etcd-user", "downbeat", "--etcd-password"];
     for (flags, said) in [
@@ -326,7 +332,7 @@ fn an_etcd_with_tls_and_users_is_asked_as_one_of_them() {
     let flags = [&login[..], &[right.as_str(), "--etcd", secured]].concat();
     let mut frontend = Member::within("frontend", &flags, &[("SSL_CERT_FILE", certificate.as_str())]);
     frontend.wait_for("etcd answers");
-    drop((frontend, other));
+    drop(frontend);
     let found = ["--etcd", secured, "--etcd-ca", &certificate, login[2], login[3], login[4], &right];
     let schedulers = vec![scheduler(secured, &found[2..]), scheduler(secured, &found[2..])];
     let cluster = Cluster::around(schedulers, &found, digits(), &[]);

@@ -422,7 +422,8 @@ async fn the_advice_counts_what_models_of_all_policies_run() {
     let idle = |length: u64| 1.0 - busy as f64 / (2.0 * length as f64);
     let told = registry.autoscale().unwrap();
     let fraction = told.idle_fraction.unwrap();
-    let range = (idle(end - begun) - 1e-3)..=(idle(ended - begin) + 1e-3);
+    // On a busy machine the advisor hears of an end some milliseconds later.
+    let range = (idle(end - begun) - 0.02)..=(idle(ended - begin) + 0.02);
     assert!(range.contains(&fraction), "{fraction} is not in {range:?}");
     assert_eq!((told.devices, told.bad_rate), (2, Some(0.0)));
 }

@@ -28,7 +28,7 @@ pub enum RequestEnd<P> {
     /// The deadline passed without an answer: no scheduler led, the request's backend was lost, or
     /// the run did not end by `lost_after` past the deadline.
     TooLate,
-    /// The request has no deadline, and no scheduler has led for [`WAITS_UNLED`] times `lost_after`.
+    /// The request has no deadline, and no scheduler has led for 30 times `lost_after`.
     NoLeader,
     /// The request's backend is lost, and the request must not run twice, or was tried too often.
     Lost,

@@ -19,7 +19,6 @@ pub mod profiles;
 mod scenario;
 pub mod simulation;
 pub mod tables;
-pub mod tenants;
 pub mod what_if;
 
 pub use arrivals::arrival::Arrival;

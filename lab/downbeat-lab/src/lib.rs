@@ -16,6 +16,7 @@
 //! | [`partitions`] | random workloads for `downbeat plan`, and partitions by chance |
 //! | [`pair_report`] | how two real models slow each other down |
 //! | [`judgement`] | a policy beside all others on random workloads |
+//! | [`tenants`] | shares of device time under bursts, and their judge |
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod baseline;
@@ -32,6 +33,7 @@ pub mod policy;
 pub mod random_workloads;
 pub mod shared_devices;
 pub mod slots;
+pub mod tenants;
 pub mod world;
 
 pub use commands::main;

@@ -1,9 +1,7 @@
 //! The requests of tenants.
 
 use downbeat_core::{Duration, Time};
-
-use crate::arrivals::pace::Pace;
-use crate::arrivals::{Arrivals, BadArrivals};
+use downbeat_sim::{Arrivals, BadArrivals, Pace};
 
 /// The requests of one tenant for one model.
 #[derive(Clone, PartialEq, Debug)]

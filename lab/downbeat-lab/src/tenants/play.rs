@@ -5,14 +5,12 @@ use std::ops::ControlFlow;
 use downbeat_core::cluster::{IndexedHeap, ModelOptions, Output, Request, Scheduler};
 use downbeat_core::tenants::{ItemCost, Ledger, Standing, TenantId, TenantPart, largest_lent_batch};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
+use downbeat_sim::simulation::node::{self, Node};
+use downbeat_sim::{ModelProfile, Policy, random};
 use rand_distr::{Distribution, Normal};
 use rand_pcg::Pcg64;
 
 use super::workload::TenantArrival;
-use crate::arrivals::random;
-use crate::policy::Policy;
-use crate::profiles::ModelProfile;
-use crate::simulation::node::{self, Node};
 
 /// A cluster that tenants share.
 #[derive(Clone, Debug)]

@@ -1,14 +1,13 @@
 //! Judges tenants' shares: what a burst of one tenant costs the others.
 //!
-//! `cargo run --release -p downbeat-sim --example tenants -- SEED...` prints a row for each seed
+//! `cargo run --release -p downbeat-lab --example tenants -- SEED...` prints a row for each seed
 //! and case. `POLICIES` and `DEPTH_MS` choose the policies, and the time that a tenant may save up.
 #![allow(clippy::print_stdout, missing_docs, reason = "a tool that prints a table")]
 
 use downbeat_core::tenants::TenantPart;
 use downbeat_core::{Duration, Time};
-use downbeat_sim::parallel;
-use downbeat_sim::tenants::{Cluster, TenantJudge, TenantLoad, TenantVerdict, arrivals_of, play};
-use downbeat_sim::{Arrivals, ModelProfile, Pace};
+use downbeat_lab::tenants::{Cluster, TenantJudge, TenantLoad, TenantVerdict, arrivals_of, play};
+use downbeat_sim::{Arrivals, ModelProfile, Pace, parallel};
 
 /// The shares of the tenants; the first one bursts. The rest is the part of keys without a tenant.
 const SHARES: [f64; 3] = [0.3, 0.3, 0.2];

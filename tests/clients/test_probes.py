@@ -151,14 +151,20 @@ def test_a_role_that_drains_is_live_and_unready(probed, repository, role):
         assert 503 in ready, seen
 
 
+def is_stopped(pid):
+    """Whether all threads of a process have stopped, which they do one after another."""
+    with contextlib.suppress(FileNotFoundError):
+        return all(stat.read_text().rpartition(") ")[2][0] == "T" for stat in pathlib.Path(f"/proc/{pid}/task").glob("*/stat"))
+    # A thread has ended meanwhile.
+    return False
+
+
 def test_a_stopped_process_answers_no_probe(probed, repository):
     models.add(repository, "one", 1)
     one = probed("serve", repository=repository)
     one.wait("readiness", 200)
     one.process.send_signal(signal.SIGSTOP)
-    # The threads stop one after another.
-    states = list(pathlib.Path(f"/proc/{one.process.pid}/task").glob("*/stat"))
-    while any(stat.read_text().rpartition(") ")[2][0] != "T" for stat in states):
+    while not is_stopped(one.process.pid):
         time.sleep(0.01)
     try:
         assert one.asks("liveness", PROBE_TIMEOUT_S) is None and one.asks("readiness", PROBE_TIMEOUT_S) is None

@@ -91,8 +91,9 @@ def test_loadgen_performance(examples, tmp_path):
     summary = loadgen(examples, "performance", tmp_path)
     assert summary["Scenario"] == "Server" and summary["Mode"] == "PerformanceOnly"
     assert summary["Min queries satisfied"] == "Yes" and summary["Min duration satisfied"] == "Yes"
-    # LoadGen has judged the run. Whether the 99th percentile keeps the SLO is up to the machine.
-    assert summary["Result is"] in ("VALID", "INVALID"), summary
+    # The result of all rules of LoadGen: the 99th percentile under its limit, and enough queries to
+    # be sure.
+    assert summary["Result is"] == "VALID", summary
 
 
 # -- schemathesis

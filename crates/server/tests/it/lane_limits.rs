@@ -1,6 +1,7 @@
 //! Device policies in the server at their limits: full queues, deadlines, cancelled clients,
 //! batches that fail, models that come and go.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use downbeat_core::device::DeviceOutput;
@@ -374,10 +375,9 @@ async fn the_scheduler_prefers_a_device_that_runs_nothing_of_other_policies() {
     assert_eq!(spans(&registry, "exclusive", 0).len(), late + 1, "the first device, where nothing else runs now");
 }
 
-/// Two windowed models and an exclusive one on two devices. A device is idle while no model runs
-/// there, and busy once however many run at a time.
-#[tokio::test]
-async fn the_advice_counts_what_models_of_all_policies_run() {
+/// Two windowed models and an exclusive one on two devices. Returns the idle part that the advisor
+/// tells, and the range in which the part must be by the launches.
+async fn told_idle_part() -> (f64, RangeInclusive<f64>) {
     let models = Models::new();
     let names = ["exclusive", "first", "second"];
     names.iter().for_each(|name| models.add(name, 1, (0.0, 30.0), 4, "max_batch_size: 1"));
@@ -421,11 +421,24 @@ async fn the_advice_counts_what_models_of_all_policies_run() {
     // The advisor looks at a time between two known times.
     let idle = |length: u64| 1.0 - busy as f64 / (2.0 * length as f64);
     let told = registry.autoscale().unwrap();
-    let fraction = told.idle_fraction.unwrap();
-    // On a busy machine the advisor hears of an end some milliseconds later.
-    let range = (idle(end - begun) - 0.02)..=(idle(ended - begin) + 0.02);
-    assert!(range.contains(&fraction), "{fraction} is not in {range:?}");
     assert_eq!((told.devices, told.bad_rate), (2, Some(0.0)));
+    (told.idle_fraction.unwrap(), (idle(end - begun) - 1e-3)..=(idle(ended - begin) + 1e-3))
+}
+
+/// A device is idle while no model runs there, and busy once however many run at a time. On a busy
+/// machine the advisor may hear of an end some milliseconds later, so that one of several tries has
+/// to be right.
+#[tokio::test]
+async fn the_advice_counts_what_models_of_all_policies_run() {
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        let (part, range) = told_idle_part().await;
+        if range.contains(&part) {
+            return;
+        }
+        seen.push((part, range));
+    }
+    panic!("in no try the idle part was in its range: {seen:?}");
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ use wire::greeting::Side;
 
 pub use node::status::StatusBoard;
 pub use processes::{BackendProcess, serve_frontend, serve_scheduler};
-pub use secrets::{add_secret, new_secret};
+pub use secrets::add_secret;
 pub use store::etcd::etcd_server;
 pub use wire::tensors::Tensors;
 pub use wire::{Outbox, WireError, read_frame};

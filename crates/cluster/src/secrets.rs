@@ -4,21 +4,16 @@
 //! lines that begin with `#` do not count.
 
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use base64::Engine as _;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use downbeat_frontend::own_file::{SECRET_BYTES, add_part, new_secret, text_of};
 use downbeat_frontend::reloaded::{Reloaded, read_bounded};
 use downbeat_service::options::cluster_options::ClusterOptions;
 use ring::hmac;
-use ring::rand::{SecureRandom, SystemRandom};
 
-/// Random bytes of a secret.
-const SECRET_BYTES: usize = 32;
 /// The fewest characters of a secret: of 32 bytes in base64, and in hexadecimal digits.
 const LEAST: usize = 43;
 const LEAST_HEX: usize = 2 * SECRET_BYTES;
@@ -126,38 +121,19 @@ impl SecretFile {
     }
 }
 
-/// A new secret.
-///
-/// # Errors
-/// If the system gives no random numbers.
-pub fn new_secret() -> anyhow::Result<String> {
-    let mut secret = [0; SECRET_BYTES];
-    SystemRandom::new().fill(&mut secret).ok().context("the system gives no random numbers")?;
-    Ok(BASE64_URL_SAFE_NO_PAD.encode(secret))
-}
-
 /// Adds a new secret to a file, as its last line. A file that does not exist is made, for its owner
 /// alone. Returns the number of secrets in the file.
 ///
 /// # Errors
 /// If the file has something else than secrets, has too many, or cannot be written.
 pub fn add_secret(file: &Path) -> anyhow::Result<usize> {
-    let shown = file.display();
-    let mut text = match fs::exists(file).with_context(|| format!("cannot read {shown}"))? {
-        true => {
-            let bytes = read_bounded(file, LARGEST_FILE)?;
-            String::from_utf8(bytes).with_context(|| format!("{shown} is no file of cluster secrets"))?
-        }
-        false => String::new(),
-    };
-    let separator = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
-    let line = format!("{separator}{}\n", new_secret()?);
-    text.push_str(&line);
+    let (text, mut count) = (text_of(file, LARGEST_FILE)?, 0);
     // The file must stay one that the processes read.
-    let count = Secrets::parse(&text).with_context(|| format!("{shown} cannot take one more secret"))?.0.len();
-    let cannot = || format!("cannot write {shown}");
-    let mut opened = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(file).with_context(cannot)?;
-    opened.write_all(line.as_bytes()).with_context(cannot)?;
+    add_part(file, &text, &format!("{}\n", new_secret()?), |text| {
+        let cannot = || format!("{} cannot take one more secret", file.display());
+        count = Secrets::parse(text).with_context(cannot)?.0.len();
+        Ok(())
+    })?;
     Ok(count)
 }
 

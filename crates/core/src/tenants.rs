@@ -7,7 +7,7 @@
 //!
 //! A [`Ledger`] keeps a bucket of device time for each tenant, and tells at a request's arrival
 //! whether the request is within. The driver puts a request within its share into the queue of its
-//! model, and a request beyond into a second queue of the model, a lent one
+//! model. A request beyond goes into a second queue of the model, the lent queue
 //! ([`crate::cluster::Scheduler::set_lent`]).
 //!
 //! Why not one queue with two priority levels? Both kinds of requests would then share batches.
@@ -183,17 +183,6 @@ impl Ledger {
         let account = self.accounts.get(tenant.0 as usize);
         account.map_or(0, |account| i64::try_from(account.share.balance.div_euclid(MILLION)).unwrap_or(i64::MIN))
     }
-
-    /// Sets the number of devices, whose time is shared.
-    pub fn set_devices(&mut self, now: Time, devices: u32) {
-        for account in &mut self.accounts {
-            for bucket in [Some(&mut account.share), account.quota.as_mut()].into_iter().flatten() {
-                bucket.refill(now, self.devices, self.depth);
-                bucket.add(0, devices, self.depth);
-            }
-        }
-        self.devices = devices;
-    }
 }
 
 /// The largest batch of a lent queue. The batch takes half of `shortest_slo` at most, times the number
@@ -206,8 +195,8 @@ pub fn largest_lent_batch(profile: &LatencyProfile, max_batch: u32, shortest_slo
 
 /// The device time that an item of one model is charged.
 ///
-/// An item is charged a part of a batch of *typical* size: the size at which batches keep up with
-/// the arrivals when the devices are busy ([`staggered_batch`]). On idle devices batches leave early
+/// An item is charged a part of a batch of *typical* size. At that size batches keep up with the
+/// arrivals when the devices are busy ([`staggered_batch`]). On idle devices batches leave early
 /// and small, and such an item takes more time. Nobody needs that time, so that it is not charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ItemCost(Duration);

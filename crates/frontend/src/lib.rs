@@ -5,7 +5,7 @@
 //! | [`connections`] | accepts connections, bounds them, and ends them |
 //! | [`http`], [`grpc`] | the protocol on its two wires |
 //! | [`extension`], [`shared_memory`] | classification, and tensors in memory that client and server share |
-//! | [`reloaded`], [`tls`] | values that follow their files; certificates |
+//! | [`own_file`], [`reloaded`], [`tls`] | files of secrets; values that follow their files; certificates |
 //! | [`ports`], [`metrics_port`] | the ports of a process, and the port for scrapes and probes |
 //!
 //! A frontend reaches models only through the trait [`Service`](downbeat_service::service::Service).
@@ -19,6 +19,7 @@ pub mod grpc;
 mod health_port;
 pub mod http;
 pub mod metrics_port;
+pub mod own_file;
 pub mod ports;
 pub mod reloaded;
 pub mod shared_memory;

@@ -52,6 +52,11 @@ impl Tenants {
         Tenants { devices, metrics, state: Mutex::default() }
     }
 
+    /// The number of devices that the tenants share.
+    pub fn devices(&self) -> u32 {
+        self.devices
+    }
+
     /// Replaces the tenants. Their buckets are full then.
     pub fn set(&self, parts: &[NamedPart]) {
         let mut state = self.state.lock();
@@ -132,9 +137,9 @@ impl Charge {
         }
     }
 
-    /// Gives the time back, and makes the error of a request that did not run. If the request was
-    /// beyond its tenant's share and found no time, that is the reason, and the error says when the
-    /// tenant is within its share again.
+    /// Gives the time back, and makes the error of a request that did not run. A request beyond its
+    /// tenant's share that found no time gets the share as the reason. Its error says when the tenant
+    /// is within the share again.
     pub fn refuse(&self, now: Time, model: &str, reason: Unanswered, error: ServiceError) -> ServiceError {
         self.give_back();
         if self.standing == Standing::Within || !reason.is_for_want_of_devices() {

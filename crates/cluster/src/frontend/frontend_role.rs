@@ -57,8 +57,6 @@ pub struct FrontendRole {
     models: Arc<RemoteModels>,
     metrics: Arc<Metrics>,
     board: StatusBoard,
-    /// Whether the board says that a scheduler leads.
-    is_led: bool,
 }
 
 impl FrontendRole {
@@ -70,8 +68,7 @@ impl FrontendRole {
         (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
     ) -> Self {
         let node = FrontendNode::new(node, options, now);
-        let (calls, numbers) = Default::default();
-        FrontendRole { node, calls, numbers, models, metrics, board, is_led: false }
+        FrontendRole { node, calls: Table::default(), numbers: Table::default(), models, metrics, board }
     }
 
     /// Answers a request.
@@ -172,10 +169,7 @@ impl Machine for FrontendRole {
     fn poll_step(&mut self, now: Time) -> Option<Step> {
         loop {
             let Some(output) = self.node.poll_output(now) else {
-                let is_led = self.node.leader().is_some();
-                if std::mem::replace(&mut self.is_led, is_led) != is_led {
-                    self.board.led(is_led);
-                }
+                self.board.led(self.node.leader().is_some());
                 return None;
             };
             match output {

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_local};
 
 use super::door::PROVES_WITHIN;
-use super::{Machine, Node, WireError, complain};
+use super::{Machine, Node, WireError, complain, is_not_connected};
 use crate::wire::greeting::{Side, greet};
 
 /// How long a connection attempt may take.
@@ -62,7 +62,7 @@ impl<M: Machine> Node<M> {
                 Ok((peer, _)) => {
                     complain(&address, &format!("there is a {:?}, and no scheduler", peer.role));
                 }
-                Err(error) => self.is_not_connected(&address, &error),
+                Err(error) => is_not_connected(&address, &error),
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(AGAIN_AFTER[1]);
@@ -84,7 +84,7 @@ impl<M: Machine> Node<M> {
                 }
                 // Another process has this address now.
                 Ok(_) => return,
-                Err(error) => self.is_not_connected(&address, &error),
+                Err(error) => is_not_connected(&address, &error),
             }
             tokio::time::sleep(AGAIN_AFTER[0] * (tried + 1)).await;
         }
@@ -92,14 +92,6 @@ impl<M: Machine> Node<M> {
             &address,
             "no process answers at that address: is it the address at which others reach that process (--advertise)?",
         );
-    }
-
-    /// Logs why a peer was not connected to, if that is worth a line.
-    fn is_not_connected(&self, address: &str, error: &WireError) {
-        tracing::debug!(%address, %error, "not connected");
-        if self.complaints.borrow_mut().should_log(address.to_owned(), error, self.clock.now()) {
-            complain(address, &error.to_string());
-        }
     }
 
     /// Connects to an address, and greets the peer there.

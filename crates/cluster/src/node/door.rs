@@ -10,15 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use downbeat_roles::Hello;
-use downbeat_service::clock::Clock;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{LocalSet, spawn_local};
 
-use super::complaints::Complaints;
 use super::places::{Place, Places};
-use super::{Identity, complain, guarded};
+use super::{Identity, complain, guarded, is_not_connected};
 use crate::secrets::SecretFile;
 use crate::wire::WireError;
 use crate::wire::greeting::{Side, greet};
@@ -54,13 +52,10 @@ pub struct Door {
     pub listed: Vec<String>,
     /// The places of strangers.
     pub places: Arc<Mutex<Places>>,
-    /// The clock of the process.
-    pub clock: Clock,
 }
 
 struct AtDoor {
     door: Door,
-    complaints: Mutex<Complaints<IpAddr>>,
     proved: mpsc::Sender<Proved>,
 }
 
@@ -73,7 +68,7 @@ impl Door {
         let (proved, receiver) = mpsc::channel(PROVED);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let run = move || {
-            let door = Rc::new(AtDoor { door: self, complaints: Mutex::new(Complaints::new()), proved });
+            let door = Rc::new(AtDoor { door: self, proved });
             LocalSet::new().block_on(&runtime, door.listen(listener))
         };
         std::thread::Builder::new().name("door".to_owned()).spawn(move || guarded("door", run))?;
@@ -124,12 +119,7 @@ impl AtDoor {
         match peer {
             // A node that has ended needs no peers.
             Ok(proved) => drop(self.proved.send(proved).await),
-            Err(error) => {
-                tracing::debug!(%from, %error, "not greeted");
-                if self.complaints.lock().should_log(from.ip(), &error, self.door.clock.now()) {
-                    complain(&from.ip().to_string(), &error.to_string());
-                }
-            }
+            Err(error) => is_not_connected(&from.ip().to_string(), &error),
         }
     }
 

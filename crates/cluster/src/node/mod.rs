@@ -5,7 +5,6 @@
 //! the state machine: a request crosses five connections, and would wait for ten threads.
 
 pub(crate) mod busy_poll;
-mod complaints;
 mod door;
 pub(crate) mod machine;
 mod places;
@@ -34,7 +33,6 @@ use downbeat_service::clock::Clock;
 use parking_lot::Mutex;
 
 use crate::node::busy_poll::BusyPoll;
-use crate::node::complaints::Complaints;
 use crate::node::door::{Door, Proved};
 use crate::node::machine::{Machine, Step};
 use crate::node::places::Places;
@@ -151,7 +149,6 @@ struct Node<M> {
     proved: RefCell<Option<mpsc::Receiver<Proved>>>,
     places: Arc<Mutex<Places>>,
     secrets: SecretFile,
-    complaints: RefCell<Complaints<String>>,
     port: u16,
     most_bytes: u64,
     arena: Option<Arc<Arena>>,
@@ -197,6 +194,14 @@ fn complain(peer: &str, what: &str) {
     tracing::warn!(peer, "{what}");
 }
 
+/// Logs why a connection came to nothing. That a connection has ended is no reason to complain.
+fn is_not_connected(peer: &str, error: &WireError) {
+    tracing::debug!(peer, %error, "not connected");
+    if !matches!(error, WireError::Ended(_)) {
+        complain(peer, &error.to_string());
+    }
+}
+
 impl<M: Machine> Node<M> {
     fn new(setup: Setup, machine: M) -> std::io::Result<Rc<Self>> {
         let Setup { identity, listener, dial, listed, secrets, clock, most_bytes, arena, ucx, board, busy_poll } =
@@ -205,7 +210,7 @@ impl<M: Machine> Node<M> {
         let places = Arc::<Mutex<Places>>::default();
         let door = |listener| {
             let (identity, secrets, places) = (identity.clone(), secrets.clone(), places.clone());
-            Door { identity, port, secrets, listed, places, clock }.open(listener)
+            Door { identity, port, secrets, listed, places }.open(listener)
         };
         let proved = listener.map(door).transpose()?;
         let inner = Inner { machine, wires: BTreeMap::new(), next_wire: 0 };
@@ -217,7 +222,6 @@ impl<M: Machine> Node<M> {
             proved,
             places,
             secrets,
-            complaints: RefCell::new(Complaints::new()),
             port,
             most_bytes,
             arena,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
@@ -40,14 +41,14 @@ metric_table! {
 #[derive(Clone)]
 pub struct StatusBoard {
     status: Arc<Mutex<Known>>,
+    /// Whether this process leads, or is connected to the scheduler that leads.
+    is_led: Arc<AtomicBool>,
     table: Arc<Table>,
 }
 
 #[derive(Default)]
 struct Known {
     status: ClusterReport,
-    /// Whether this process leads, or is connected to the scheduler that leads.
-    is_led: bool,
     peers: BTreeMap<NodeId, PeerStatus>,
     /// By model and version: the budgets in the metrics.
     budgets: BTreeMap<(String, String), NetworkBudget>,
@@ -86,7 +87,8 @@ impl StatusBoard {
         let status =
             ClusterReport { node: shown(node), name: name.to_owned(), role: role_name(role), ..Default::default() };
         let table = Arc::new(Table::register(registry)?);
-        Ok(StatusBoard { status: Arc::new(Mutex::new(Known { status, ..Known::default() })), table })
+        let (status, is_led) = (Arc::new(Mutex::new(Known { status, ..Known::default() })), Arc::default());
+        Ok(StatusBoard { status, is_led, table })
     }
 
     /// The present status.
@@ -97,12 +99,12 @@ impl StatusBoard {
 
     /// Whether this process leads, or is connected to the scheduler that leads.
     pub fn is_led(&self) -> bool {
-        self.status.lock().is_led
+        self.is_led.load(Ordering::Relaxed)
     }
 
     /// Records whether this process leads, or is connected to the scheduler that leads.
     pub fn led(&self, is_led: bool) {
-        self.status.lock().is_led = is_led;
+        self.is_led.store(is_led, Ordering::Relaxed);
     }
 
     /// Records that a peer is connected.

@@ -17,8 +17,6 @@ pub struct SchedulerRole {
     load: Option<ClusterLoad>,
     store: Option<mpsc::UnboundedSender<StoreWork>>,
     planner: mpsc::UnboundedSender<PlanWanted>,
-    /// Whether the board says that a scheduler leads.
-    is_led: bool,
 }
 
 /// An event from other threads to a scheduler's state machine.
@@ -52,8 +50,7 @@ impl SchedulerRole {
         load: Option<ClusterLoad>,
         (store, planner): (Option<mpsc::UnboundedSender<StoreWork>>, mpsc::UnboundedSender<PlanWanted>),
     ) -> Self {
-        let (rank, node) = (options.rank, SchedulerNode::new(node, options, now));
-        SchedulerRole { rank, node, board, load, store, planner, is_led: false }
+        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board, load, store, planner }
     }
 }
 
@@ -92,10 +89,7 @@ impl Machine for SchedulerRole {
     fn poll_step(&mut self, now: Time) -> Option<Step> {
         loop {
             let Some(output) = self.node.poll_output(now) else {
-                let is_led = self.node.has_leader();
-                if std::mem::replace(&mut self.is_led, is_led) != is_led {
-                    self.board.led(is_led);
-                }
+                self.board.led(self.node.has_leader());
                 return None;
             };
             match output {

@@ -56,8 +56,8 @@ use crate::time::Time;
 /// ([`Matchmaker::set_lent`]). Their candidates come after all others. A lent batch may start only
 /// if it delays no candidate that waits for its own `exec`. Each such candidate that may start before
 /// the lent batch ends must still find a device. Running batches that end by then count. This
-/// is back-filling with reservations (EASY; Lifka 1995). The last free device is lent only if some
-/// device is free again within the shortest wait that a candidate of the other queues had lately.
+/// is back-filling with reservations (EASY; Lifka 1995). The last free device is lent only if a
+/// device is free again soon: within the shortest wait that candidates of other queues had lately.
 /// Thus lent batches begin one after another, and devices come back one after another. A single
 /// device has no such rule. Otherwise the lent candidate is put off to the first of these starts
 /// and ends.
@@ -66,8 +66,8 @@ use crate::time::Time;
 /// that finds its limit reached is *parked* until a batch of one of the limit's models is done.
 ///
 /// `O(K (K + log M + log D))` an event with K kinds, and the same for each parked model that it
-/// wakes. `D` more if the first device that could take a batch is loaded, and `D log D` if a lent
-/// batch may start and candidates wait for their `exec`. The matchmaker allocates only when a model,
+/// wakes. `D` more if the first device that could take a batch is loaded. `D log D` more if a lent
+/// batch may start while candidates wait for their `exec`. The matchmaker allocates only when a model,
 /// a kind or a device joins.
 #[derive(Debug, Default)]
 pub struct Matchmaker {

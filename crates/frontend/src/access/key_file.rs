@@ -15,33 +15,26 @@
 //! A key is 256 random bits behind its name, so that no one guesses it from its hash.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, bail};
-use base64::Engine;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use downbeat_core::tenants::TenantPart;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::tenants::{NamedPart, OTHERS};
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
-use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use super::need::Scope;
 use super::rate::Rate;
+use crate::own_file::{add_part, new_secret, text_of};
 use crate::reloaded::read_bounded;
 
 /// Largest file of keys, bytes.
 const MAX_FILE: u64 = 4 << 20;
 /// Most characters of a key's name.
 const MAX_NAME: usize = 64;
-/// Random bytes of a key.
-const SECRET_BYTES: usize = 32;
 const ALGORITHM: &str = "sha256:";
 /// Shares that are written in tenths may add up to a little more than 1.
 const ROUNDING: f64 = 1e-9;
@@ -289,10 +282,7 @@ pub struct NewKey {
 /// If the file is wrong or cannot be written, the name is taken or none, or a limit is none.
 pub fn add_key(file: &Path, new: &NewKey) -> anyhow::Result<String> {
     let shown = file.display();
-    let text = match fs::exists(file).with_context(|| format!("cannot read {shown}"))? {
-        true => String::from_utf8(read_bounded(file, MAX_FILE)?).with_context(|| format!("{shown} is not UTF-8"))?,
-        false => String::new(),
-    };
+    let text = text_of(file, MAX_FILE)?;
     let present = Keys::parse(&text).with_context(|| format!("{shown} is no file of API keys"))?;
     if let Some(tenant) = &new.tenant
         && !present.tenants.contains_key(tenant)
@@ -302,21 +292,11 @@ pub fn add_key(file: &Path, new: &NewKey) -> anyhow::Result<String> {
     if present.keys.contains_key(&new.name) {
         bail!("{shown} has a key '{}' already; choose another name, or remove that key first", new.name);
     }
-    let mut secret = [0; SECRET_BYTES];
-    SystemRandom::new().fill(&mut secret).ok().context("the system gives no random numbers")?;
-    let key = format!("{}.{}", new.name, BASE64_URL_SAFE_NO_PAD.encode(secret));
+    let key = format!("{}.{}", new.name, new_secret()?);
     let part = part_of(new, &hash_of(key.as_bytes()))?;
-    let separator = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     let gap = if text.is_empty() { "" } else { "\n" };
     // The file must stay one that the server reads.
-    Keys::parse(&format!("{text}{separator}{gap}{part}"))?;
-    let mut opened = fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(file)
-        .with_context(|| format!("cannot write {shown}"))?;
-    opened.write_all(format!("{separator}{gap}{part}").as_bytes()).with_context(|| format!("cannot write {shown}"))?;
+    add_part(file, &text, &format!("{gap}{part}"), |text| Keys::parse(text).map(drop))?;
     Ok(key)
 }
 
@@ -336,6 +316,8 @@ fn part_of(new: &NewKey, hash: &Hash) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn new(name: &str) -> NewKey {

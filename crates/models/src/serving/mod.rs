@@ -358,9 +358,8 @@ impl Serving {
         (arrival, slo): (Time, Option<Duration>),
     ) -> Result<(Arc<Queue>, Option<Box<Charge>>), ServiceError> {
         let (most, budget) = (own.settings().max_batch, slo.unwrap_or(Duration::MAX));
-        let devices = u32::try_from(self.driver.devices()).unwrap_or(u32::MAX);
         let cost = own.refiners.first().map_or(Duration::ZERO, |refiner| {
-            ItemCost::new(refiner.lock().profile(), most, budget, devices).of(admitted.rows)
+            ItemCost::new(refiner.lock().profile(), most, budget, self.tenants.devices()).of(admitted.rows)
         });
         let charge = self.tenants.arrive(arrival, tenant, cost);
         let charge = charge.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
@@ -381,16 +380,20 @@ impl Serving {
     fn lent_queue(&self, loaded: &LoadedVersion, own: &Queue, admitted: &Admitted, now: Time) -> Arc<Queue> {
         let mut key = shape_key(loaded, admitted);
         key.push(LENT);
-        if let Some(queue) = loaded.queue(&key) {
-            queue.last_used_ns.store(now.as_nanos(), Ordering::Relaxed);
+        if let Some(queue) = used_queue(loaded, &key, now) {
             return queue;
         }
         let most = own.settings().max_batch;
         let most = own.refiners.first().map_or(most, |refiner| {
-            let devices = u32::try_from(self.driver.devices()).unwrap_or(u32::MAX);
-            largest_lent_batch(refiner.lock().profile(), most, self.shortest_slo(), devices)
+            largest_lent_batch(refiner.lock().profile(), most, self.shortest_slo(), self.tenants.devices())
         });
         let queue = self.driver.add_lent_queue(own, most, loaded.hosts.models());
+        self.put_queue(loaded, key, queue)
+    }
+
+    /// Puts a new queue into service. Returns the queue of that key: another thread may have been
+    /// faster.
+    fn put_queue(&self, loaded: &LoadedVersion, key: ShapeKey, queue: Arc<Queue>) -> Arc<Queue> {
         match loaded.insert_queue(key, queue.clone()) {
             Ok(()) => queue,
             Err(there) => {
@@ -442,8 +445,7 @@ impl Serving {
         now: Time,
     ) -> Result<Arc<Queue>, ServiceError> {
         let key = shape_key(loaded, admitted);
-        if let Some(queue) = loaded.queue(&key) {
-            queue.last_used_ns.store(now.as_nanos(), Ordering::Relaxed);
+        if let Some(queue) = used_queue(loaded, &key, now) {
             return Ok(queue);
         }
         let known = loaded.queues();
@@ -468,19 +470,15 @@ impl Serving {
             }
         }
         let slo = self.options.slo(&definition.name, definition.slo);
-        let Some((_, first)) = known.first() else {
+        // A lent queue has smaller batches, and no profile of its own.
+        let own = || known.iter().filter(|(key, _)| key.last() != Some(&LENT));
+        let Some((_, first)) = own().next() else {
             return Err(ServiceError::Internal(format!("model '{}' has no queue", loaded.name)));
         };
-        let profile = guessed_profiles(&known, &key, slo);
+        let profile = guessed_profiles(own(), &key, slo);
         let (name, options) = (&definition.name, first.options_beside(&profile));
         let queue = self.driver.add_queue(name, options, &first.placed, profile, loaded.hosts.models());
-        match loaded.insert_queue(key, queue.clone()) {
-            Ok(()) => Ok(queue),
-            Err(there) => {
-                self.driver.remove_queue(queue.place);
-                Ok(there)
-            }
-        }
+        Ok(self.put_queue(loaded, key, queue))
     }
 }
 
@@ -536,17 +534,28 @@ pub fn unknown_model(name: &str, known: &[String]) -> String {
     format!("Request for unknown model: '{shown}' is not found{hint} (the repository index lists the models)")
 }
 
-/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known;
-/// empty if none is.
 /// The last number in the key of a lent queue: no dimension is that large.
 const LENT: i64 = i64::MAX;
 
+/// The queue of this key, if there is one, which is used now.
+fn used_queue(loaded: &LoadedVersion, key: &ShapeKey, now: Time) -> Option<Arc<Queue>> {
+    let queue = loaded.queue(key)?;
+    queue.last_used_ns.store(now.as_nanos(), Ordering::Relaxed);
+    Some(queue)
+}
+
+/// The key of the queue for requests of this shape.
 fn shape_key(loaded: &LoadedVersion, admitted: &Admitted) -> ShapeKey {
     if loaded.codec.has_varying_shapes() { loaded.codec.shape_key(admitted) } else { ShapeKey::new() }
 }
 
-fn guessed_profiles(known: &[(ShapeKey, Arc<Queue>)], key: &ShapeKey, slo: Option<Duration>) -> Vec<LatencyProfile> {
-    let known = known.iter().filter(|(key, _)| key.last() != Some(&LENT));
+/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known;
+/// empty if none is.
+fn guessed_profiles<'a>(
+    known: impl Iterator<Item = &'a (ShapeKey, Arc<Queue>)>,
+    key: &ShapeKey,
+    slo: Option<Duration>,
+) -> Vec<LatencyProfile> {
     let nearest = nearest_shape(known.map(|(key, queue)| (key.as_slice(), queue)), key);
     let Some((queue, scale)) = nearest else { return Vec::new() };
     queue.profiles().iter().map(|profile| guessed_profile(profile, scale, slo)).collect()

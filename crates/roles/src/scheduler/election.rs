@@ -227,9 +227,9 @@ impl Election {
     /// and whether that scheduler leads. Returns false if takeovers cannot have led to this
     /// epoch: the report has no effect, and the node must be given up.
     ///
-    /// A scheduler that no frontend or backend follows may know too little. It takes the greatest
-    /// plausible epoch for an implausible one. Followers of a greater epoch report that epoch again
-    /// in this scheduler's next lead.
+    /// A scheduler that no frontend or backend follows may know too little. If a report is
+    /// implausible, such a scheduler goes up to the greatest plausible epoch. Followers of a greater
+    /// epoch report that epoch again in the scheduler's next lead.
     pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) -> bool {
         let most = self.led.plausible(1);
         let is_plausible = epoch.number <= most;

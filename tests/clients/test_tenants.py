@@ -125,3 +125,22 @@ def test_shares_above_one_are_refused_at_start(server, tmp_path):
     command = [server.binary, "serve", server.repository, "--engine", "emulated", "--api-keys", file, "--http-port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
     assert ended.returncode != 0 and "add up to 1.100" in ended.stderr, ended.stderr
+
+
+def test_a_quota_holds_where_the_device_makes_batches_and_shares_are_warned_of(server, tmp_path):
+    version = tmp_path / "models" / "slow" / "1"
+    version.mkdir(parents=True)
+    (version / "model.emulated.toml").write_text(MODEL.replace("dims = [1]", "dims = [-1, 1]"))
+    flags = ["--api-keys", server.key_file, "--device-policy", "windowed"]
+    body = {"inputs": [BODY["inputs"][0] | {"shape": [1, 1]}]}
+    with Server(server.binary, tmp_path / "models", tmp_path, *flags, engine="emulated") as windowed:
+
+        def ask(key):
+            headers = {"Authorization": f"Bearer {server.keys[key]}"}
+            return requests.post(f"{windowed.url}/v2/models/slow/infer", json=body, headers=headers, timeout=120)
+
+        assert ask("search").status_code == 200
+        assert ask("tiny").status_code == 200
+        refused = ask("tiny")
+        assert refused.status_code == 429 and "tenant 'tiny'" in refused.json()["error"], refused.text
+        assert "the shares of tenants do not hold for this model" in windowed.log, windowed.log

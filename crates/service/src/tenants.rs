@@ -38,6 +38,8 @@ pub struct Tenants {
 
 #[derive(Default)]
 struct State {
+    /// As they were set.
+    parts: Vec<NamedPart>,
     /// The names, by id.
     names: Arc<[String]>,
     /// `None`: the server has no tenants.
@@ -57,13 +59,23 @@ impl Tenants {
         self.devices
     }
 
-    /// Replaces the tenants. Their buckets are full then.
-    pub fn set(&self, parts: &[NamedPart]) {
+    /// Whether there are tenants.
+    pub fn are_there(&self) -> bool {
+        self.state.lock().ledger.is_some()
+    }
+
+    /// Replaces the tenants, and fills their buckets. Returns whether that was a change: a file of keys
+    /// that changes otherwise leaves the buckets alone.
+    pub fn set(&self, parts: &[NamedPart]) -> bool {
         let mut state = self.state.lock();
+        if state.parts == parts {
+            return false;
+        }
         state.generation += 1;
+        state.parts = parts.to_vec();
         if parts.is_empty() {
             (state.ledger, state.names) = (None, Arc::default());
-            return;
+            return true;
         }
         let left = 1.0 - parts.iter().map(|part| part.part.share).sum::<f64>();
         let others = NamedPart { name: OTHERS.to_owned(), part: TenantPart { share: left.max(0.0), quota: None } };
@@ -71,6 +83,7 @@ impl Tenants {
         let parts: Vec<TenantPart> = all.iter().map(|part| part.part).collect();
         state.names = all.iter().map(|part| part.name.clone()).collect();
         state.ledger = Some(Ledger::new(&parts, self.devices, DEPTH));
+        true
     }
 
     /// Takes a request that comes at `now` and is estimated to take `cost` of device time. `None` if
@@ -80,7 +93,7 @@ impl Tenants {
     /// [`ServiceError::TooMany`] if the tenant has used up its quota.
     pub fn arrive(self: &Arc<Self>, now: Time, name: &str, cost: Duration) -> Result<Option<Charge>, ServiceError> {
         let mut state = self.state.lock();
-        let State { names, ledger: Some(ledger), generation } = &mut *state else { return Ok(None) };
+        let State { names, ledger: Some(ledger), generation, .. } = &mut *state else { return Ok(None) };
         let index = names.iter().position(|known| known == name).unwrap_or(names.len().saturating_sub(1));
         let Some(name) = names.get(index) else { return Ok(None) };
         let tenant = TenantId(index as u32);

@@ -135,7 +135,7 @@ impl Serving {
             Some(pipeline) => pipeline.ensemble().models().into_iter().map(str::to_owned).collect(),
             None => BTreeSet::new(),
         };
-        let mut models = with_models_of_steps(name, models_of);
+        let mut models = reached_from(name, models_of);
         models.retain(|model| self.pipeline(model).is_none());
         models
     }
@@ -186,6 +186,9 @@ impl Serving {
 
     /// Puts a model into service, or takes it out. Returns the model that had the name before.
     pub fn replace(&self, name: &str, served: Option<Arc<Model>>) -> Option<Arc<Model>> {
+        if let Some(served) = &served {
+            self.warn_of_shares(served);
+        }
         let mut models = self.models.write();
         match served {
             Some(served) => models.insert(name.to_owned(), served),
@@ -312,14 +315,21 @@ impl Serving {
             if let Some(place) = place {
                 place.pass_on(false);
             }
-            run_own(is_alone, |own| host.submit(model, id, call(admitted, None), length, own));
+            let charge = match &limits.tenant {
+                None => None,
+                Some(tenant) => {
+                    let cost = self.cost_of(admitted.rows, &model.profile, model.profile.max_batch(), slo);
+                    self.charge(loaded, tenant, cost, arrival)?
+                }
+            };
+            run_own(is_alone, |own| host.submit(model, id, call(admitted, charge), length, own));
             Decider::Device(host.clone(), model.clone())
         } else {
             let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
             let Limits { queue_expiry, level, .. } = limits;
             let (queue, charge) = match &limits.tenant {
                 None => (queue, None),
-                Some(tenant) => self.charge(loaded, queue, tenant, &admitted, (arrival, slo))?,
+                Some(tenant) => self.charged_queue(loaded, queue, tenant, &admitted, (arrival, slo))?,
             };
             let (handle, has_place) = (queue.place, place.is_some());
             if let Some(place) = place {
@@ -344,7 +354,12 @@ impl Serving {
         Ok(response)
     }
 
-    /// Charges a request to its tenant, and finds the queue for its standing.
+    /// The device time that a request of `rows` items is charged.
+    fn cost_of(&self, rows: u32, profile: &LatencyProfile, max_batch: u32, slo: Option<Duration>) -> Duration {
+        ItemCost::new(profile, max_batch, slo.unwrap_or(Duration::MAX), self.tenants.devices()).of(rows)
+    }
+
+    /// Charges a request to its tenant; `None` if the server has no tenants.
     ///
     /// # Errors
     /// `TooMany` if the tenant has used up its quota.
@@ -352,28 +367,43 @@ impl Serving {
     fn charge(
         &self,
         loaded: &LoadedVersion,
+        tenant: &str,
+        cost: Duration,
+        arrival: Time,
+    ) -> Result<Option<Box<Charge>>, ServiceError> {
+        let charge = self.tenants.arrive(arrival, tenant, cost);
+        let charge = charge.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
+        Ok(charge.map(Box::new))
+    }
+
+    /// Charges a request to its tenant, and finds the queue for its standing.
+    ///
+    /// # Errors
+    /// `TooMany` if the tenant has used up its quota.
+    #[cold]
+    fn charged_queue(
+        &self,
+        loaded: &LoadedVersion,
         own: Arc<Queue>,
         tenant: &str,
         admitted: &Admitted,
         (arrival, slo): (Time, Option<Duration>),
     ) -> Result<(Arc<Queue>, Option<Box<Charge>>), ServiceError> {
-        let (most, budget) = (own.settings().max_batch, slo.unwrap_or(Duration::MAX));
+        let most = own.settings().max_batch;
         let cost = own.refiners.first().map_or(Duration::ZERO, |refiner| {
-            ItemCost::new(refiner.lock().profile(), most, budget, self.tenants.devices()).of(admitted.rows)
+            self.cost_of(admitted.rows, refiner.lock().profile(), most, slo)
         });
-        let charge = self.tenants.arrive(arrival, tenant, cost);
-        let charge = charge.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
-        let Some(charge) = charge else { return Ok((own, None)) };
-        if charge.standing() == Standing::Within {
-            return Ok((own, Some(Box::new(charge))));
-        }
+        let charge = match self.charge(loaded, tenant, cost, arrival)? {
+            Some(charge) if charge.standing() == Standing::Beyond => charge,
+            charge => return Ok((own, charge)),
+        };
         let lent = self.lent_queue(loaded, &own, admitted, arrival);
         if admitted.rows > lent.settings().max_batch {
             loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
             let full = queue_full(&loaded.name, lent.settings().max_batch, intake::RETRY_AFTER);
             return Err(charge.refuse(arrival, &loaded.name, Unanswered::QueueFull, full));
         }
-        Ok((lent, Some(Box::new(charge))))
+        Ok((lent, Some(charge)))
     }
 
     /// The queue beside `own` for requests beyond their tenants' shares.
@@ -412,7 +442,24 @@ impl Serving {
 
     /// Replaces the tenants' parts of the devices' time.
     pub fn set_tenants(&self, parts: &[NamedPart]) {
-        self.tenants.set(parts);
+        if self.tenants.set(parts) {
+            self.all().iter().for_each(|served| self.warn_of_shares(served));
+        }
+    }
+
+    /// Warns of a model whose requests the shares of tenants do not order.
+    fn warn_of_shares(&self, served: &Model) {
+        let routed = served.versions.values().filter(|loaded| loaded.hosts.is_routed);
+        if let Some((_, placed)) = routed.flat_map(|loaded| loaded.hosts.devices()).next()
+            && self.tenants.are_there()
+        {
+            tracing::warn!(
+                model = %placed.name,
+                policy = placed.policy_name,
+                "the shares of tenants do not hold for this model, as its device policy makes the batches; \
+                 give the model the device policy exclusive to keep them",
+            );
+        }
     }
 
     /// Holds the bytes of a request's inputs and checks that the version has memory to run them.
@@ -514,13 +561,13 @@ fn answer_parameters(json: &str) -> Result<Parameters, ServiceError> {
         .map_err(|error| ServiceError::Internal(format!("the parameters of the model's answer are wrong: {error}")))
 }
 
-/// A model, and the models that its steps and theirs run, each once. `models_of` has the models of
-/// an ensemble's steps.
-pub fn with_models_of_steps(name: &str, models_of: impl Fn(&str) -> BTreeSet<String>) -> Vec<String> {
+/// A model, and all models that are reached from it by `next_of`, each once. For example, `next_of` has
+/// the models of an ensemble's steps.
+pub fn reached_from(name: &str, next_of: impl Fn(&str) -> BTreeSet<String>) -> Vec<String> {
     let mut all = vec![name.to_owned()];
     let mut next = 0;
     while let Some(model) = all.get(next) {
-        let new: Vec<String> = models_of(model).into_iter().filter(|model| !all.contains(model)).collect();
+        let new: Vec<String> = next_of(model).into_iter().filter(|model| !all.contains(model)).collect();
         all.extend(new);
         next += 1;
     }

@@ -1,8 +1,8 @@
 //! Ensembles of the registry: in service as long as the models of their steps are.
 //!
 //! A load of an ensemble notes its definition. After each change of a model in service,
-//! [`Registry::settle_ensembles`] looks at all noted ensembles: one whose models are all there comes
-//! into service, and one that lacks a model leaves, with the reason in the index.
+//! [`Registry::settle_ensembles`] looks at the noted ensembles that have this model: one whose models
+//! are all there comes into service, and one that lacks a model leaves, with the reason in the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 
 use super::model_entry::{ModelEntry, VersionState};
 use super::{LoadProgress, Measuring, Registry, load_failed};
-use crate::serving::{FoundModel, Pipeline, StepPart, with_models_of_steps};
+use crate::serving::{FoundModel, Pipeline, StepPart, reached_from};
 
 /// Deepest nesting of ensembles.
 const DEEPEST: usize = 16;
@@ -156,16 +156,27 @@ impl Registry {
             fits
         };
         if fits.is_ok() {
-            self.settle_ensembles();
+            self.settle_ensembles(&name);
         }
         fits.map_err(|reason| load_failed(&name, &reason))
     }
 
-    /// Brings ensembles into service whose models are there, and takes those out that lack a model.
-    pub(super) fn settle_ensembles(&self) {
+    /// Settles the ensembles that have a model whose state has changed: brings those into service
+    /// whose models are there, and takes those out that lack a model. Others cannot have changed, and a
+    /// repository of some hundred ensembles loads some hundred models.
+    pub(super) fn settle_ensembles(&self, changed: &str) {
         let ensembles = self.ensembles.lock();
+        let has_step = |definition: &ModelDefinition, model: &str| {
+            definition.ensemble.as_ref().is_some_and(|ensemble| ensemble.models().contains(model))
+        };
+        let with_step = |model: &str| {
+            let all = ensembles.iter().filter(|(_, definition)| has_step(definition, model));
+            all.map(|(name, _)| name.clone()).collect()
+        };
+        let names = reached_from(changed, with_step);
+        let affected: Vec<_> = names.iter().filter_map(|name| ensembles.get(name)).collect();
         // An ensemble may be a step of another. There are no circles, so this ends.
-        while ensembles.values().filter(|definition| self.settle(definition, &ensembles)).count() > 0 {}
+        while affected.iter().filter(|definition| self.settle(definition, &ensembles)).count() > 0 {}
     }
 
     /// Settles one ensemble. Returns whether that has changed the models in service.
@@ -266,7 +277,7 @@ impl Registry {
         let versions = || definition.versions.iter().map(|(version, _)| *version);
         entry.set_all(versions(), VersionState::Unloading, "");
         let before = self.serving.replace_pipeline(name, None);
-        self.settle_ensembles();
+        self.settle_ensembles(name);
         if let Some(before) = &before {
             before.forget_weights(&self.metrics);
             self.serving.retire_pipeline(before).await;
@@ -278,7 +289,7 @@ impl Registry {
     /// A model, and the models of its steps and of theirs, if it is a loaded ensemble.
     pub(super) fn with_models_of_steps(&self, name: &str) -> Vec<String> {
         let ensembles = self.ensembles.lock();
-        with_models_of_steps(name, |model| {
+        reached_from(name, |model| {
             let ensemble = ensembles.get(model).and_then(|definition| definition.ensemble.as_ref());
             ensemble.into_iter().flat_map(|ensemble| ensemble.models()).map(str::to_owned).collect()
         })

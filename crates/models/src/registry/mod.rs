@@ -354,7 +354,7 @@ impl Registry {
                 let before = self.serving.replace(name, Some(served.clone()));
                 self.let_go_ensemble(name, entry, "replaced by a model with files").await;
                 entry.settle(&served, failures);
-                self.settle_ensembles();
+                self.settle_ensembles(name);
                 (Some(served), before)
             }
             Served::Ensemble(definition) => {
@@ -362,7 +362,7 @@ impl Registry {
                 let before = self.serving.replace(name, None);
                 if before.is_some() {
                     // Ensembles with this step had the model.
-                    self.settle_ensembles();
+                    self.settle_ensembles(name);
                 }
                 (None, before)
             }
@@ -565,7 +565,7 @@ impl Registry {
             None if self.serving.pipeline(name).is_some() => self.settle_entry(name, entry),
             None => entry.set(0, VersionState::Unavailable, failure.error.to_string()),
         }
-        self.settle_ensembles();
+        self.settle_ensembles(name);
         failure.error
     }
 
@@ -592,7 +592,7 @@ impl Registry {
             entry.set_all(served.versions.keys().copied(), VersionState::Unloading, "");
         }
         let before = self.serving.replace(name, None);
-        self.settle_ensembles();
+        self.settle_ensembles(name);
         let has_ended = self.retire(name, before.clone(), None).await;
         let reason = if has_ended { "unloaded" } else { "unloaded; a run of the model still goes on" };
         match &before {
@@ -600,7 +600,7 @@ impl Registry {
             None => entry.set(0, VersionState::Unavailable, reason.to_owned()),
         }
         // Ensembles give the reason too.
-        self.settle_ensembles();
+        self.settle_ensembles(name);
         *entry.overlay.lock() = None;
         *entry.kept.lock() = None;
         if has_ended {

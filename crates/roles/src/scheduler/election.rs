@@ -33,8 +33,9 @@ const ASK_AGAIN: u64 = 10;
 /// The leader's silence is evidence once it is this many times as long as the longest gap between
 /// its frames lately.
 const TIMES_LATE: u64 = 3;
-/// In this time a remembered gap shrinks to about a third.
-const FORGETS_IN: Duration = Duration::from_millis(5_000);
+/// In this time a remembered gap shrinks to about a third. On a machine of 30 busy processes a core, the
+/// leader is late only while requests come. With 5 s the lead changed in two of three such bursts.
+const FORGETS_IN: Duration = Duration::from_millis(30_000);
 /// Until a spare has heard a leader for `first_wait`, it waits this many times `takeover_after`. At
 /// the start it waits so long for each rank before its own.
 const TIMES_NEW: u64 = 10;
@@ -436,8 +437,8 @@ mod tests {
         assert_eq!(pass(&mut election, 100, &[2]).0, 124, "three times 8 ms, less a little");
         let mut calm = spare(1, false);
         (0..1_000).for_each(|n| calm.handle_heard(ms(108) + Duration::from_millis(10 * n), 0));
-        (0..100_000).for_each(|n| calm.handle_heard(ms(10_098) + Duration::from_micros(500 * n), 0));
-        let last = 10_098 + 49_999;
+        (0..400_000).for_each(|n| calm.handle_heard(ms(10_098) + Duration::from_micros(500 * n), 0));
+        let last = 10_098 + 199_999;
         assert_eq!(pass(&mut calm, last, &[]).0, last + 4);
     }
 

@@ -13,6 +13,7 @@ use anyhow::{Context, bail, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use downbeat_frontend::reloaded::{Reloaded, read_bounded};
+use downbeat_roles::ClaimSecret;
 use downbeat_service::options::cluster_options::ClusterOptions;
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -134,6 +135,16 @@ pub fn new_secret() -> anyhow::Result<String> {
     let mut secret = [0; SECRET_BYTES];
     SystemRandom::new().fill(&mut secret).ok().context("the system gives no random numbers")?;
     Ok(BASE64_URL_SAFE_NO_PAD.encode(secret))
+}
+
+/// New random bytes for the keys of claims.
+///
+/// # Errors
+/// If the system gives no random numbers.
+pub fn new_claims() -> anyhow::Result<ClaimSecret> {
+    let mut secret = [0; 16];
+    SystemRandom::new().fill(&mut secret).ok().context("the system gives no random numbers")?;
+    Ok(ClaimSecret(secret))
 }
 
 /// Adds a new secret to a file, as its last line. A file that does not exist is made, for its owner

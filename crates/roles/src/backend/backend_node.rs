@@ -385,10 +385,8 @@ impl<P: Clone> BackendNode<P> {
     /// frontend.
     fn claim(&mut self, now: Time, key: BatchKey, frontend: NodeId) {
         if self.links.is_up(frontend) {
-            if let Some(batch) = self.under_way.get_mut(key) {
-                if let Some((numbers, token)) = batch.ask(now, frontend) {
-                    self.links.say(now, frontend, Message::Claim { batch: key, numbers, token });
-                }
+            if let Some((numbers, token)) = self.under_way.get_mut(key).and_then(|batch| batch.ask(now, frontend)) {
+                self.links.say(now, frontend, Message::Claim { batch: key, numbers, token });
             }
             return;
         }

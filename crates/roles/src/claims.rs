@@ -4,8 +4,8 @@
 //! a token for f. Backend b sends the token with its claim, and f computes the token anew. A backend
 //! that claims other requests, or another backend's batch, does not know the token.
 //!
-//! Each frontend has a key of its own in each epoch, so a frontend cannot make tokens for another
-//! one. A token is SipHash-2-4, keyed and 64 bits long. Each guess costs its sender a message.
+//! Each frontend has a key of its own in each epoch, so no frontend makes tokens for
+//! others. A token is SipHash-2-4, keyed and 64 bits long. Each guess costs its sender a message.
 
 use std::fmt;
 use std::hash::Hasher as _;
@@ -17,8 +17,8 @@ use siphasher::sip128::{Hasher128 as _, SipHasher24 as LongHasher};
 use crate::epoch::Epoch;
 use crate::message::{BatchKey, NodeId};
 
-/// The random bytes from which a scheduler makes the [`ClaimKey`]s of its frontends. Its process
-/// draws them once, and tells nobody.
+/// The random bytes from which a scheduler makes the [`ClaimKey`]s of its frontends. The
+/// process draws the bytes once, and no other process learns them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ClaimSecret(pub [u8; 16]);
 
@@ -52,7 +52,7 @@ impl ClaimKey {
     }
 }
 
-/// A token to which numbers of requests are added one by one.
+/// A token under way. Numbers of requests are added one by one.
 #[derive(Clone, Debug)]
 pub(super) struct TokenOf(SipHasher24);
 

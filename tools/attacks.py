@@ -1,9 +1,12 @@
 """What sixteen clients that attack a server do to two others and to health.
 
     target/clients-venv/bin/python tools/attacks.py BEFORE AFTER [--seconds 8] [--only json,gzip]
+    target/clients-venv/bin/python tools/attacks.py --cluster BINARY [--only silent,replay]
 
 For each binary and each attack: the answers per second of a client with 300 kB of JSON, the latencies of a client with a
 request of 500 bytes, and those of health at each port that has it. Each is measured in a process of its own.
+
+With --cluster: the rows of docs/results/trust.md. Strangers and liars at the ports of a cluster (tests/clients/attempts.py).
 """
 import argparse
 import contextlib
@@ -24,6 +27,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "clients"))
 
+import attempts
 import wire
 from PIL import Image
 from serving import Server, free_ports
@@ -160,11 +164,29 @@ def run(binary, seconds, names, help_text):
                 server.process.wait()
 
 
+def run_attempts(binary, names):
+    def nothing(cluster):
+        """nothing"""
+        time.sleep(2)
+        return "nothing"
+
+    with tempfile.TemporaryDirectory() as folder, attempts.Cluster(binary, folder) as cluster:
+        for title, some in (("nothing", [nothing]), ("without the secret", attempts.OUTSIDERS), ("with the secret", attempts.LIARS)):
+            print(f"{title}:")
+            for attempt in some:
+                if names is None or attempt.__name__ in names:
+                    print(attempts.run(cluster, attempt).row(), flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binaries", nargs="+", type=lambda path: pathlib.Path(path).resolve())
     parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--only", type=lambda names: names.split(","), default=list(ATTACKS))
+    parser.add_argument("--only", type=lambda names: names.split(","))
+    parser.add_argument("--cluster", action="store_true")
     options = parser.parse_args()
+    if options.cluster:
+        run_attempts(options.binaries[0], options.only)
+        sys.exit()
     for each in options.binaries:
-        run(each, options.seconds, options.only, subprocess.run([each, "serve", "--help"], capture_output=True, text=True).stdout)
+        run(each, options.seconds, options.only or list(ATTACKS), subprocess.run([each, "serve", "--help"], capture_output=True, text=True).stdout)

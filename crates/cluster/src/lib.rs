@@ -29,6 +29,7 @@ pub use node::status::StatusBoard;
 pub use processes::{BackendProcess, serve_frontend, serve_scheduler};
 pub use secrets::add_secret;
 pub use store::etcd::etcd_server;
+pub use wire::read_budget::ReadBudget;
 pub use wire::tensors::Tensors;
 pub use wire::{Outbox, WireError, read_frame};
 
@@ -83,8 +84,8 @@ pub async fn read_as_peer(bytes: &[u8], most: u64) -> usize {
     // The bytes are those of either end.
     let dialled = greeted(Side::Listener).await;
     let Ok(mut bytes) = (if dialled.is_ok() { dialled } else { greeted(Side::Dialler).await }) else { return 0 };
-    let (mut scratch, mut frames) = (Vec::new(), 0);
-    while let Ok(frame) = wire::read_frame(&mut bytes, &mut scratch, most, None).await {
+    let (mut scratch, mut frames, budget) = (Vec::new(), 0, ReadBudget::new(most));
+    while let Ok(frame) = wire::read_frame(&mut bytes, &mut scratch, &budget, None).await {
         frames += 1;
         for message in frame.into_iter().flat_map(|frame| frame.messages) {
             if let Message::Models(models) = message {

@@ -14,7 +14,7 @@ use downbeat_frontend::ports::{Answering, Ports, Signals, leave};
 use downbeat_host::scheduler::WAKE_MARGIN;
 use downbeat_models::preprocess::Preprocessing;
 use downbeat_models::registry::Registry;
-use downbeat_roles::{BackendOptions, FrontendOptions, NodeId, Role, SchedulerOptions, SubClusterOptions};
+use downbeat_roles::{BackendOptions, ClaimSecret, FrontendOptions, NodeId, Role, SchedulerOptions, SubClusterOptions};
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::clock::Clock;
 use downbeat_service::memory;
@@ -38,7 +38,7 @@ use crate::scheduler::cluster_load::ClusterLoad;
 use crate::scheduler::planner;
 use crate::scheduler::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::scheduler::scheduler_service::SchedulerService;
-use crate::secrets::SecretFile;
+use crate::secrets::{SecretFile, new_claims};
 use crate::store::Store;
 use crate::store::membership::MOST_SCHEDULERS;
 use crate::wire::arena::Arena;
@@ -252,7 +252,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let (clock, metrics) = (Clock::start(), Arc::new(Metrics::new()?));
     let identity = identity(node, Role::Scheduler { rank }, cluster)?;
     let board = StatusBoard::new(node, &identity.name, identity.role, metrics.registry())?;
-    let machine = scheduler_options(cluster, rank, schedulers, store.is_some());
+    let machine = scheduler_options(cluster, rank, schedulers, store.is_some(), new_claims()?);
     let of_machine = board.clone();
     let autoscale =
         options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?.map(Arc::new);
@@ -305,6 +305,7 @@ fn scheduler_options(
     rank: u32,
     schedulers: u32,
     epochs_are_allotted: bool,
+    claims: ClaimSecret,
 ) -> SchedulerOptions {
     SchedulerOptions {
         rank,
@@ -320,6 +321,7 @@ fn scheduler_options(
             plan_every: Some(cluster.plan_every).filter(|every| *every > Span::ZERO).unwrap_or(Span::MAX),
             most_moves: cluster.plan_moves,
         }),
+        claims,
     }
 }
 

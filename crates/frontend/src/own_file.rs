@@ -15,14 +15,22 @@ use crate::reloaded::read_bounded;
 /// Random bytes of a secret.
 pub const SECRET_BYTES: usize = 32;
 
+/// Random bytes that nobody can guess.
+///
+/// # Errors
+/// If the system gives no random numbers.
+pub fn random<const BYTES: usize>() -> anyhow::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    SystemRandom::new().fill(&mut bytes).ok().context("the system gives no random numbers")?;
+    Ok(bytes)
+}
+
 /// A new secret: 256 random bits in base64.
 ///
 /// # Errors
 /// If the system gives no random numbers.
 pub fn new_secret() -> anyhow::Result<String> {
-    let mut secret = [0; SECRET_BYTES];
-    SystemRandom::new().fill(&mut secret).ok().context("the system gives no random numbers")?;
-    Ok(BASE64_URL_SAFE_NO_PAD.encode(secret))
+    Ok(BASE64_URL_SAFE_NO_PAD.encode(random::<SECRET_BYTES>()?))
 }
 
 /// The text of a file of at most `most` bytes; empty if there is no file.

@@ -24,6 +24,7 @@ const TIMING: LinkTiming =
 const FRONTEND: NodeId = NodeId(1);
 const SCHEDULER: NodeId = NodeId(2);
 const BACKEND: NodeId = NodeId(3);
+const CLAIMS: ClaimSecret = ClaimSecret([7; 16]);
 const EPOCH: Epoch = Epoch { number: 1, rank: 0 };
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
@@ -118,6 +119,7 @@ impl World {
                 wake_margin: Duration::ZERO,
                 epochs_are_allotted: false,
                 sub_clusters: None,
+                claims: CLAIMS,
             };
             let mut node = SchedulerNode::new(me, options, time);
             time += heartbeat;
@@ -144,7 +146,8 @@ impl World {
             }
         }
         world.exchange();
-        world.say(SCHEDULER, Message::Leads(EPOCH));
+        let claims = (me == FRONTEND).then(|| CLAIMS.key(EPOCH, me));
+        world.say(SCHEDULER, Message::Leads { epoch: EPOCH, claims });
         for from in [FRONTEND, SCHEDULER] {
             world.say(from, Message::Queue { alias: QueueAlias(0), key: queue() });
         }
@@ -238,7 +241,7 @@ impl World {
                     let members = granted.into_iter().map(|(number, ..)| key(number)).collect();
                     self.ran.push_back((self.time + Duration::from_millis(1), batch, members));
                 }
-                LinkEvent::Message(_, Message::Claim { batch, numbers }) => {
+                LinkEvent::Message(_, Message::Claim { batch, numbers, .. }) => {
                     let left = Duration::from_millis(50);
                     let granted = numbers.into_iter().map(|number| (number, left, number)).collect();
                     said.push(Message::Inputs { batch, granted, gone: Vec::new() });
@@ -293,13 +296,16 @@ impl World {
             let numbers: Vec<u64> = self.waiting.drain(..BATCH).collect();
             let batch = batch(self.batches);
             self.batches += 1;
+            let token = CLAIMS.key(EPOCH, FRONTEND).token(batch, BACKEND, numbers.iter().copied());
             if self.me == FRONTEND {
-                self.say(BACKEND, Message::Claim { batch, numbers });
+                self.say(BACKEND, Message::Claim { batch, numbers, token });
             } else {
                 let members = numbers.into_iter().map(key).collect();
                 let (starts_in, expected) = (Duration::ZERO, Duration::from_millis(1));
                 let (slot, queue, size) = (0, QueueAlias(0), BATCH as u32);
-                self.say(SCHEDULER, Message::Plan(Plan { batch, slot, queue, members, size, starts_in, expected }));
+                let tokens = vec![(FRONTEND, token)];
+                let plan = Plan { batch, slot, queue, members, tokens, size, starts_in, expected };
+                self.say(SCHEDULER, Message::Plan(plan));
             }
         }
         while self.ran.front().is_some_and(|(at, ..)| *at <= self.time) {

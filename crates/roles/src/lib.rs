@@ -35,6 +35,7 @@
 //! | `link.rs`, `links.rs` | messages in order and once between two nodes; all links of one node |
 //! | `own_pauses.rs` | the times in which the process itself stood still, which nobody else is blamed for |
 //! | `delay.rs`, `scheduler/budgets.rs` | measured delays of messages (Symphony appendix D); the budgets that models are planned with |
+//! | `claims.rs` | tokens that show a frontend which claims the leader has planned |
 //! | `epoch.rs`, `scheduler/election.rs` | the choice of the leader |
 //! | `assignment.rs`, `scheduler/assigner.rs`, `backend/loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
 //! | `frontend/frontend_node.rs`, `scheduler/scheduler_node.rs`, `backend/backend_node.rs` | the roles |
@@ -43,6 +44,7 @@
 mod assignment;
 mod at_most;
 mod backend;
+mod claims;
 mod delay;
 mod epoch;
 mod following;
@@ -57,6 +59,7 @@ mod scheduler;
 
 pub use assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
 pub use backend::{BackendNode, BackendOptions, BackendOutput, Doing, Member};
+pub use claims::{ClaimKey, ClaimSecret, ClaimToken};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
 pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, RequestEnd};

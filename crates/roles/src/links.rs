@@ -66,7 +66,7 @@ pub struct Links<P> {
     events: VecDeque<LinkEvent<P>>,
     /// The earliest instant at which anything is due, and why.
     alarm: (Time, &'static str),
-    /// Why peers were given up, for people.
+    /// Why peers were given up, and faults of peers, for people.
     notes: VecDeque<String>,
     /// The next tick, and the end of the ticks unless messages come.
     tick: Time,
@@ -152,7 +152,13 @@ impl<P: Clone> Links<P> {
         self.remove(peer, true);
     }
 
-    /// The next reason for which a peer was given up.
+    /// Notes a fault of a peer for people. `fault` begins with a verb.
+    pub(super) fn note(&mut self, peer: NodeId, fault: &str) {
+        let Some(known) = self.peers.get(&peer).filter(|_| self.notes.len() < MOST_NOTES) else { return };
+        self.notes.push_back(format!("{} {fault}", known.hello.name));
+    }
+
+    /// The next reason for which a peer was given up, or the next fault of a peer.
     pub(super) fn poll_note(&mut self) -> Option<String> {
         self.notes.pop_front()
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assignment::Assignment;
 use crate::at_most::at_most;
+use crate::claims::{ClaimKey, ClaimToken};
 use crate::delay::class_of;
 use crate::epoch::Epoch;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
@@ -16,7 +17,7 @@ use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
-pub const PROTOCOL: u16 = 7;
+pub const PROTOCOL: u16 = 8;
 
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
@@ -151,6 +152,8 @@ pub struct Plan {
     pub queue: QueueAlias,
     /// The requests of the batch, in order.
     pub members: Vec<RequestKey>,
+    /// For each frontend of the members: the token that claims its members in the batch.
+    pub tokens: Vec<(NodeId, ClaimToken)>,
     /// Items in the batch.
     pub size: u32,
     /// The time until the batch must start. All inputs must have come by then.
@@ -349,8 +352,13 @@ pub enum Message<P> {
     Refused(Vec<(u64, Refusal)>),
     /// Scheduler to frontend: the complete list of models that clients may ask for.
     Models(Vec<ServedModel>),
-    /// Scheduler to all: I lead.
-    Leads(Epoch),
+    /// Scheduler to frontend and backend: I lead.
+    Leads {
+        /// The epoch in which the sender leads.
+        epoch: Epoch,
+        /// The key by which a frontend checks claims on its requests; `None` for a backend.
+        claims: Option<ClaimKey>,
+    },
     /// Scheduler to scheduler: the highest epoch that I have heard of, and whether I am its leader.
     /// Frontend or backend to a scheduler whose [`Message::Leads`] it does not follow (`leads` is
     /// false): I would follow only greater epochs. Scheduler to frontend and backend (`leads` is
@@ -399,8 +407,10 @@ pub enum Message<P> {
     Claim {
         /// The batch.
         batch: BatchKey,
-        /// The frontend's numbers of the requests.
+        /// The frontend's numbers of the requests, in the order of the plan.
         numbers: Vec<u64>,
+        /// The plan's token for the frontend.
+        token: ClaimToken,
     },
     /// Frontend to backend: the inputs of the granted requests, with the time left to their
     /// deadlines. You cannot have the other requests.
@@ -438,7 +448,8 @@ impl<P> Message<P> {
             Message::Queue { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
             Message::Requests(_) | Message::Cancel(_) => matches!((from, to), (Frontend, Scheduler { .. })),
             Message::Refused(_) | Message::Models(_) => matches!((from, to), (Scheduler { .. }, Frontend)),
-            Message::Leads(_) => matches!((from, to), (Scheduler { .. }, Frontend | Backend)),
+            Message::Leads { claims: Some(_), .. } => matches!((from, to), (Scheduler { .. }, Frontend)),
+            Message::Leads { claims: None, .. } => matches!((from, to), (Scheduler { .. }, Backend)),
             Message::Standing { leads, .. } => match (from, to) {
                 (Scheduler { .. }, Scheduler { .. }) => true,
                 (Scheduler { .. }, _) | (_, Scheduler { .. }) => !leads,
@@ -490,7 +501,7 @@ impl<P> Message<P> {
             | Message::Cancel(_)
             | Message::Refused(_)
             | Message::Models(_)
-            | Message::Leads(_)
+            | Message::Leads { .. }
             | Message::Standing { .. }
             | Message::Taken(_)
             | Message::Meet { .. }

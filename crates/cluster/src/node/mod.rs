@@ -13,9 +13,9 @@ pub(crate) mod timer;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +41,7 @@ use crate::node::timer::Timer;
 use crate::secrets::SecretFile;
 use crate::wire::arena::{Arena, PeerArena};
 use crate::wire::peer_memory::{self, PeerMemory, Transport};
+use crate::wire::read_budget::ReadBudget;
 use crate::wire::tensors::Tensors;
 use crate::wire::ucx::{self, Ucx, UcxMeeting};
 use crate::wire::{self, Outbox, WireError};
@@ -95,7 +96,8 @@ pub struct Setup {
     pub secrets: SecretFile,
     /// The clock of the state machine.
     pub clock: Clock,
-    /// The most bytes of tensors in a frame, and the most that wait for one peer.
+    /// The most bytes of tensors in the frames that one address sends at a time, and the most that
+    /// wait for one peer.
     pub most_bytes: u64,
     /// The memory for this process's large tensors, which other processes read, if there is any.
     pub arena: Option<Arc<Arena>>,
@@ -151,6 +153,8 @@ struct Node<M> {
     secrets: SecretFile,
     port: u16,
     most_bytes: u64,
+    /// By address: the budget of its connections. A budget lives as long as its connections.
+    budgets: RefCell<BTreeMap<IpAddr, Weak<ReadBudget>>>,
     arena: Option<Arc<Arena>>,
     ucx: Option<Ucx>,
     board: StatusBoard,
@@ -224,6 +228,7 @@ impl<M: Machine> Node<M> {
             secrets,
             port,
             most_bytes,
+            budgets: RefCell::default(),
             arena,
             ucx,
             board,
@@ -411,9 +416,22 @@ impl<M: Machine> Node<M> {
         None
     }
 
+    /// The budget of an address, which its connections share.
+    fn budget_of(&self, address: IpAddr) -> Rc<ReadBudget> {
+        let budgets = &mut *self.budgets.borrow_mut();
+        budgets.retain(|_, budget| budget.strong_count() > 0);
+        let known = budgets.get(&address).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let budget = Rc::new(ReadBudget::new(self.most_bytes));
+            budgets.insert(address, Rc::downgrade(&budget));
+            budget
+        })
+    }
+
     /// The life of a connection to a peer that has proved itself. Returns why the connection was
     /// refused or given up, if that is worth a log line.
     async fn serve(self: &Rc<Self>, peer: &Hello, stream: TcpStream) -> Option<String> {
+        let budget = self.budget_of(stream.peer_addr().ok()?.ip());
         let Halves { mut reader, writer, memory, reads_mine } = match self.agree(peer, stream).await {
             Ok(halves) => halves,
             Err(WireError::Ended(_)) => return None,
@@ -442,7 +460,7 @@ impl<M: Machine> Node<M> {
         let arena = self.arena.as_ref().filter(|_| reads_mine > Transport::Tcp);
         arena.inspect(|arena| arena.is_read(true));
         let ended = tokio::select! {
-            ended = self.read(peer.node, number, &mut reader, memory.as_ref()) => Some(ended),
+            ended = self.read(peer.node, number, &mut reader, (memory.as_ref(), &budget)) => Some(ended),
             () = closed.notified() => None,
         };
         arena.inspect(|arena| arena.is_read(false));
@@ -463,11 +481,11 @@ impl<M: Machine> Node<M> {
         peer: NodeId,
         number: u64,
         reader: &mut BufReader<OwnedReadHalf>,
-        memory: Option<&PeerMemory>,
+        (memory, budget): (Option<&PeerMemory>, &ReadBudget),
     ) -> WireError {
         let mut scratch = Vec::new();
         loop {
-            let frame = match wire::read_frame(reader, &mut scratch, self.most_bytes, memory).await {
+            let frame = match wire::read_frame(reader, &mut scratch, budget, memory).await {
                 Ok(None) => continue,
                 Ok(Some(frame)) if frame.from == peer => frame,
                 Ok(_) => return WireError::Foreign,

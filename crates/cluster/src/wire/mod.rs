@@ -5,6 +5,7 @@ pub(crate) mod arena;
 pub(crate) mod greeting;
 mod metered;
 pub(crate) mod peer_memory;
+pub(crate) mod read_budget;
 pub(crate) mod tensors;
 #[cfg_attr(not(feature = "ucx"), path = "ucx/absent.rs")]
 pub(crate) mod ucx;
@@ -22,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use crate::wire::arena::{Arena, IN_FRAME, Place};
 use crate::wire::metered::Metered;
 use crate::wire::peer_memory::PeerMemory;
+use crate::wire::read_budget::ReadBudget;
 use crate::wire::tensors::Tensors;
 use crate::wire::ucx::UcxError;
 
@@ -91,7 +93,7 @@ pub enum WireError {
     Unread(#[from] UcxError),
 }
 
-/// Reads a frame, with at most `most` bytes of tensors. `scratch` is the buffer for its head.
+/// Reads a frame within the budget of its peer. `scratch` is the buffer for its head.
 /// `memory`: the peer's memory, if the peer knows that this process reads it. `None`: the frame's
 /// tensors are gone, as if the frame was lost.
 ///
@@ -100,7 +102,7 @@ pub enum WireError {
 pub async fn read_frame(
     reader: &mut (impl AsyncRead + Unpin),
     scratch: &mut Vec<u8>,
-    most: u64,
+    budget: &ReadBudget,
     memory: Option<&PeerMemory>,
 ) -> Result<Option<Frame<Tensors>>, WireError> {
     let length = reader.read_u32_le().await?;
@@ -108,6 +110,7 @@ pub async fn read_frame(
         return Err(WireError::TooLarge { announced: length.into(), most: LARGEST_HEAD.into() });
     }
     let checksum = reader.read_u32_le().await?;
+    let _of_head = budget.head(length).await;
     scratch.clear();
     scratch.shrink_to(KEPT);
     // The buffer grows as bytes come, so that no memory is taken for bytes that never come.
@@ -120,9 +123,11 @@ pub async fn read_frame(
     }
     let mut frame = decoded(scratch).map_err(WireError::Garbled)?;
     let announced = tensors(&frame.messages).fold(0u64, |sum, tensors| sum.saturating_add(tensors.bytes()));
+    let most = budget.most_tensors();
     if announced > most {
         return Err(WireError::TooLarge { announced, most });
     }
+    let _of_tensors = budget.tensors(announced).await;
     let mut elsewhere = Vec::new();
     for tensors in frame.messages.iter_mut().flat_map(tensors_mut) {
         for (length, data) in tensors.unfilled() {

@@ -1,7 +1,11 @@
+use std::pin::Pin;
+use std::task::{Context, Waker};
+
 use downbeat_core::Duration;
 use downbeat_core::ids::BatchId;
 use downbeat_host::request::batch_codec::OutputPart;
-use downbeat_roles::{BatchKey, Epoch, NodeId, QueueAlias, QueueKey};
+use downbeat_roles::{BatchKey, Epoch, NodeId, QueueAlias, QueueKey, ServedModel};
+use tokio::io::AsyncWriteExt;
 
 use super::*;
 use crate::wire::arena::tests::both;
@@ -42,7 +46,7 @@ fn written(outbox: &mut Outbox, most: usize) -> Vec<u8> {
 }
 
 async fn read(bytes: &[u8], most: u64) -> Result<Frame<Tensors>, WireError> {
-    read_frame(&mut &bytes[..], &mut Vec::new(), most, None).await.map(Option::unwrap)
+    read_frame(&mut &bytes[..], &mut Vec::new(), &ReadBudget::new(most), None).await.map(Option::unwrap)
 }
 
 #[tokio::test]
@@ -61,9 +65,15 @@ async fn frames_come_as_they_were_sent_however_they_are_written() {
         let mut reader = &bytes[..];
         let mut scratch = Vec::new();
         for frame in &sent {
-            assert_eq!(&read_frame(&mut reader, &mut scratch, 1 << 20, None).await.unwrap().unwrap(), frame);
+            assert_eq!(
+                &read_frame(&mut reader, &mut scratch, &ReadBudget::new(1 << 20), None).await.unwrap().unwrap(),
+                frame
+            );
         }
-        assert!(matches!(read_frame(&mut reader, &mut scratch, 1 << 20, None).await, Err(WireError::Ended(_))));
+        assert!(matches!(
+            read_frame(&mut reader, &mut scratch, &ReadBudget::new(1 << 20), None).await,
+            Err(WireError::Ended(_))
+        ));
     }
 }
 
@@ -118,14 +128,14 @@ async fn the_lists_of_a_frame_take_no_more_memory_than_their_budget() {
     assert_eq!(read(&head(&few), 0).await.unwrap(), few);
     assert!(matches!(read(&head(&answers(2_000_000)), 0).await, Err(WireError::Garbled(_))));
     // The list says that it is long, and nothing follows.
-    let claim = postcard::to_allocvec(&Message::<Tensors>::Claim {
+    let release = postcard::to_allocvec(&Message::<Tensors>::Release {
         batch: BatchKey { epoch: Epoch { number: 3, rank: 1 }, batch: BatchId(5) },
         numbers: Vec::new(),
     });
-    let mut claim = claim.unwrap();
-    claim.pop();
-    claim.extend_from_slice(&[0xff, 0xff, 0xff, 0xff, 0x7f]);
-    assert!(matches!(read(&headed(&head_of(1, &claim)), 0).await, Err(WireError::Garbled(_))));
+    let mut release = release.unwrap();
+    release.pop();
+    release.extend_from_slice(&[0xff, 0xff, 0xff, 0xff, 0x7f]);
+    assert!(matches!(read(&headed(&head_of(1, &release)), 0).await, Err(WireError::Garbled(_))));
 }
 
 #[tokio::test]
@@ -177,8 +187,8 @@ async fn large_tensors_go_by_memory_and_frames_without_them_are_lost() {
     let mut scratch = Vec::new();
     let mut read = async |most| {
         let mut reader = &bytes[..];
-        let first = read_frame(&mut reader, &mut scratch, most, Some(&peer)).await;
-        (first, read_frame(&mut reader, &mut scratch, most, Some(&peer)).await.ok().flatten())
+        let first = read_frame(&mut reader, &mut scratch, &ReadBudget::new(most), Some(&peer)).await;
+        (first, read_frame(&mut reader, &mut scratch, &ReadBudget::new(most), Some(&peer)).await.ok().flatten())
     };
     let (first, second) = read(1 << 20).await;
     assert_eq!((first.unwrap().as_ref(), second.as_ref()), (Some(&sent[0]), Some(&sent[1])));
@@ -199,7 +209,55 @@ async fn a_tensor_beyond_the_memory_of_a_peer_ends_its_connection() {
     let page = bytes.len() - 12;
     for beyond in [15, 16, u32::MAX] {
         bytes[page..page + 4].copy_from_slice(&beyond.to_le_bytes());
-        let read = read_frame(&mut &bytes[..], &mut Vec::new(), 1 << 20, Some(&peer)).await;
+        let read = read_frame(&mut &bytes[..], &mut Vec::new(), &ReadBudget::new(1 << 20), Some(&peer)).await;
         assert!(matches!(read, Err(WireError::Outside(8000))), "{beyond}");
     }
+}
+
+/// Polls a future once.
+fn is_pending(future: &mut (impl Future + Unpin)) -> bool {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+#[tokio::test]
+async fn connections_of_one_address_share_a_budget() {
+    let offers = |bytes| {
+        let model = ServedModel { model: "m".into(), version: 1, definition: vec![0; bytes], may_repeat: true };
+        let mut outbox = Outbox::default();
+        outbox.put_frame(&frame(vec![Message::Models(vec![model])]), None).unwrap();
+        written(&mut outbox, usize::MAX)
+    };
+    let (budget, other) = (ReadBudget::new(1 << 20), ReadBudget::new(1 << 20));
+    let (large, small) = (offers(30 << 20), offers(1 << 10));
+    let read = async |mut bytes: &[u8], budget| read_frame(&mut bytes, &mut Vec::new(), budget, None).await;
+    // A head of 60 MiB is announced, and never comes.
+    let (mut silent, mut half) = tokio::io::duplex(64);
+    silent.write_all(&[(60u32 << 20).to_le_bytes(), [0; 4]].concat()).await.unwrap();
+    let mut scratch = Vec::new();
+    let mut holds = Box::pin(read_frame(&mut half, &mut scratch, &budget, None));
+    assert!(is_pending(&mut holds));
+    let mut waits = Box::pin(read(&large, &budget));
+    assert!(is_pending(&mut waits), "it does not fit beside the announced one");
+    assert!(read(&small, &budget).await.is_ok(), "small heads need no budget");
+    assert!(read(&large, &other).await.is_ok(), "another address has another budget");
+    drop(holds);
+    assert!(waits.await.is_ok());
+    // Tensors have their own budget: one frame of the most bytes, or several smaller ones.
+    let tensors = |bytes: usize| {
+        let mut outbox = Outbox::default();
+        outbox.put_frame(&frame(vec![inputs(vec![tensors_of(&[bytes])])]), None).unwrap();
+        written(&mut outbox, usize::MAX)
+    };
+    let whole = tensors(1 << 20);
+    let (mut silent, mut half) = tokio::io::duplex(4096);
+    silent.write_all(&whole[..1000]).await.unwrap();
+    let mut scratch = Vec::new();
+    let mut holds = Box::pin(read_frame(&mut half, &mut scratch, &budget, None));
+    assert!(is_pending(&mut holds));
+    let whole_too = tensors(1 << 20);
+    let mut waits = Box::pin(read(&whole_too, &budget));
+    assert!(is_pending(&mut waits));
+    assert!(read(&tensors(60 << 10), &budget).await.is_ok());
+    drop(holds);
+    assert!(waits.await.is_ok());
 }

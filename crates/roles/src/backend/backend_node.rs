@@ -293,7 +293,7 @@ impl<P: Clone> BackendNode<P> {
     fn handle_message(&mut self, now: Time, from: NodeId, message: Message<P>) {
         let Some(role) = self.links.hello(from).map(|hello| hello.role) else { return };
         match (role, message) {
-            (Role::Scheduler { .. }, Message::Leads(epoch)) => self.handle_leads(now, from, epoch),
+            (Role::Scheduler { .. }, Message::Leads { epoch, .. }) => self.handle_leads(now, from, epoch),
             (Role::Scheduler { .. }, Message::Standing { .. }) if self.following.handle_stands_by(from) => {
                 self.leaderless_since = now;
             }
@@ -385,11 +385,8 @@ impl<P: Clone> BackendNode<P> {
     /// frontend.
     fn claim(&mut self, now: Time, key: BatchKey, frontend: NodeId) {
         if self.links.is_up(frontend) {
-            if let Some(batch) = self.under_way.get_mut(key) {
-                let numbers = batch.ask(now, frontend);
-                if !numbers.is_empty() {
-                    self.links.say(now, frontend, Message::Claim { batch: key, numbers });
-                }
+            if let Some((numbers, token)) = self.under_way.get_mut(key).and_then(|batch| batch.ask(now, frontend)) {
+                self.links.say(now, frontend, Message::Claim { batch: key, numbers, token });
             }
             return;
         }

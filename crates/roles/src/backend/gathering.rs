@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::claims::ClaimToken;
 use crate::message::{NodeId, Plan, QueueKey, RequestKey};
 use downbeat_core::time::{Duration, Time};
 
@@ -43,6 +44,9 @@ pub(super) struct Batch<P> {
     /// Since when the slot runs only this batch.
     pub began: Option<Time>,
     members: Vec<(RequestKey, Place<P>)>,
+    /// The frontends of the members, and the token that each must see. A member of another frontend
+    /// is missed.
+    tokens: Vec<(NodeId, ClaimToken)>,
     /// Members whose inputs may still come.
     expected_inputs: usize,
     /// The place after the member found last. Frontends answer in the order of the batch, so the
@@ -59,7 +63,7 @@ impl<P> Batch<P> {
     /// A batch as planned, whose frontends have not been asked. A member that the plan names twice
     /// counts once.
     pub fn new(plan: Plan, queue: QueueKey, item_bytes: u64, gather_until: Time) -> Self {
-        let Plan { slot, members, size, expected, .. } = plan;
+        let Plan { slot, members, tokens, size, expected, .. } = plan;
         let mut seen = BTreeSet::new();
         let is_new = |request: &RequestKey| seen.insert(*request);
         let members: Vec<(RequestKey, Place<P>)> =
@@ -67,18 +71,25 @@ impl<P> Batch<P> {
         let bytes = item_bytes.saturating_mul(u64::from(size)) / (members.len() as u64).max(1);
         let (expected_inputs, cursor, is_running) = (members.len(), 0, false);
         let (began, asked) = (None, Vec::new());
-        Batch { slot, queue, expected, gather_until, began, members, expected_inputs, cursor, is_running, bytes, asked }
+        Batch {
+            slot,
+            queue,
+            expected,
+            gather_until,
+            began,
+            members,
+            tokens,
+            expected_inputs,
+            cursor,
+            is_running,
+            bytes,
+            asked,
+        }
     }
 
-    /// The frontends of the batch's members, in order.
+    /// The frontends of the batch's members.
     pub fn frontends(&self) -> Vec<NodeId> {
-        let mut frontends: Vec<NodeId> = Vec::new();
-        for (request, _) in &self.members {
-            if frontends.last() != Some(&request.frontend) && !frontends.contains(&request.frontend) {
-                frontends.push(request.frontend);
-            }
-        }
-        frontends
+        self.tokens.iter().map(|(frontend, _)| *frontend).collect()
     }
 
     /// Whether the batch's turn has come. Such a batch runs, or waits in the slot's queue.
@@ -91,11 +102,13 @@ impl<P> Batch<P> {
         self.expected_inputs == 0
     }
 
-    /// Marks a frontend's unasked members as asked, and returns their numbers.
-    pub fn ask(&mut self, now: Time, frontend: NodeId) -> Vec<u64> {
+    /// Marks a frontend's members as asked. Returns their numbers and the token that claims them;
+    /// `None` if the batch does not wait for them, or they were asked before.
+    pub fn ask(&mut self, now: Time, frontend: NodeId) -> Option<(Vec<u64>, ClaimToken)> {
+        let (_, token) = *self.tokens.iter().find(|(of, _)| *of == frontend)?;
         let mut numbers = Vec::new();
         if self.is_running {
-            return numbers;
+            return None;
         }
         for (request, place) in &mut self.members {
             if request.frontend == frontend && matches!(place, Place::Unasked) {
@@ -103,10 +116,11 @@ impl<P> Batch<P> {
                 numbers.push(request.number);
             }
         }
-        if !numbers.is_empty() {
-            self.asked.push((frontend, now));
+        if numbers.is_empty() {
+            return None;
         }
-        numbers
+        self.asked.push((frontend, now));
+        Some((numbers, token))
     }
 
     /// Records that a frontend has answered with `inputs` inputs. Returns their approximate bytes,

@@ -1,9 +1,10 @@
 //! A frontend: keeps its clients' requests until they are answered, and decides which batch runs
 //! each of them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::open_requests::{NewRequest, OpenRequests, Place};
+use crate::claims::{ClaimKey, ClaimToken};
 use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
@@ -101,6 +102,10 @@ pub struct FrontendNode<P> {
     options: FrontendOptions,
     links: Links<P>,
     following: Following,
+    /// The key of claims in the followed epoch.
+    claims: Option<ClaimKey>,
+    /// Backends whose claims were false, while their links are up.
+    false_claimers: BTreeSet<NodeId>,
     requests: OpenRequests<P>,
     /// Requests to hand in to the leader.
     to_hand_in: Vec<u64>,
@@ -112,6 +117,7 @@ pub struct FrontendNode<P> {
     leaderless_since: Time,
     run_again: u64,
     late_answers: u64,
+    false_claims: u64,
     outputs: VecDeque<FrontendOutput<P>>,
 }
 
@@ -122,6 +128,8 @@ impl<P: Clone> FrontendNode<P> {
             options,
             links: Links::of(node, Role::Frontend),
             following: Following::new(),
+            claims: None,
+            false_claimers: BTreeSet::new(),
             requests: OpenRequests::new(),
             to_hand_in: Vec::new(),
             to_cancel: Vec::new(),
@@ -129,6 +137,7 @@ impl<P: Clone> FrontendNode<P> {
             leaderless_since: now,
             run_again: 0,
             late_answers: 0,
+            false_claims: 0,
             outputs: VecDeque::new(),
         }
     }
@@ -147,6 +156,11 @@ impl<P: Clone> FrontendNode<P> {
     /// reached a client.
     pub fn late_answers(&self) -> u64 {
         self.late_answers
+    }
+
+    /// Claims so far in the followed epoch that its leader has not planned. The frontend granted none.
+    pub fn false_claims(&self) -> u64 {
+        self.false_claims
     }
 
     /// The scheduler that the frontend follows, if its link is up.
@@ -205,7 +219,7 @@ impl<P: Clone> FrontendNode<P> {
         let Some(role) = self.links.hello(from).map(|hello| hello.role) else { return };
         let is_leader = self.following.leader() == Some(from);
         match (role, message) {
-            (Role::Scheduler { .. }, Message::Leads(epoch)) => self.handle_leads(now, from, epoch),
+            (Role::Scheduler { .. }, Message::Leads { epoch, claims }) => self.handle_leads(now, from, epoch, claims),
             (Role::Scheduler { .. }, Message::Standing { .. }) if self.following.handle_stands_by(from) => {
                 self.handle_no_leader(now);
             }
@@ -219,7 +233,9 @@ impl<P: Clone> FrontendNode<P> {
                 self.models = models.iter().map(known).collect();
                 self.outputs.push_back(FrontendOutput::Models(models));
             }
-            (Role::Backend, Message::Claim { batch, numbers }) => self.handle_claim(now, from, batch, numbers),
+            (Role::Backend, Message::Claim { batch, numbers, token }) => {
+                self.handle_claim(now, from, (batch, token), numbers);
+            }
             (Role::Backend, Message::Release { batch, numbers }) => {
                 for number in numbers {
                     let place = self.requests.get(number).map(|open| open.place);
@@ -246,8 +262,9 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
+    fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch, claims: Option<ClaimKey>) {
         if self.following.handle_leads(now, &mut self.links, from, epoch) {
+            self.claims = claims;
             self.to_cancel.clear();
             self.to_hand_in = self.requests.withdraw();
             let handed_in = self.to_hand_in.len() as u64;
@@ -270,15 +287,33 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    fn handle_claim(&mut self, now: Time, from: NodeId, batch: BatchKey, numbers: Vec<u64>) {
+    /// Whether the followed leader has planned a batch with these requests on this backend. Claims
+    /// of an earlier epoch may be late, and do not count as false.
+    fn is_planned(&mut self, from: NodeId, (batch, token): (BatchKey, ClaimToken), numbers: &[u64]) -> bool {
+        if batch.epoch != self.following.epoch() {
+            return false;
+        }
+        if self.claims.is_some_and(|key| key.token(batch, from, numbers.iter().copied()) == token) {
+            return true;
+        }
+        self.false_claims += 1;
+        if self.false_claimers.insert(from) {
+            let why = "claims requests that the leading scheduler has not planned there. None of its false claims \
+                       is granted; if it is a process of this cluster, restart it";
+            self.links.note(from, why);
+        }
+        false
+    }
+
+    fn handle_claim(&mut self, now: Time, from: NodeId, (batch, token): (BatchKey, ClaimToken), numbers: Vec<u64>) {
+        let is_planned = self.is_planned(from, (batch, token), &numbers);
         let (mut granted, mut gone) = (Vec::new(), Vec::new());
         for number in numbers {
             match self.requests.get_mut(number).map(|open| (open.place, open)) {
                 // The same batch asked twice. The frontend answers once.
                 Some((Place::Claimed(backend, by), _)) if (backend, by) == (from, batch) => {}
-                // A leader plans only what was handed in to it: nothing of this frontend is in a batch
-                // of a greater epoch.
-                Some((Place::Here | Place::HandedIn, open)) if batch.epoch == self.following.epoch() => {
+                // A batch that gave the request back may not claim it again with its old token.
+                Some((Place::Here | Place::HandedIn, open)) if is_planned && batch > open.given_back => {
                     open.place = Place::Claimed(from, batch);
                     granted.push((number, open.left(now), open.payload.clone()));
                 }
@@ -294,6 +329,7 @@ impl<P: Clone> FrontendNode<P> {
         if self.following.handle_lost(now, &mut self.links, peer) {
             self.handle_no_leader(now);
         }
+        self.false_claimers.remove(&peer);
         for number in self.requests.claimed_by(peer) {
             self.take_back(now, number, Back::PerhapsRun);
         }
@@ -321,7 +357,9 @@ impl<P: Clone> FrontendNode<P> {
             Back::PerhapsRun => open.tried < self.options.tries && self.models.iter().any(may_repeat),
         };
         let Some(open) = self.requests.get_mut(number) else { return };
-        open.place = Place::Here;
+        if let Place::Claimed(_, batch) = std::mem::replace(&mut open.place, Place::Here) {
+            open.given_back = batch;
+        }
         match back {
             Back::NotRun => open.returned = open.returned.saturating_add(1),
             Back::PerhapsRun => open.tried = open.tried.saturating_add(1),

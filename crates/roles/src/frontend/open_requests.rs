@@ -2,8 +2,10 @@
 
 use super::expiries::Expiries;
 use super::numbered::Numbered;
+use crate::epoch::Epoch;
 use crate::message::{BatchKey, HandedIn, NodeId, QueueAlias, QueueKey};
 use crate::queue_names::GivenNames;
+use downbeat_core::ids::BatchId;
 use downbeat_core::time::{Duration, Time};
 
 /// A request of a client.
@@ -22,6 +24,9 @@ pub struct NewRequest<P> {
     /// Items in the request.
     pub size: u32,
 }
+
+/// The name of no batch: less than all names of batches.
+const NO_BATCH: BatchKey = BatchKey { epoch: Epoch::NONE, batch: BatchId(0) };
 
 /// The place of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +50,8 @@ pub(super) struct Open<P> {
     pub tried: u8,
     /// How often the request came back without a run.
     pub returned: u8,
+    /// The last batch that gave the request back. This batch and earlier ones cannot claim it again.
+    pub given_back: BatchKey,
     queue: QueueAlias,
     queue_expiry: Time,
     level: u32,
@@ -88,9 +95,20 @@ impl<P> OpenRequests<P> {
     pub fn add(&mut self, request: NewRequest<P>) -> u64 {
         let NewRequest { queue, payload, deadline, queue_expiry, level, size } = request;
         let (queue, place, is_watched) = (self.names.take(queue), Place::Here, false);
-        let (tried, returned) = (0, 0);
-        let open = Open { payload, deadline, place, tried, returned, queue, queue_expiry, level, size, is_watched };
-        self.requests.push(open)
+        let (tried, returned, given_back) = (0, 0, NO_BATCH);
+        self.requests.push(Open {
+            payload,
+            deadline,
+            place,
+            tried,
+            returned,
+            given_back,
+            queue,
+            queue_expiry,
+            level,
+            size,
+            is_watched,
+        })
     }
 
     /// The request of this number.

@@ -12,6 +12,7 @@ use super::model_rates::ModelRates;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
 use crate::assignment::SubClusterPlan;
+use crate::claims::ClaimSecret;
 use crate::epoch::Epoch;
 use crate::links::Links;
 use crate::message::{
@@ -47,6 +48,7 @@ pub struct SubCluster {
 #[derive(Debug)]
 pub(super) struct Lead {
     epoch: Epoch,
+    claims: ClaimSecret,
     scheduler: Scheduler,
     map: ClusterMap,
     models: ServedModels,
@@ -77,11 +79,11 @@ fn end_of(now: Time, left: Duration) -> Time {
 }
 
 impl Lead {
-    /// Begins to lead. The caller reports connected nodes with [`Lead::handle_up`]. `settles`: how
+    /// Begins to lead. Keys of claims come from `claims`. The caller reports connected nodes with [`Lead::handle_up`]. `settles`: how
     /// long backends may be on their way here. `sub_clusters`: how models are divided among
     /// backends, and the last known plan; `None`: backends choose their own models.
     pub fn new(
-        epoch: Epoch,
+        (epoch, claims): (Epoch, ClaimSecret),
         wake_margin: Duration,
         settles: Duration,
         sub_clusters: Option<(SubClusterOptions, Option<SubClusterPlan>)>,
@@ -93,6 +95,7 @@ impl Lead {
         scheduler.set_wake_margin(now, wake_margin);
         Lead {
             epoch,
+            claims,
             scheduler,
             map: ClusterMap::new(epoch, assigner.is_some()),
             models: ServedModels::new(settles),
@@ -143,15 +146,20 @@ impl Lead {
 
     /// Handles the arrival of a frontend or a backend.
     pub fn handle_up<P: Clone>(&mut self, now: Time, links: &mut Links<P>, hello: &Hello) {
-        match hello.role {
+        let claims = match hello.role {
             Role::Frontend => {
-                let place = self.waiting.handle_frontend(hello.node, hello.address.clone());
+                let claims = self.claims.key(self.epoch, hello.node);
+                let place = self.waiting.handle_frontend(hello.node, hello.address.clone(), claims);
                 self.map.forget(None, Some(place));
+                Some(claims)
             }
-            Role::Backend => self.map.handle_up(hello),
+            Role::Backend => {
+                self.map.handle_up(hello);
+                None
+            }
             Role::Scheduler { .. } => return,
-        }
-        links.say(now, hello.node, Message::Leads(self.epoch));
+        };
+        links.say(now, hello.node, Message::Leads { epoch: self.epoch, claims });
         if hello.role == Role::Frontend && self.is_settled {
             links.say(now, hello.node, Message::Models(self.models.list()));
         }
@@ -517,7 +525,6 @@ impl Lead {
         size: u32,
         (starts_in, expected): (Duration, Duration),
     ) {
-        let keys: Vec<RequestKey> = members.iter().filter_map(|id| self.waiting.key(*id)).collect();
         for id in &members {
             self.waiting.set_place(*id, Place::Dispatched);
         }
@@ -536,8 +543,10 @@ impl Lead {
         if self.map.backend_mut(node).is_some_and(|backend| backend.told.insert(place)) {
             links.say(now, node, Message::Queue { alias: queue, key: QueueKey::clone(key) });
         }
-        let batch = BatchKey { epoch: self.epoch, batch };
-        links.say(now, node, Message::Plan(Plan { batch, slot, queue, members: keys, size, starts_in, expected }));
+        let name = BatchKey { epoch: self.epoch, batch };
+        let (members, tokens) = self.waiting.planned(name, node, self.map.members(batch));
+        let plan = Plan { batch: name, slot, queue, members, tokens, size, starts_in, expected };
+        links.say(now, node, Message::Plan(plan));
     }
 
     /// Tells a backend the addresses of the batch's frontends that it has not heard of.

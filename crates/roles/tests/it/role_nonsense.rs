@@ -59,12 +59,17 @@ fn message(step: &Step) -> Message<P> {
             let (model, version, may_repeat) = ("m".to_owned(), a, b == 0);
             Message::Models(vec![ServedModel { model, version, definition: vec![0; 3], may_repeat }])
         }
-        6 | 7 => Message::Leads(Epoch { number: a.min(3), rank: 0 }),
+        6 | 7 => {
+            let epoch = Epoch { number: a.min(3), rank: 0 };
+            let claims = (step.what == 6).then(|| ClaimSecret([0; 16]).key(epoch, ME));
+            Message::Leads { epoch, claims }
+        }
         8 => Message::Standing { epoch, leads: c == 0 },
         9 => Message::Meet { frontend: NodeId(b), address: "f:1".to_owned() },
         10..=12 => {
             let (queue, slot, size) = (alias, c as u32, a as u32);
-            Message::Plan(Plan { batch, slot, queue, members, size, starts_in: long, expected: short })
+            let tokens = members.iter().take(b as usize % 3).map(|member| (member.frontend, ClaimToken(c))).collect();
+            Message::Plan(Plan { batch, slot, queue, members, tokens, size, starts_in: long, expected: short })
         }
         13 => Message::Offer(Offer { slots: vec![Slot { hardware: String::new(), device: 0 }], ..Offer::default() }),
         14 => Message::Delays(Delays {
@@ -83,7 +88,12 @@ fn message(step: &Step) -> Message<P> {
             Message::Assign(Assignment { stamp, plan: stamp, sub_cluster: b as u32, planned, kept })
         }
         17 => Message::Leave,
-        18 => Message::Claim { batch, numbers: vec![a, b, c, c] },
+        18 => {
+            let numbers = vec![a, b, c, c];
+            let key = ClaimSecret([0; 16]).key(epoch, ME);
+            let token = key.token(batch, PEERS[step.peer].0, numbers.iter().copied());
+            Message::Claim { batch, token: if a % 4 == 3 { ClaimToken(a) } else { token }, numbers }
+        }
         19 | 20 => {
             Message::Inputs { batch, granted: vec![(a, long, ()), (c, short, ()), (c, short, ())], gone: vec![b] }
         }

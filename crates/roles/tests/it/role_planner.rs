@@ -8,6 +8,11 @@ use downbeat_roles::*;
 
 pub type P = u64;
 
+/// The secret of a scheduler's claims.
+fn claims(node: NodeId) -> ClaimSecret {
+    ClaimSecret(u128::from(node.0).to_le_bytes())
+}
+
 /// splitmix64.
 pub struct Random(pub u64);
 
@@ -31,6 +36,7 @@ impl Random {
 /// A scheduler that plans any request that was handed in, on any backend, and sometimes requests
 /// that were not handed in.
 pub struct Planner {
+    claims: ClaimSecret,
     pub links: Links<P>,
     pub epoch: Option<Epoch>,
     pub peers: BTreeMap<NodeId, Role>,
@@ -44,6 +50,7 @@ pub struct Planner {
 impl Planner {
     pub fn new(node: NodeId) -> Self {
         Planner {
+            claims: claims(node),
             links: Links::new(node),
             epoch: None,
             peers: BTreeMap::new(),
@@ -66,8 +73,10 @@ impl Planner {
 
     fn greet(&mut self, now: Time, peer: NodeId) {
         let Some(epoch) = self.epoch else { return };
-        self.links.say(now, peer, Message::Leads(epoch));
-        if self.peers.get(&peer) == Some(&Role::Frontend) {
+        let is_frontend = self.peers.get(&peer) == Some(&Role::Frontend);
+        let claims = is_frontend.then(|| self.claims.key(epoch, peer));
+        self.links.say(now, peer, Message::Leads { epoch, claims });
+        if is_frontend {
             let model = |model: &str, may_repeat| ServedModel {
                 model: model.to_owned(),
                 version: 1,
@@ -166,10 +175,13 @@ impl Planner {
         let (slot, size) = (random.below(2) as u32, members.len() as u32);
         let (starts_in, expected) = (Duration::ZERO, Duration::from_millis(2));
         self.under_way.insert(batch, (backend, members.clone()));
-        self.links.say(
-            now,
-            backend,
-            Message::Plan(Plan { batch, slot, queue: alias, members, size, starts_in, expected }),
-        );
+        let frontends: BTreeSet<NodeId> = members.iter().map(|member| member.frontend).collect();
+        let token = |frontend: NodeId| {
+            let numbers = members.iter().filter(|member| member.frontend == frontend).map(|member| member.number);
+            (frontend, self.claims.key(epoch, frontend).token(batch, backend, numbers))
+        };
+        let tokens = frontends.into_iter().map(token).collect();
+        let plan = Plan { batch, slot, queue: alias, members, tokens, size, starts_in, expected };
+        self.links.say(now, backend, Message::Plan(plan));
     }
 }

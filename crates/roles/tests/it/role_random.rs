@@ -393,13 +393,14 @@ impl World {
         let (from, to) = (schedulers[self.random.below(schedulers.len())], all[self.random.below(all.len())]);
         let members = numbers.iter().map(|number| RequestKey { frontend: to, number: *number }).collect();
         let said = match self.random.below(4) {
-            0 => Message::Claim { batch, numbers: numbers.to_vec() },
+            0 => Message::Claim { batch, numbers: numbers.to_vec(), token: ClaimToken(numbers[2]) },
             1 => Message::Answers(numbers.iter().map(|number| (*number, Outcome::Outputs(*number))).collect()),
             2 => Message::Refused(numbers.iter().map(|number| (*number, Refusal::Lost)).collect()),
             _ => Message::Plan(Plan {
                 batch,
                 slot: self.random.below(4) as u32,
                 queue: QueueAlias(self.random.below(3) as u32),
+                tokens: vec![(to, ClaimToken(numbers[2]))],
                 members,
                 size: 4,
                 starts_in: Duration::MAX,
@@ -413,7 +414,7 @@ impl World {
     }
 
     /// A liar sends messages of its role to a node, or now and then messages of another role. A lying
-    /// backend claims nothing in the epoch that frontends follow: it could have been planned there.
+    /// backend claims in any epoch, with tokens that it has guessed.
     fn lie(&mut self) {
         let liars: Vec<NodeId> = self.liars.iter().copied().collect();
         let from = liars[self.random.below(liars.len())];
@@ -431,8 +432,8 @@ impl World {
         let batch = BatchKey { epoch, batch: BatchId(self.random.next() % 2_000) };
         let said = match self.random.below(8) {
             0 => {
-                let epoch = Epoch { number: self.epoch + 1 + self.random.next() % 9, rank };
-                Message::Claim { batch: BatchKey { epoch, ..batch }, numbers }
+                let epoch = Epoch { number: (self.epoch + self.random.next() % 9).saturating_sub(3), rank };
+                Message::Claim { batch: BatchKey { epoch, ..batch }, numbers, token: ClaimToken(self.random.next()) }
             }
             1 | 2 => Message::Release { batch, numbers },
             3 | 4 => Message::Answers(numbers.iter().map(|number| (*number, Outcome::Outputs(u64::MAX))).collect()),
@@ -440,7 +441,11 @@ impl World {
                 let granted = numbers.iter().map(|number| (*number, Duration::MAX, u64::MAX)).collect();
                 Message::Inputs { batch, granted, gone: numbers }
             }
-            _ => Message::Leads(Epoch { number: u64::MAX, rank }),
+            _ => {
+                let epoch = Epoch { number: u64::MAX, rank };
+                let is_frontend = self.nodes.get(&to).is_some_and(|(hello, _)| hello.role == Role::Frontend);
+                Message::Leads { epoch, claims: is_frontend.then(|| ClaimSecret([0; 16]).key(epoch, to)) }
+            }
         };
         let now = self.now;
         if let Some((_, Node::Liar(links))) = self.nodes.get_mut(&from) {

@@ -20,6 +20,8 @@ fn hello(node: u64, role: Role) -> Hello {
     Hello { protocol: PROTOCOL, node: NodeId(node), role, name: format!("n{node}"), address: format!("h{node}:1") }
 }
 
+const CLAIMS: ClaimSecret = ClaimSecret([7; 16]);
+
 /// A lone scheduler, or one of several, with its peers.
 pub struct World {
     pub node: SchedulerNode<P>,
@@ -50,6 +52,7 @@ impl World {
             wake_margin: Duration::ZERO,
             epochs_are_allotted: false,
             sub_clusters,
+            claims: CLAIMS,
         };
         let node = SchedulerNode::new(NODE, options, Time::ZERO);
         World {
@@ -198,6 +201,11 @@ impl World {
     }
 }
 
+/// The word of the leader to a frontend.
+fn leads(epoch: Epoch, frontend: NodeId) -> Message<P> {
+    Message::Leads { epoch, claims: Some(CLAIMS.key(epoch, frontend)) }
+}
+
 pub fn queue(model: &str, shape: &[i64]) -> QueueKey {
     QueueKey { model: model.into(), version: 1, shape: shape.to_vec() }
 }
@@ -259,6 +267,31 @@ fn backends_learn_queues_and_frontends_once_before_their_plans() {
     assert_eq!(numbers(plan), [1, 2], "what came meanwhile shares a batch");
     world.complete(backend, plan.batch);
     assert_eq!(world.node.requests(), 0);
+}
+
+#[test]
+fn each_frontend_of_a_plan_has_a_token_for_its_members() {
+    let mut world = World::leading();
+    let epoch = Epoch { number: 1, rank: 0 };
+    let backend = world.connect(1, Role::Backend);
+    assert!(world.heard(backend).contains(&Message::Leads { epoch, claims: None }), "a backend hears no key");
+    world.say(backend, Message::UnderWay(Vec::new()));
+    world.say(backend, Message::Offer(offer(1, vec![model("m", ms(5), 1)])));
+    let (one, other) = (world.frontend(2), world.frontend(3));
+    assert!(world.heard(one).contains(&leads(epoch, one)) && world.heard(other).contains(&leads(epoch, other)));
+    world.ask(one, &[9], ms(100));
+    let first = world.plans(backend).remove(0);
+    assert_eq!(first.tokens, [(one, CLAIMS.key(epoch, one).token(first.batch, backend, [9]))]);
+    world.ask(one, &[0], ms(100));
+    world.ask(other, &[0], ms(100));
+    world.ask(one, &[1], ms(100));
+    world.complete(backend, first.batch);
+    let plan = world.plans(backend).remove(0);
+    assert_eq!(plan.members.len(), 3);
+    let token = |frontend, numbers: &[u64]| {
+        (frontend, CLAIMS.key(epoch, frontend).token(plan.batch, backend, numbers.iter().copied()))
+    };
+    assert_eq!(plan.tokens, [token(one, &[0, 1]), token(other, &[0])]);
 }
 
 #[test]
@@ -572,7 +605,7 @@ fn a_leader_that_hears_of_a_higher_epoch_stands_by_and_forgets() {
     // next number.
     world.disconnect(other);
     assert_eq!(world.led[1..], [Epoch { number: 2, rank: 1 }]);
-    assert!(world.heard(frontend).contains(&Message::Leads(Epoch { number: 2, rank: 1 })));
+    assert!(world.heard(frontend).contains(&leads(Epoch { number: 2, rank: 1 }, frontend)));
 }
 
 #[test]
@@ -623,7 +656,7 @@ fn a_leader_that_stands_by_tells_its_followers() {
     world.pass(LOST_AFTER + ms(40));
     assert_eq!(world.led, [1, 2].map(|number| Epoch { number, rank: 0 }), "it invents the next number itself");
     assert!(world.node.has_leader());
-    assert!(world.heard(frontend).contains(&Message::Leads(Epoch { number: 2, rank: 0 })));
+    assert!(world.heard(frontend).contains(&leads(Epoch { number: 2, rank: 0 }, frontend)));
 }
 
 #[test]

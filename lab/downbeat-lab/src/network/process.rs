@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BatchKey, Doing, Frame, FrontendNode, FrontendOptions, Hello, Loadable, NewRequest,
-    NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode, SchedulerNode,
+    BackendNode, BackendOptions, BatchKey, ClaimSecret, Doing, Frame, FrontendNode, FrontendOptions, Hello, Loadable,
+    NewRequest, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode, SchedulerNode,
     SchedulerOptions, Slot, SubClusterPlan,
 };
 
@@ -144,6 +144,7 @@ impl Process {
                     wake_margin: timing.wakes_late,
                     epochs_are_allotted: scenario.has_store,
                     sub_clusters: scenario.sub_clusters.as_ref().map(|clusters| clusters.options),
+                    claims: ClaimSecret(u128::from(node.0).to_le_bytes()),
                 };
                 Machine::Scheduler(Box::new(SchedulerNode::new(node, options, local)))
             }

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use anyhow::{Result, bail, ensure};
-use downbeat_cluster::{Outbox, Tensors, read_frame};
+use downbeat_cluster::{Outbox, ReadBudget, Tensors, read_frame};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_host::request::batch_codec::OutputPart;
@@ -53,6 +53,7 @@ struct World {
     outbox: Outbox,
     bytes: Vec<u8>,
     scratch: Vec<u8>,
+    budget: ReadBudget,
     input: Tensors,
     output: Tensors,
     /// The batches on the device: the end of each, and its members.
@@ -74,6 +75,7 @@ impl World {
             wake_margin: Duration::ZERO,
             epochs_are_allotted: false,
             sub_clusters: None,
+            claims: ClaimSecret([7; 16]),
         };
         let frontend_options = FrontendOptions { heartbeat: HEARTBEAT, lost_after: LOST_AFTER, tries: 2 };
         let fetch_within = Duration::from_millis(5);
@@ -94,6 +96,7 @@ impl World {
             outbox: Outbox::default(),
             bytes: Vec::new(),
             scratch: Vec::new(),
+            budget: ReadBudget::new(LARGEST),
             input: tensors(INPUTS, input),
             output: tensors(10, vec![0; 40]),
             running: VecDeque::new(),
@@ -206,7 +209,7 @@ impl World {
             Ok(pieces.iter().map(|piece| piece.len()).sum())
         })?;
         let mut reader = &self.bytes[..];
-        let read = pin!(read_frame(&mut reader, &mut self.scratch, LARGEST, None));
+        let read = pin!(read_frame(&mut reader, &mut self.scratch, &self.budget, None));
         match read.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Ok(Some(frame))) => Ok(frame),
             Poll::Ready(Ok(None)) | Poll::Pending => bail!("a frame is whole"),

@@ -595,7 +595,7 @@ impl ModelQueue {
     }
 
     fn has_target(&self) -> bool {
-        matches!(self.batcher.drop, DropPolicy::WindowDrop | DropPolicy::Adaptive)
+        self.batcher.drop.has_target()
     }
 
     /// [`Batcher::slide`], for the drop policies with a target.

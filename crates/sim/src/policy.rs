@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(parse("lazy").unwrap_err(), expected);
         assert_eq!(
             parse("eager+tail").unwrap_err(),
-            "unknown drop policy 'tail'; expected one of: window, recent, head, adaptive, none"
+            "unknown drop policy 'tail'; expected one of: window, head, adaptive, none"
         );
         for text in ["timeout", "timeout:-1", "timeout:nan", "timeout:x%", "eager:3"] {
             assert!(parse(text).unwrap_err().contains("': expected "), "{text}");

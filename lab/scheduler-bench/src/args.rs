@@ -63,7 +63,7 @@ pub struct SchedulerArgs {
     #[arg(long, default_value = "deferred")]
     pub policy: DispatchPolicy,
 
-    /// Which requests are dropped: window, recent, head, adaptive, or none.
+    /// Which requests are dropped: window, head, adaptive, or none.
     #[arg(long, default_value = "window")]
     pub drop: DropPolicy,
 

@@ -15,8 +15,7 @@ use crate::time::Duration;
 /// | policy | gives up | a batch is shrunk for its head's deadline | used by |
 /// |---|---|---|---|
 /// | `HeadDrop` | the hopeless: `now + l(size) > deadline` | yes | Clipper, Shepherd (Symphony §3.2, *GetBatch*) |
-/// | `WindowDrop` | also heads that would force a batch below the target, the staggered batch | yes, down to the target | Nexus's early drop (Symphony §3.2) |
-/// | `RecentDrop` | as `WindowDrop`, but the target is at most the number of the latest requests that can all run together | yes, down to the target | the Symphony prototype |
+/// | `WindowDrop` | also heads that would force a batch below the target | yes, down to the target | Nexus's early drop (Symphony §3.2); the Symphony prototype |
 /// | `Adaptive` | as `WindowDrop`, with a target that leaves room for uneven arrivals and is not above what batching gains | yes, down to the target | Downbeat |
 /// | `None` | nothing | no | Triton, TensorFlow Serving |
 ///
@@ -29,9 +28,6 @@ pub enum DropPolicy {
     /// Also drops heads that stand in the way of a batch of the target size.
     #[default]
     WindowDrop,
-    /// Also drops heads that stand in the way of a batch of the target size, or of the latest
-    /// requests that can all run together if these are fewer.
-    RecentDrop,
     /// Also drops heads that stand in the way of a batch of a target size that suits the load of
     /// the moment.
     Adaptive,
@@ -41,24 +37,13 @@ pub enum DropPolicy {
 
 impl DropPolicy {
     /// Every policy.
-    pub const ALL: [DropPolicy; 5] = [
-        DropPolicy::WindowDrop,
-        DropPolicy::RecentDrop,
-        DropPolicy::HeadDrop,
-        DropPolicy::Adaptive,
-        DropPolicy::None,
-    ];
-
-    /// Whether heads are given up for a batch of a target size.
-    pub(super) const fn has_target(self) -> bool {
-        matches!(self, DropPolicy::WindowDrop | DropPolicy::RecentDrop | DropPolicy::Adaptive)
-    }
+    pub const ALL: [DropPolicy; 4] =
+        [DropPolicy::WindowDrop, DropPolicy::HeadDrop, DropPolicy::Adaptive, DropPolicy::None];
 
     /// The name in flags and files.
     pub const fn name(self) -> &'static str {
         match self {
             DropPolicy::WindowDrop => "window",
-            DropPolicy::RecentDrop => "recent",
             DropPolicy::HeadDrop => "head",
             DropPolicy::Adaptive => "adaptive",
             DropPolicy::None => "none",

@@ -306,8 +306,6 @@ impl Batcher {
     /// would later lead even smaller batches, as their time only gets shorter. No head that is
     /// given up would fit beside the larger batch.
     ///
-    /// Under [`DropPolicy::RecentDrop`] the aim is at most [`Batcher::recent`].
-    ///
     /// `O(1)` for each head given up, and `O(max_batch)` to find that there is nothing to gain.
     /// With requests of several items, or strays, it can take `O(n log n)` if nearly the whole
     /// queue is about to expire.
@@ -334,10 +332,7 @@ impl Batcher {
             self.restore();
             return None;
         }
-        let target = match self.drop {
-            DropPolicy::RecentDrop => u64::from(target.min(self.recent(now, free_at, plan, lead, weight))),
-            _ => u64::from(target),
-        };
+        let target = u64::from(target);
         // No request reaches further than the latest deadline does. That alone often shows that
         // there is nothing to gain.
         let furthest = u64::from(self.fit(now, free_at, plan, self.queue.last_deadline(lead), max_batch));
@@ -370,24 +365,6 @@ impl Batcher {
         gain
     }
 
-    /// The items of the latest requests of the tier that can all run together: those that are left
-    /// once all of them fit the head's deadline. `weight`: the items of all. Only these requests
-    /// hold a larger batch back, where the queue is shorter than the staggered batch.
-    fn recent(&mut self, now: Time, free_at: Time, plan: usize, lead: usize, mut weight: u64) -> u32 {
-        let max_batch = self.kinds.max_batch;
-        let kept = self.aside.len();
-        while let Some(head) = self.queue.head(lead) {
-            if u64::from(self.fit(now, free_at, plan, head.deadline, max_batch)) >= weight.min(u64::from(max_batch)) {
-                break;
-            }
-            weight -= u64::from(head.size);
-            self.aside.extend(self.queue.set_aside(lead));
-        }
-        self.queue.put_back(&self.aside[kept..]);
-        self.aside.truncate(kept);
-        u32::try_from(weight).unwrap_or(u32::MAX)
-    }
-
     /// Hides the requests of a tier that are due before `from`, until [`Batcher::restore`].
     fn pass_over(&mut self, tier: usize, from: Time) {
         self.queue.set_aside_before(tier, from, &mut self.aside);
@@ -417,15 +394,13 @@ mod tests {
     use crate::profile::LatencyProfile;
 
     proptest! {
-        /// [`Batcher::slide`] finds the same start as a search through the whole queue, whether it
-        /// aims at the target or at the latest requests that can run together.
+        /// [`Batcher::slide`] finds the same start as a search through the whole queue.
         #[test]
         fn the_slide_gives_up_what_a_full_search_would(
             (alpha, beta, max_batch) in (1..9u64, 0..30u64, 1..12u32),
             slos in prop::collection::vec(1..80u64, 1..40),
             jitter in prop::bool::weighted(0.3),
             target in 1..12u32,
-            recent in any::<bool>(),
         ) {
             let mut slos = slos;
             if !jitter {
@@ -435,8 +410,7 @@ mod tests {
             let mut kinds = KindPlans::new(&profile.clone().into(), max_batch);
             kinds.plans[0].target = target;
             let queue = RequestQueue::new(Vec::new());
-            let drop = if recent { DropPolicy::RecentDrop } else { DropPolicy::WindowDrop };
-            let mut batcher = Batcher::new(queue, kinds, drop, DispatchPolicy::Deferred);
+            let mut batcher = Batcher::new(queue, kinds, DropPolicy::WindowDrop, DispatchPolicy::Deferred);
             slos.retain(|slo| *slo >= profile.latency(1).as_nanos());
             for (id, slo) in (0..).map(RequestId).zip(&slos) {
                 let deadline = Time::from_nanos(*slo);
@@ -447,15 +421,8 @@ mod tests {
             deadlines.sort_unstable();
             let fit = |slo: u64| u64::from(profile.largest_up_to(max_batch, Duration::from_nanos(slo)));
             let reach = |at: usize| fit(deadlines[at]).min((deadlines.len() - at) as u64);
-            // The prototype's loop: heads go until all that are left fit the next head's deadline.
-            let left = |at: usize| (deadlines.len() - at) as u64;
-            let together = (0..deadlines.len()).find(|at| fit(deadlines[*at]) >= left(*at).min(u64::from(max_batch)));
-            let aim = match together.filter(|_| recent) {
-                Some(at) => u64::from(target).min(left(at)),
-                None => u64::from(target),
-            };
             let stop = (0..deadlines.len())
-                .find(|at| reach(*at) >= aim.min(left(*at)))
+                .find(|at| reach(*at) >= u64::from(target).min((deadlines.len() - at) as u64))
                 .filter(|at| reach(*at) > reach(0));
             let expected = stop.map(|at| Time::from_nanos(deadlines[at]));
             prop_assert_eq!(batcher.slide(Time::ZERO, Time::ZERO, 0, Time::ZERO), expected);

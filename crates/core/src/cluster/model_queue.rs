@@ -595,7 +595,7 @@ impl ModelQueue {
     }
 
     fn has_target(&self) -> bool {
-        self.batcher.drop.has_target()
+        matches!(self.batcher.drop, DropPolicy::WindowDrop | DropPolicy::Adaptive)
     }
 
     /// [`Batcher::slide`], for the drop policies with a target.

@@ -108,7 +108,6 @@ impl World {
                     drop: match option("drop").unwrap_or("head") {
                         "head" => DropPolicy::HeadDrop,
                         "window" => DropPolicy::WindowDrop,
-                        "recent" => DropPolicy::RecentDrop,
                         "adaptive" => DropPolicy::Adaptive,
                         "none" => DropPolicy::None,
                         other => panic!("drop={other}"),

@@ -69,7 +69,7 @@ pub struct CapacityArgs {
     #[arg(long = "policy", default_value = "deferred", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<String>,
 
-    /// Which requests are dropped, for policies without +DROP: window, recent, head, adaptive, or none.
+    /// Which requests are dropped, for policies without +DROP: window, head, adaptive, or none.
     /// Repeatable, or separated by commas [default: window; adaptive for adaptive and
     /// consolidating]
     #[arg(long = "drop", value_name = "NAME", value_delimiter = ',')]

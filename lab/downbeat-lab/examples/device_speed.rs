@@ -13,8 +13,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use downbeat_core::device::{
-    DeviceModel, DeviceOutput, DeviceRequest, DeviceScheduler, ElasticOptions, Joining, LaneMix, LaunchId,
-    MixTable, PolicyOptions, SegmentProfile, Span, StagedOptions, WindowedOptions,
+    DeviceModel, DeviceOutput, DeviceRequest, DeviceScheduler, ElasticOptions, Joining, LaneMix, LaunchId, MixTable,
+    PolicyOptions, SegmentProfile, Span, StagedOptions, WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use rustix::time::{ClockId, clock_gettime};

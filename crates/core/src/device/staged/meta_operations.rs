@@ -93,7 +93,7 @@ impl Staged {
     }
 
     /// Whether `joined` items that join a batch of `rows` after `stage` are worth it. The answers
-    /// together must come sooner than those of two batches, one after the other.
+    /// together must come sooner than the answers of two batches, one after the other.
     fn is_sooner_together(&self, stage: u16, rows: u32, joined: u32, length: u32) -> bool {
         let profile = &self.options.profile;
         let rest = |rows| profile.remaining(stage + 1, rows, length).as_nanos();

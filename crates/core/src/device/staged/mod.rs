@@ -38,7 +38,7 @@ const STAGES: u16 = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Joining {
-    /// If the measured times say that the answers come sooner than those of two batches in turn.
+    /// By the measured times the answers come sooner together than in two batches, one after the other.
     #[default]
     IfSooner,
     /// Whenever the batch is younger than `comp_wait` and has room (DVABatch §7.2).

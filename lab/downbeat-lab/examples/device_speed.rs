@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use downbeat_core::device::{
-    DeviceModel, DeviceOutput, DeviceRequest, DeviceScheduler, ElasticOptions, LaneMix, LaunchId, MixTable,
+    DeviceModel, DeviceOutput, DeviceRequest, DeviceScheduler, ElasticOptions, Joining, LaneMix, LaunchId, MixTable,
     PolicyOptions, SegmentProfile, Span, StagedOptions, WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -117,6 +117,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         by_load,
         window: None,
         comp_wait: None,
+        joining: Joining::default(),
         ring_slots: 0,
         drop: true,
         queue_bound: QUEUE_BOUND,

@@ -91,7 +91,7 @@ pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use settings::{
     Cores, Cut, ExitRule, MOST_LANES, PaddedTo, PaddingSettings, PolicyModel, RingNeed, WrittenSettings,
 };
-pub use staged::{Staged, StagedOptions};
+pub use staged::{Joining, Staged, StagedOptions};
 pub use table::{BadSettings, ChosenPolicy, UnknownPolicy, read_one_of_any};
 pub use turn::{DeviceTimeout, Turn};
 pub use windowed::{MOST_AHEAD, Windowed, WindowedOptions};

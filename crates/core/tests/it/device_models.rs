@@ -61,6 +61,7 @@ impl Kind {
                     by_load: true,
                     window: None,
                     comp_wait: None,
+                    joining: Joining::default(),
                     ring_slots: if ring { 2 * MOST } else { 0 },
                     drop,
                     queue_bound,

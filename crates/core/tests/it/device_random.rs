@@ -92,12 +92,13 @@ proptest! {
     fn staged(
         arrivals in prop::collection::vec(arrival(), 1..60),
         segments in 1..6usize, pairs in 1..4u16, max_batch in 3..16u32, ring in prop_oneof![Just(0u32), Just(16), 17..40u32],
-        (by_length, by_operator, by_load, drop) in any::<(bool, bool, bool, bool)>(),
+        (by_length, by_operator, by_load, drop, always) in any::<(bool, bool, bool, bool, bool)>(),
         (fixed, item, flat) in (0..400u64, 0..60u64, 1..8u64),
     ) {
         let profile = profile(segments, fixed, item, flat, by_length);
+        let joining = if always { Joining::Always } else { Joining::IfSooner };
         let policy = Box::new(Staged::new(StagedOptions {
-            profile: profile.clone(), pairs, max_batch, by_length, by_operator, by_load, window: None, comp_wait: None,
+            profile: profile.clone(), pairs, max_batch, by_length, by_operator, by_load, window: None, comp_wait: None, joining,
             ring_slots: ring, drop, queue_bound: 50,
         }));
         run(policy, profile, ring, by_length, &arrivals);

@@ -10,7 +10,7 @@
 //! segment 1: 0.5 0.5; 2: 1 1          ... for lengths 1 and 2
 //! policy windowed max_batch=4 window=4 [fill] [ahead=1]
 //! policy elastic mix=1,1,2,4 max=8 ring=16 [cores=2] [brief=1]      or: mixes=4:4;8:8;16:4,4,8
-//! policy staged pairs=2 max_batch=4 [length] [operator] [load] [window=0] [comp_wait=9] [ring=8]
+//! policy staged pairs=2 max_batch=4 [length] [operator] [load] [window=0] [comp_wait=9] [always] [ring=8]
 //! transfer 0.1                        what bringing one input takes
 //! drop                                give up what cannot be answered in time
 //! bound 8                             items that may wait
@@ -148,6 +148,7 @@ impl<'a> Script<'a> {
                 by_load: has("load"),
                 window: time("window"),
                 comp_wait: time("comp_wait"),
+                joining: if has("always") { Joining::Always } else { Joining::IfSooner },
                 ring_slots: ring,
                 drop,
                 queue_bound,
@@ -225,6 +226,9 @@ scenarios! {
     a_batch_that_may_split_is_not_stretched
     /// DVABatch §7.2, policy III: no request joins a batch that is old.
     an_old_batch_is_not_stretched
+    requests_join_only_if_it_is_sooner
+    /// DVABatch §7.2, policy III: T_comp_wait alone decides.
+    requests_always_join_a_young_batch
     a_cancelled_member_leaves_at_the_next_stage
     all_members_exit
     /// DVABatch §7.2, policy II, and §6.2: the serial manner.

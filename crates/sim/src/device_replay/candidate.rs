@@ -117,6 +117,7 @@ impl ReplayedModel {
                 json!({ "stages": stages, "buffer_pairs": 1 }),
                 json!({ "stages": stages, "operators": false }),
                 json!({ "stages": stages, "load": false }),
+                json!({ "stages": stages, "joining": "always" }),
             ];
             asked.extend(all.map(|value| (PolicyName::STAGED, settings(value), cut)));
         }

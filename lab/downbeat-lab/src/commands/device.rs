@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::device::{
     CalibratedDevice, Calibration, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Figure,
-    FigureOptions, Glue, Platform, Tuning, best_mixes, peak, tune_stages, tune_window,
+    FigureOptions, Glue, Platform, Tuning, best_mixes, peak, tune_staging, tune_window,
 };
 use anyhow::{Context, bail};
 use clap::Args;
@@ -94,8 +94,9 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "N")]
     stages: Option<usize>,
 
-    /// Search the number of stages with the highest peak of dvabatch first: 8 tries.
-    #[arg(long, conflicts_with = "stages")]
+    /// Search the number of stages (8 tries), the pairs of buffers and the rule of joining with the
+    /// highest peak of dvabatch first.
+    #[arg(long, conflicts_with_all = ["stages", "pairs"])]
     tune_stages: bool,
 
     /// How long a request may wait for a batch with opt-wait and static [default: 32% of the
@@ -213,12 +214,12 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
         note(format_args!("window: {}", tuning.window));
     }
     if args.tune_stages {
-        let (stages, tried) = tune_stages(&simulation, &tuning)?;
-        for (stages, peak, mean_ms) in tried {
-            note(format_args!("{stages:>3} stages: {peak:.1}/s, {mean_ms:.2} ms at 9/10 of the best"));
+        let (staging, tried) = tune_staging(&simulation, &tuning)?;
+        for (staging, peak, mean_ms) in tried {
+            note(format_args!("{staging}: {peak:.1}/s, {mean_ms:.2} ms at 9/10 of the best"));
         }
-        simulation.model = simulation.model.cut(stages)?;
-        tuning.profile = Tuning::new(&simulation.model, tuning.max_batch)?.profile;
+        note(format_args!("chosen: {staging}"));
+        (simulation, tuning) = staging.of(&simulation, &tuning)?;
     }
     if policy == DevicePolicyName::EEbird {
         tuning.mixes = best_mixes(&simulation.model, tuning.max_batch);

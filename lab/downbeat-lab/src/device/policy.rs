@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use downbeat_core::Duration;
 use downbeat_core::device::{
-    Cut, DeviceModel, LaneMix, PartitionId, PolicyModel, PolicyName, SegmentProfile, WrittenSettings,
+    Cut, DeviceModel, Joining, LaneMix, PartitionId, PolicyModel, PolicyName, SegmentProfile, WrittenSettings,
 };
 use serde_json::{Value, json};
 
@@ -129,6 +129,8 @@ pub struct Diversity {
     pub by_operator: bool,
     /// Policy III: requests come unevenly.
     pub by_load: bool,
+    /// With policy III: the rule by which requests join.
+    pub joining: Joining,
     /// With policy I: how long the oldest request may wait for others while batches run.
     pub window: Duration,
 }
@@ -139,7 +141,8 @@ impl Diversity {
     pub fn of(model: &EmulatedModel) -> Self {
         let by_length = model.has_length();
         let by_operator = matches!(model.architecture(), Some(Architecture::UNet | Architecture::LinkNet));
-        Diversity { pairs: 2, by_length, by_operator, by_load: !by_length, window: Duration::ZERO }
+        let joining = Joining::IfSooner;
+        Diversity { pairs: 2, by_length, by_operator, by_load: !by_length, joining, window: Duration::ZERO }
     }
 }
 
@@ -181,10 +184,11 @@ impl Tuning {
                 ("elastic", json!({ "max_running": self.max_batch }))
             }
             DevicePolicyName::DvaBatch => {
-                let Diversity { pairs, by_length, by_operator, by_load, window } = self.diversity;
+                let Diversity { pairs, by_length, by_operator, by_load, joining, window } = self.diversity;
                 let window = window.as_millis_f64();
                 let switches = json!({
-                    "buffer_pairs": pairs, "lengths": by_length, "operators": by_operator, "load": by_load, "window_ms": window
+                    "buffer_pairs": pairs, "lengths": by_length, "operators": by_operator, "load": by_load,
+                    "joining": joining, "window_ms": window
                 });
                 ("staged", switches)
             }

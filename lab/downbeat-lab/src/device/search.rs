@@ -1,12 +1,14 @@
 //! The search for a policy's tuning, and for the highest load that a policy can serve.
 
-use downbeat_core::device::{DeviceModel, LaneId, LaneMix, SegmentRange};
+use std::fmt;
+
+use downbeat_core::device::{DeviceModel, Joining, LaneId, LaneMix, SegmentRange};
 use downbeat_core::{Duration, Time};
 
 use super::contended::{Completed, ContendedDevice};
 use super::failure::DeviceFailure;
 use super::model::EmulatedModel;
-use super::policy::{DevicePolicyName, Tuning};
+use super::policy::{DevicePolicyName, Diversity, Tuning};
 use super::report::DeviceReport;
 use super::simulation::DeviceSimulation;
 use downbeat_sim::Bounds;
@@ -133,23 +135,77 @@ pub fn tune_window(
 /// Numbers of stages that are tried (DVABatch §7.1: eight tries).
 pub const TRIED_STAGES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 20];
 
-/// Finds N_st, the number of stages for DVABatch with the highest peak. Of numbers with peaks
-/// within 1% of the best, it takes the one with the lowest mean latency at 9/10 of the best peak.
-/// Also returns all trials. `tuning` gives all settings but the profile.
+/// Pairs of buffers that are tried. More than two were never better (lab/docs/dvabatch.md).
+const TRIED_PAIRS: [u16; 2] = [1, 2];
+
+/// The settings of DVABatch that are tuned for each model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Staging {
+    /// N_st, the number of stages.
+    pub stages: usize,
+    /// Pairs of buffers. With one pair, stages run in turn and no request joins.
+    pub pairs: u16,
+    /// The rule by which requests join.
+    pub joining: Joining,
+}
+
+impl Staging {
+    /// The settings that are worth a trial: rules of joining only where requests can join.
+    fn all(by_load: bool) -> Vec<Staging> {
+        let joins = |stages: usize, pairs: u16| by_load && pairs > 1 && stages > 1;
+        let rules = |(stages, pairs)| {
+            let rules: &[Joining] = match joins(stages, pairs) {
+                true => &[Joining::IfSooner, Joining::Always],
+                false => &[Joining::IfSooner],
+            };
+            rules.iter().map(move |joining| Staging { stages, pairs, joining: *joining })
+        };
+        let each = TRIED_STAGES.into_iter().flat_map(|stages| TRIED_PAIRS.map(|pairs| (stages, pairs)));
+        each.flat_map(rules).collect()
+    }
+
+    /// Returns the model cut into these stages, and its settings. `tuning` gives all
+    /// settings that are not tuned.
+    ///
+    /// # Errors
+    /// If the model has fewer operators than stages.
+    pub fn of(
+        self,
+        simulation: &DeviceSimulation,
+        tuning: &Tuning,
+    ) -> Result<(DeviceSimulation, Tuning), DeviceFailure> {
+        let model = simulation.model.cut(self.stages)?;
+        let profile = Tuning::new(&model, tuning.max_batch)?.profile;
+        let diversity = Diversity { pairs: self.pairs, joining: self.joining, ..tuning.diversity };
+        Ok((DeviceSimulation { model, ..simulation.clone() }, Tuning { profile, diversity, ..tuning.clone() }))
+    }
+}
+
+impl fmt::Display for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let joining = match self.joining {
+            _ if self.pairs < 2 || self.stages < 2 => "",
+            Joining::IfSooner => ", joins if sooner",
+            Joining::Always => ", always joins",
+        };
+        write!(f, "{} stages, {} pairs{joining}", self.stages, self.pairs)
+    }
+}
+
+/// Finds the stages, pairs and rule of joining with which DVABatch has the highest peak, as the
+/// paper finds N_st (§7.1). Of choices with peaks within 1% of the best, it takes the one with the
+/// lowest mean latency at 9/10 of the best peak. Also returns all trials.
 ///
 /// # Errors
 /// If the arrival process has no positive, finite shape, or the model has fewer than 20 operators.
-pub fn tune_stages(
+pub fn tune_staging(
     simulation: &DeviceSimulation,
     tuning: &Tuning,
-) -> Result<(usize, Vec<Tried<usize>>), DeviceFailure> {
-    let cut = |stages: usize| -> Result<_, DeviceFailure> {
-        let model = simulation.model.cut(stages)?;
-        let profile = Tuning::new(&model, tuning.max_batch)?.profile;
-        Ok((DeviceSimulation { model, ..simulation.clone() }, Tuning { profile, ..tuning.clone() }))
-    };
-    let (chosen, tried) = tune(&TRIED_STAGES, DevicePolicyName::DvaBatch, cut)?;
-    Ok((chosen.unwrap_or(1), tried))
+) -> Result<(Staging, Vec<Tried<Staging>>), DeviceFailure> {
+    let choices = Staging::all(tuning.diversity.by_load);
+    let with = |choice: Staging| choice.of(simulation, tuning);
+    let (chosen, tried) = tune(&choices, DevicePolicyName::DvaBatch, with)?;
+    Ok((chosen.unwrap_or(Staging { stages: 1, pairs: 1, joining: Joining::IfSooner }), tried))
 }
 
 /// A choice, its peak, and its mean latency at 9/10 of the best peak of all, in milliseconds; NaN

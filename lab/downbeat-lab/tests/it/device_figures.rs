@@ -97,8 +97,8 @@ fn dvabatch_figure_14_resnet152_is_twice_as_fast_at_high_load() {
     assert!(to(1) < 0.5 && to(1) < to(0) && to(0) < 0.9, "{:.2}, {:.2}", to(0), to(1));
 }
 
-/// The paper has a shorter latency for VGG19, too. Here small batches compute at a lower rate, and
-/// two pairs of buffers mean smaller batches.
+/// With two pairs of buffers batches run side by side, which are smaller. Small batches compute at a
+/// lower rate here.
 #[test]
 fn dvabatch_figure_14_vgg19_is_slower_by_its_small_batches() {
     let to = |platform| {
@@ -108,6 +108,53 @@ fn dvabatch_figure_14_vgg19_is_slower_by_its_small_batches() {
     let (fitted, same_rate) =
         (to(Platform::TITAN_TENSORRT), to(Platform { winograd_items: 0.0, ..Platform::TITAN_TENSORRT }));
     assert!(fitted > 1.1 && same_rate < fitted - 0.2, "{fitted:.2}, {same_rate:.2}");
+}
+
+/// As in the paper, with the one pair of buffers that the tuning finds.
+#[test]
+fn dvabatch_figure_14_vgg19_is_faster_with_one_pair() {
+    let model = EmulatedModel::staged(Vgg19, Platform::TITAN_TENSORRT, 4).unwrap();
+    let mut tuning = Tuning { ahead: 1, ..Tuning::new(&model, 64).unwrap() };
+    tuning.diversity.pairs = 1;
+    let simulation =
+        DeviceSimulation::new(model, DeviceLoad::steady(460.0, 1_000, None), Duration::from_millis(200), 1);
+    let mean = |policy| simulation.run(tuning.policy(policy).unwrap()).unwrap().mean_ms;
+    let (staged, no_wait) = (mean(DvaBatch), mean(NoWait));
+    assert!(staged < 0.8 * no_wait, "{staged:.1} to {no_wait:.1} ms");
+}
+
+/// A network's rest takes twice the time of its half, or hardly less, where policy II splits.
+#[test]
+fn dvabatch_section_7_2_the_rate_of_small_batches_keeps_networks_whole() {
+    let figure = make("dvabatch-splits", 100);
+    let most = |device: &str, model: &str| {
+        let of = |row: &&Vec<String>| row[0].starts_with(device) && row[1] == model;
+        let row = figure.table.iter().find(of).unwrap();
+        row[2..].iter().map(|cell| cell.parse::<f64>().unwrap()).fold(0.0, f64::max)
+    };
+    for model in ["unet", "linknet", "vgg19"] {
+        assert!(most("as it is", model) < 0.98 && most("Winograd", model) >= 0.98, "{figure}");
+    }
+    assert!(most("as it is", "bertbase") > 0.98, "no convolution: {figure}");
+}
+
+/// E²bird §8.5: weights that lanes share, and activations whose memory is used again.
+#[test]
+fn e2bird_figure_17_lanes_need_less_memory_than_one_large_batch() {
+    let figure = make("e2bird-17", 100);
+    let change = |row: usize, column: usize| figure.table[row][column].trim_end_matches('%').parse::<f64>().unwrap();
+    for row in 1..=6 {
+        assert!(change(row, 7) < -64.8 && change(row, 8) < -40.0, "{figure}");
+    }
+    assert!(change(7, 8) < -59.4, "the mean over the networks: {figure}");
+}
+
+/// E²bird §6.3: computing in several lanes at once takes no longer, but for very many.
+#[test]
+fn e2bird_figure_7_lanes_cost_little_up_to_many() {
+    let figure = make("e2bird-7", 100);
+    let [one, thirty_two, most] = [1, 6, 9].map(|row| number(&figure, row, 3));
+    assert!(thirty_two < 1.05 * one && most > 2.0 * one, "{figure}");
 }
 
 #[test]

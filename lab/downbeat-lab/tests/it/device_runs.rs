@@ -4,7 +4,8 @@
 use downbeat_core::Duration;
 use downbeat_core::device::PolicyName;
 use downbeat_lab::device::{
-    Architecture, DeviceLoad, DevicePolicyName, DeviceSimulation, EmulatedModel, Glue, Platform, Tuning, tune_stages,
+    Architecture, DeviceLoad, DevicePolicyName, DeviceSimulation, EmulatedModel, Glue, Platform, Staging, Tuning,
+    tune_staging,
 };
 use proptest::prelude::*;
 
@@ -59,15 +60,15 @@ fn padding_is_what_was_computed_and_not_asked_for() {
     assert!(alone.run(tuning.policy(DevicePolicyName::NoWait).unwrap()).unwrap().padding < 0.02, "nobody is batched");
 }
 
-/// DVABatch §7.1: eight tries find the number of stages.
+/// DVABatch §7.1: eight numbers of stages are tried, here with one and with two pairs of buffers.
 #[test]
-fn dvabatch_section_7_1_stages_are_found_by_trying() {
+fn dvabatch_section_7_1_stages_and_pairs_are_found_by_trying() {
     let (simulation, tuning) = simulation(Architecture::BertBase, 1.0, 200, 1);
-    let (stages, tried) = tune_stages(&simulation, &tuning).unwrap();
-    let peak = |stages| tried.iter().find(|(tried, _, _)| *tried == stages).unwrap().1;
-    assert_eq!(tried.len(), 8);
-    assert!(tried.iter().all(|(_, other, _)| *other <= peak(stages) / 0.99), "{stages} of {tried:?}");
-    assert!(peak(20) < peak(stages), "many stages cost a launch each: {tried:?}");
+    let (chosen, tried) = tune_staging(&simulation, &tuning).unwrap();
+    let peak = |staging| tried.iter().find(|(tried, _, _)| *tried == staging).unwrap().1;
+    assert_eq!(tried.len(), 16, "no request joins a batch of other lengths, so that rules of joining are alike");
+    assert!(tried.iter().all(|(_, other, _)| *other <= peak(chosen) / 0.99), "{chosen} of {tried:?}");
+    assert!(peak(Staging { stages: 20, ..chosen }) < peak(chosen), "many stages cost a launch each: {tried:?}");
 }
 
 /// Every policy in the table is simulated by its name, except a policy that only runs the

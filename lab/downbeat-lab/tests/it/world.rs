@@ -3,7 +3,7 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, NetworkBudget, PriorityLevel, TimeoutAction};
 use downbeat_core::device::{
-    ElasticOptions, Layout, MixTable, ModelSpec, PartitionId, SegmentProfile, StagedOptions, WindowedOptions,
+    ElasticOptions, Joining, Layout, MixTable, ModelSpec, PartitionId, SegmentProfile, StagedOptions, WindowedOptions,
 };
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, Time};
 use downbeat_lab::device::{DeviceLimits, EmulatedModel};
@@ -64,6 +64,7 @@ fn staged(partition: u32, segments: usize, ring: bool) -> ModelSpec {
         by_load: true,
         window: None,
         comp_wait: None,
+        joining: Joining::default(),
         ring_slots: if ring { 32 } else { 0 },
         drop: true,
         queue_bound: 64,

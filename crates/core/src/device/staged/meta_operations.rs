@@ -2,7 +2,7 @@
 
 use super::batch_table::Stretch;
 use super::executor::Item;
-use super::{Staged, clusters};
+use super::{Joining, Staged, clusters};
 use crate::device::request_pool::PooledRequest;
 use crate::device::{DeviceRequest, LaunchId, Note, Turn};
 use crate::ids::{BatchId, RequestId};
@@ -72,15 +72,8 @@ impl Staged {
         if members.is_empty() || self.pool.longest(members.len()) > batch.length {
             return false;
         }
-        // The stretch is worth it if the answers together come sooner than those of two batches,
-        // one after the other.
         let (rows, length) = (batch.rows, batch.length);
-        let rest = |rows| profile.remaining(stage + 1, rows, length).as_nanos();
-        let there = profile.total(joined, length).as_nanos().saturating_sub(rest(joined));
-        let apart = u128::from(rows + joined) * u128::from(rest(rows))
-            + u128::from(joined) * u128::from(profile.total(joined, length).as_nanos());
-        let together = u128::from(rows + joined) * (u128::from(there) + u128::from(rest(rows + joined)));
-        if together >= apart {
+        if self.options.joining == Joining::IfSooner && !self.is_sooner_together(stage, rows, joined, length) {
             return false;
         }
         let waiting = self.queues.get_mut(usize::from(stage) + 1).and_then(|queue| {
@@ -97,6 +90,18 @@ impl Staged {
         turn.note(Note::Stretch { batch: id, joined, rows: rows + joined, stage });
         self.queues[0].push_back(item);
         true
+    }
+
+    /// Whether `joined` items that join a batch of `rows` after `stage` are worth it. The answers
+    /// together must come sooner than the answers of two batches, one after the other.
+    fn is_sooner_together(&self, stage: u16, rows: u32, joined: u32, length: u32) -> bool {
+        let profile = &self.options.profile;
+        let rest = |rows| profile.remaining(stage + 1, rows, length).as_nanos();
+        let there = profile.total(joined, length).as_nanos().saturating_sub(rest(joined));
+        let apart = u128::from(rows + joined) * u128::from(rest(rows))
+            + u128::from(joined) * u128::from(profile.total(joined, length).as_nanos());
+        let together = u128::from(rows + joined) * (u128::from(there) + u128::from(rest(rows + joined)));
+        together < apart
     }
 
     pub(super) fn holds(&self, stage: u16, batch: BatchId) -> bool {

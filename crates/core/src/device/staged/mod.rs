@@ -34,6 +34,17 @@ const BUFFER_PAIRS: u16 = 2;
 /// The number of stages, unless a setting says otherwise.
 const STAGES: u16 = 4;
 
+/// When requests join a running batch (policy III).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Joining {
+    /// By the measured times the answers come sooner together than in two batches, one after the other.
+    #[default]
+    IfSooner,
+    /// Whenever the batch is younger than `comp_wait` and has room (DVABatch §7.2).
+    Always,
+}
+
 /// The options of a [`Staged`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,6 +68,9 @@ pub struct StagedOptions {
     /// With `by_load`: no request joins a batch older than this (T_comp_wait, DVABatch §7.2).
     /// `None`: half the time of the largest batch.
     pub comp_wait: Option<Duration>,
+    /// With `by_load`: the rule by which requests join.
+    #[serde(default)]
+    pub joining: Joining,
     /// The slots of the input ring, one an item; 0: inputs stay on the host until their batch is
     /// launched.
     pub ring_slots: u32,
@@ -141,6 +155,9 @@ struct StagedSettings {
     /// The largest age of a batch that others may join; `None`: half the time of the largest batch.
     #[serde(rename = "comp_wait_ms", deserialize_with = "settings::millis")]
     comp_wait: Option<Duration>,
+    /// When requests join a running batch. DVABatch lets them join whenever the batch is young
+    /// enough (§7.2).
+    joining: Joining,
     /// Policy I; `None`: if requests vary in length.
     #[serde(deserialize_with = "settings::switch")]
     lengths: Option<bool>,
@@ -230,6 +247,7 @@ impl PolicySettings for StagedSettings {
             by_load: self.load.unwrap_or(!padded),
             window: Some(self.window.unwrap_or(Duration::ZERO)),
             comp_wait: self.comp_wait,
+            joining: self.joining,
             ring_slots,
             drop,
             queue_bound,

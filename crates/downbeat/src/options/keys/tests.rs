@@ -53,10 +53,11 @@ const GROUPS: &str = r#"
 #   max_running = 16
 #   ring_slots = 64
 # staged, overlap: where the model is cut (stages of about equal time, or cut_at: names of tensors), pairs of buffers, how old a batch may be that
-# others join, and policies I, II and III: true, false or "auto".
+# others join, when they join ("if-sooner" or "always"), and policies I, II and III: true, false or "auto".
 #   stages = 4
 #   buffer_pairs = 2
 #   comp_wait_ms = 5
+#   joining = "if-sooner"
 #   lengths = "auto"
 #   operators = "auto"
 #   load = "auto"

@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 use std::time::Duration as StdDuration;
 
 use downbeat_core::LatencyProfile;
-use downbeat_core::device::{ModelSpec, PartitionId, SegmentProfile, StagedOptions};
+use downbeat_core::device::{Joining, ModelSpec, PartitionId, SegmentProfile, StagedOptions};
 use downbeat_core::tensor::Signature;
 use downbeat_engine::{LoadError, Model, Place, RunError, State};
 use downbeat_service::options::RunLimits;
@@ -79,6 +79,7 @@ fn two_stages(begun: &Arc<Begun>, waits: Waits) -> Served {
         by_load: false,
         window: None,
         comp_wait: None,
+        joining: Joining::default(),
         ring_slots: 0,
         drop: false,
         queue_bound: 100,

@@ -1,12 +1,13 @@
 //! DVABatch's figures.
 
 use downbeat_core::Duration;
+use downbeat_core::device::Joining;
 use downbeat_report::{Axis, Line, Scale, bars as chart, lines};
 
 use super::{DeviceFailure, Figure, FigureOptions, SERVERS, change, each, found_peak, head, mean, row, summary, tuned};
 use crate::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, Diversity, EmulatedModel, Glue, Peak,
-    Platform, TRIED_STAGES, Tuning,
+    Platform, Staging, TRIED_STAGES, Tried, Tuning, tune_staging,
 };
 use downbeat_sim::Arrivals;
 use downbeat_sim::Pace;
@@ -30,9 +31,33 @@ pub(super) const ZERO: DevicePolicyName = DevicePolicyName::NoWait;
 const DELAY: DevicePolicyName = DevicePolicyName::OptWait;
 pub(super) const DVA: DevicePolicyName = DevicePolicyName::DvaBatch;
 
-/// Returns the number of stages: 2 for BERT, 4 for the others (§8.7).
-pub(super) fn stages(architecture: Architecture) -> usize {
-    if architecture.has_length() { 2 } else { 4 }
+/// Added to a figure's seed for the seed of the tuning, so that no figure shows the requests that
+/// its settings were tuned on.
+const TUNING_SEED: u64 = 1_000_003;
+
+/// Returns the paper's settings: 2 stages for BERT, 4 for the others (§8.7), and two pairs of
+/// buffers (§8.6).
+fn of_the_paper(architecture: Architecture) -> Staging {
+    Staging { stages: if architecture.has_length() { 2 } else { 4 }, pairs: 2, joining: Joining::IfSooner }
+}
+
+/// Tunes DVABatch for a model as the paper tunes N_st (§7.1). Also returns all trials.
+pub(super) fn tuned_staging(
+    platform: Platform,
+    architecture: Architecture,
+    options: &FigureOptions,
+) -> Result<(Staging, Vec<Tried<Staging>>), DeviceFailure> {
+    let options = FigureOptions { seed: options.seed.wrapping_add(TUNING_SEED), ..*options };
+    let Bench { simulation, tuning } =
+        Bench::on(platform, architecture, of_the_paper(architecture), Glue::Rte, &options)?;
+    tune_staging(&simulation, &tuning)
+}
+
+/// Tunes DVABatch for each of these models.
+fn stagings(models: &[Architecture], options: &FigureOptions) -> Result<Vec<Staging>, DeviceFailure> {
+    each(models, options, |architecture| {
+        tuned_staging(Platform::TITAN_TENSORRT, *architecture, options).map(|(staging, _)| staging)
+    })
 }
 
 /// A model with its tuning and its simulation.
@@ -42,37 +67,36 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    fn new(
-        architecture: Architecture,
-        stages: usize,
-        glue: Glue,
-        options: &FigureOptions,
-    ) -> Result<Self, DeviceFailure> {
-        Bench::on(Platform::TITAN_TENSORRT, architecture, stages, glue, options)
+    /// Makes a bench with the paper's settings.
+    fn new(architecture: Architecture, options: &FigureOptions) -> Result<Self, DeviceFailure> {
+        Bench::on(Platform::TITAN_TENSORRT, architecture, of_the_paper(architecture), Glue::Rte, options)
     }
 
     pub(super) fn on(
         platform: Platform,
         architecture: Architecture,
-        stages: usize,
+        staging: Staging,
         glue: Glue,
         options: &FigureOptions,
     ) -> Result<Self, DeviceFailure> {
-        let model = EmulatedModel::staged(architecture, platform, stages)?;
+        let model = EmulatedModel::new(architecture, platform);
         let tuning = Tuning::new(&model, MAX_BATCH)?;
         let load = DeviceLoad::steady(1.0, options.requests, architecture.has_length().then_some(glue));
-        Ok(Bench { simulation: DeviceSimulation::new(model, load, QOS, options.seed), tuning })
+        let simulation = DeviceSimulation::new(model, load, QOS, options.seed);
+        let (simulation, tuning) = staging.of(&simulation, &tuning)?;
+        Ok(Bench { simulation, tuning })
     }
 
     /// Makes a bench for a server that makes `ahead` batches ahead, with DelayBatch's best window.
     /// Also returns DelayBatch's peak.
     fn tuned(
         architecture: Architecture,
+        staging: Staging,
         glue: Glue,
         ahead: u32,
         options: &FigureOptions,
     ) -> Result<(Self, f64), DeviceFailure> {
-        let bench = Bench::new(architecture, stages(architecture), glue, options)?;
+        let bench = Bench::on(Platform::TITAN_TENSORRT, architecture, staging, glue, options)?;
         let (tuning, peak) = tuned(&bench.simulation, &bench.tuning, ahead)?;
         Ok((Bench { tuning, ..bench }, peak))
     }
@@ -95,17 +119,19 @@ fn ms(value: f64) -> String {
     if value < 9.95 { format!("{value:.2}") } else { format!("{value:.1}") }
 }
 
-/// Pairs each server with each of these values.
-fn on_servers<T: Copy, const N: usize>(of: [T; N]) -> Vec<(u32, T)> {
-    SERVERS.into_iter().flat_map(|(_, ahead)| of.map(|one| (ahead, one))).collect()
+/// Pairs each server with each of these models and its settings.
+fn on_servers(models: &[Architecture], stagings: &[Staging]) -> Vec<(u32, Architecture, Staging)> {
+    let of = |ahead| models.iter().zip(stagings).map(move |(model, staging)| (ahead, *model, *staging));
+    SERVERS.into_iter().flat_map(|(_, ahead)| of(ahead)).collect()
 }
 
 /// A load's reports with ZeroBatch, DelayBatch and DVABatch.
 type Reports = [DeviceReport; 3];
 
 pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    let runs = each(&on_servers(MODELS), options, |(ahead, architecture)| {
-        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, *ahead, options)?;
+    let stagings = stagings(&MODELS, options)?;
+    let runs = each(&on_servers(&MODELS, &stagings), options, |(ahead, architecture, staging)| {
+        let (bench, peak) = Bench::tuned(*architecture, *staging, Glue::Rte, *ahead, options)?;
         let at = |(_, share): (&str, f64)| -> Result<Reports, DeviceFailure> {
             let [zero, delay, dva] = [ZERO, DELAY, DVA].map(|policy| bench.at(peak * share, policy));
             Ok([zero?, delay?, dva?])
@@ -114,7 +140,7 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure
         Ok((peak, bench.tuning.window, reports))
     })?;
     let mut table = vec![head(
-        "server | model | load | rate/s | window ms | zero mean | delay mean | dva mean | to zero | to delay | zero p99 | delay p99 | dva p99 | to zero | to delay | stretches | splits",
+        "server | model | load | rate/s | window ms | zero mean | delay mean | dva mean | to zero | to delay | zero p99 | delay p99 | dva p99 | to zero | to delay | stretches | splits | tuned",
     )];
     let names = MODELS.map(Architecture::name);
     let both: [Of; 2] = [|report| report.mean_ms, |report| report.p99_ms];
@@ -122,7 +148,7 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure
     for ((server, _), runs) in SERVERS.into_iter().zip(runs.chunks(MODELS.len())) {
         for (load, (name, share)) in LOADS.into_iter().enumerate() {
             let mut bars = Vec::new();
-            for (architecture, (peak, window, reports)) in MODELS.iter().zip(runs) {
+            for ((architecture, staging), (peak, window, reports)) in MODELS.iter().zip(&stagings).zip(runs) {
                 let [zero, delay, dva] = &reports[load];
                 let mut cells = vec![server.to_owned(), architecture.to_string(), name.to_owned()];
                 cells.extend([format!("{:.0}", peak * share), ms(window.as_millis_f64())]);
@@ -130,7 +156,7 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure
                     cells.extend([zero, delay, dva].map(|report| ms(of(report))));
                     cells.extend([zero, delay].map(|base| change(of(dva), of(base))));
                 }
-                cells.extend([dva.stretches.to_string(), dva.splits.to_string()]);
+                cells.extend([dva.stretches.to_string(), dva.splits.to_string(), staging.to_string()]);
                 table.push(cells);
                 bars.push((architecture.to_string(), vec![zero.mean_ms, delay.mean_ms, dva.mean_ms]));
             }
@@ -162,11 +188,11 @@ struct Stepping {
     latencies: Vec<Vec<f64>>,
 }
 
-fn stepping(architecture: Architecture, options: &FigureOptions) -> Result<Stepping, DeviceFailure> {
+fn stepping(architecture: Architecture, staging: Staging, options: &FigureOptions) -> Result<Stepping, DeviceFailure> {
     let (steps, each_step) = (16u32, 2_000u32);
     let [(paper, first), (today, second)] = [
-        Bench::tuned(architecture, Glue::Rte, SERVERS[0].1, options)?,
-        Bench::tuned(architecture, Glue::Rte, SERVERS[1].1, options)?,
+        Bench::tuned(architecture, staging, Glue::Rte, SERVERS[0].1, options)?,
+        Bench::tuned(architecture, staging, Glue::Rte, SERVERS[1].1, options)?,
     ];
     let pace = Pace::rising(66.0, 4_000.0, f64::from(each_step), steps).unwrap_or_default();
     let requests = (options.requests * 5).min(u64::from(steps * each_step));
@@ -183,7 +209,8 @@ fn stepping(architecture: Architecture, options: &FigureOptions) -> Result<Stepp
 }
 
 pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    let runs = each(&MODELS, options, |architecture| stepping(*architecture, options))?;
+    let tuned: Vec<_> = MODELS.into_iter().zip(stagings(&MODELS, options)?).collect();
+    let runs = each(&tuned, options, |(architecture, staging)| stepping(*architecture, *staging, options))?;
     let mut table = vec![head(
         "model | the paper's server/s | today's/s | dvabatch/s | to the paper's | to today's | stepping: first late, the paper's | today's | dvabatch",
     )];
@@ -216,10 +243,11 @@ pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, DeviceFailure
 
 pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let models = [Architecture::BertBase, Architecture::BertLarge];
-    let cases: Vec<_> = models.into_iter().flat_map(|a| Glue::ALL.map(|g| (a, g))).collect();
-    let runs = each(&cases, options, |(architecture, glue)| {
+    let stagings = stagings(&models, options)?;
+    let cases: Vec<_> = models.into_iter().zip(stagings).flat_map(|of| Glue::ALL.map(|glue| (of, glue))).collect();
+    let runs = each(&cases, options, |((architecture, staging), glue)| {
         let on = |ahead: u32| -> Result<(Bench, Peak), DeviceFailure> {
-            let (bench, rate) = Bench::tuned(*architecture, *glue, ahead, options)?;
+            let (bench, rate) = Bench::tuned(*architecture, *staging, *glue, ahead, options)?;
             let report = bench.at(rate, DELAY)?;
             Ok((bench, Peak { rate, report }))
         };
@@ -253,9 +281,10 @@ pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, DeviceFailure
 }
 
 pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    let models = on_servers([Architecture::LinkNet, Architecture::UNet]);
-    let runs = each(&models, options, |(ahead, architecture)| {
-        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, *ahead, options)?;
+    let models = [Architecture::LinkNet, Architecture::UNet];
+    let models = on_servers(&models, &stagings(&models, options)?);
+    let runs = each(&models, options, |(ahead, architecture, staging)| {
+        let (bench, peak) = Bench::tuned(*architecture, *staging, Glue::Rte, *ahead, options)?;
         // One pair of buffers rules out stretching and a pipeline, so only splits are left.
         let diversity = Diversity { by_load: false, pairs: 1, ..bench.tuning.diversity };
         let alone =
@@ -268,7 +297,7 @@ pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, DeviceFailure
     )];
     let server = |ahead: &u32| SERVERS.iter().find(|(_, other)| other == ahead).map_or("", |(name, _)| *name);
     let cases =
-        models.iter().flat_map(|(ahead, architecture)| LOADS.map(|(load, _)| (server(ahead), architecture, load)));
+        models.iter().flat_map(|(ahead, architecture, _)| LOADS.map(|(load, _)| (server(ahead), architecture, load)));
     for ((server, architecture, load), [delay, split, dva]) in cases.zip(runs.iter().flatten()) {
         let mut cells = vec![server.to_owned(), architecture.to_string(), load.to_owned()];
         cells.extend([delay, split, dva].map(|report| ms(report.mean_ms)));
@@ -283,7 +312,7 @@ pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, DeviceFailure
 pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let pairs = [1u16, 2, 3, 4];
     let means = each(&MODELS, options, |architecture| {
-        let mut bench = Bench::new(*architecture, stages(*architecture), Glue::Rte, options)?;
+        let mut bench = Bench::new(*architecture, options)?;
         let rate = bench.peak(ZERO)?.rate * 0.9;
         let mut means = Vec::new();
         for pairs in pairs {
@@ -304,12 +333,13 @@ pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, DeviceFailure
     let models = [Architecture::BertBase, Architecture::LinkNet, Architecture::ResNet152];
     // ZeroBatch runs all stages at once, so their number does not matter for its peak.
     let models = each(&models, options, |architecture| {
-        let bench = Bench::new(*architecture, stages(*architecture), Glue::Rte, options)?;
+        let bench = Bench::new(*architecture, options)?;
         Ok((*architecture, bench.peak(ZERO)?.rate))
     })?;
     let cases: Vec<_> = models.iter().flat_map(|model| TRIED_STAGES.map(|stages| (model, stages))).collect();
     let found = each(&cases, options, |((architecture, zero), stages)| {
-        let bench = Bench::new(*architecture, *stages, Glue::Rte, options)?;
+        let staging = Staging { stages: *stages, ..of_the_paper(*architecture) };
+        let bench = Bench::on(Platform::TITAN_TENSORRT, *architecture, staging, Glue::Rte, options)?;
         let peak = bench.peak(DVA)?.rate;
         Ok((peak, bench.at(zero * 0.9, DVA)?))
     })?;
@@ -325,7 +355,7 @@ pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, DeviceFailure
 
 pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let found = each(&MODELS, options, |architecture| {
-        let mut bench = Bench::new(*architecture, stages(*architecture), Glue::Rte, options)?;
+        let mut bench = Bench::new(*architecture, options)?;
         bench.tuning.diversity.window = Duration::ZERO;
         bench.simulation.load.requests = 200;
         bench.simulation.warm_up = 0;
@@ -344,9 +374,25 @@ pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, DeviceFailure
     Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
 }
 
+/// All trials of the tuning, for each model.
+pub(super) fn tuning(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    let found = each(&MODELS, options, |architecture| tuned_staging(Platform::TITAN_TENSORRT, *architecture, options))?;
+    let mut table = vec![head("model | settings | peak/s | mean ms | chosen")];
+    for (architecture, (chosen, tried)) in MODELS.iter().zip(&found) {
+        for (staging, peak, mean_ms) in tried {
+            let mark = if staging == chosen { "chosen" } else { "" };
+            let mean_ms = if mean_ms.is_nan() { String::new() } else { ms(*mean_ms) };
+            let cells = [architecture.to_string(), staging.to_string(), format!("{peak:.0}"), mean_ms, mark.to_owned()];
+            table.push(cells.to_vec());
+        }
+    }
+    let note = "The highest peak within 200 ms; of peaks within 1% the lowest mean latency at 9/10 of the best peak. RTE lengths, another seed than the figures'.";
+    Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
+}
+
 pub(super) fn early_exits(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let chances = [0.0, 0.25, 0.5, 0.75];
-    let bench = || Bench::new(Architecture::ResNet152, 4, Glue::Rte, options);
+    let bench = || Bench::new(Architecture::ResNet152, options);
     let rate = bench()?.peak(ZERO)?.rate * 0.9;
     let found = each(&chances, options, |chance| {
         let mut bench = bench()?;

@@ -27,7 +27,7 @@ pub(super) const MODELS: [Architecture; 6] = [
 ];
 const COMPARED: [DevicePolicyName; 3] = [DevicePolicyName::OptWait, DevicePolicyName::NEbird, DevicePolicyName::EEbird];
 
-fn emulated(architecture: Architecture) -> EmulatedModel {
+pub(super) fn emulated(architecture: Architecture) -> EmulatedModel {
     EmulatedModel::new(architecture, Platform::TITAN_CUDNN)
 }
 

@@ -6,7 +6,9 @@ mod abacus_instances;
 mod abacus_predictors;
 mod device_model;
 mod dvabatch;
+mod dvabatch_operators;
 mod e2bird;
+mod e2bird_parts;
 mod gslice;
 mod gslice_control;
 mod gslice_modes;
@@ -59,7 +61,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, title, maker.
-const NAMES: [(&str, &str, Maker); 45] = [
+const NAMES: [(&str, &str, Maker); 53] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -70,11 +72,19 @@ const NAMES: [(&str, &str, Maker); 45] = [
     ("e2bird-table-4", "E²bird table 4 and figure 12: the best mixes of lanes", e2bird::table_4),
     ("e2bird-13", "E²bird figure 13: latencies at a low and then at a high load", e2bird::figure_13),
     ("e2bird-14", "E²bird figure 14: throughput while 99% are answered in 200 ms", e2bird::figure_14),
+    ("e2bird-equation-1", "E²bird equation 1: what copies beside computing can gain", e2bird_parts::equation_1),
+    ("e2bird-7", "E²bird figure 7: copies and computing in fragments", e2bird_parts::figure_7),
+    ("e2bird-11", "E²bird figure 11: the best mixes of lanes of all models", e2bird_parts::figure_11),
+    ("e2bird-17", "E²bird figure 17: memory of weights and activations", e2bird_parts::figure_17),
+    ("e2bird-host", "E²bird's peaks, if the host's work for an input is slower", e2bird_parts::host),
     ("e2bird-terms", "E²bird figure 14 with one term of the device changed at a time", terms::e2bird),
+    ("dvabatch-6", "DVABatch figure 6: U-Net's operators by batch size", dvabatch_operators::figure_6),
+    ("dvabatch-tuned", "DVABatch §7.1: stages, pairs of buffers and the rule of joining, by model", dvabatch::tuning),
     ("dvabatch-14", "DVABatch figures 14 and 16: mean and 99% latency at three loads", dvabatch::figure_14),
     ("dvabatch-15", "DVABatch figure 15: latencies under a stepping load, and peaks", dvabatch::figure_15),
     ("dvabatch-17", "DVABatch figure 17: peaks by workload of GLUE", dvabatch::figure_17),
     ("dvabatch-18", "DVABatch figure 18: split alone", dvabatch::figure_18),
+    ("dvabatch-splits", "DVABatch §7.2: the models whose batches policy II splits", dvabatch_operators::splits),
     ("dvabatch-19", "DVABatch figure 19: pairs of buffers", dvabatch::figure_19),
     ("dvabatch-20", "DVABatch figure 20: stages", dvabatch::figure_20),
     ("dvabatch-21", "DVABatch figure 21: one client that waits for its answer", dvabatch::figure_21),

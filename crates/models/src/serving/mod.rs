@@ -390,9 +390,10 @@ impl Serving {
         (arrival, slo): (Time, Option<Duration>),
     ) -> Result<(Arc<Queue>, Option<Box<Charge>>), ServiceError> {
         let most = own.settings().max_batch;
-        let cost = own.refiners.first().map_or(Duration::ZERO, |refiner| {
-            self.cost_of(admitted.rows, refiner.lock().profile(), most, slo)
-        });
+        let cost = own
+            .refiners
+            .first()
+            .map_or(Duration::ZERO, |refiner| self.cost_of(admitted.rows, refiner.lock().profile(), most, slo));
         let charge = match self.charge(loaded, tenant, cost, arrival)? {
             Some(charge) if charge.standing() == Standing::Beyond => charge,
             charge => return Ok((own, charge)),

@@ -18,6 +18,7 @@ fn run(serving: OverlapServing, models: &[Architecture], rate: f64) -> OverlapRe
     report
 }
 
+/// The load of figures 14 and 15 is 50 queries a second, which this device hardly holds.
 const PAIRS: [[Architecture; 2]; 3] = [
     [Architecture::ResNet50, Architecture::ResNet152],
     [Architecture::ResNet101, Architecture::InceptionV3],
@@ -80,7 +81,7 @@ fn section_7_2_targets_are_twice_the_largest_query_alone() {
 fn figure_15_fewer_violations_than_fcfs_sjf_and_edf_with_drop() {
     let baselines = [OverlapServing::Fcfs, OverlapServing::SJF, OverlapServing::Edf];
     let sum =
-        |serving: OverlapServing| PAIRS.iter().map(|pair| run(serving.clone(), pair, 80.0).violations()).sum::<f64>();
+        |serving: OverlapServing| PAIRS.iter().map(|pair| run(serving.clone(), pair, 50.0).violations()).sum::<f64>();
     let abacus = sum(ABACUS);
     for baseline in baselines {
         let theirs = sum(baseline.clone());
@@ -91,7 +92,7 @@ fn figure_15_fewer_violations_than_fcfs_sjf_and_edf_with_drop() {
 #[test]
 fn figure_14_abacus_answers_in_time_and_free_sharing_does_not() {
     for pair in PAIRS {
-        let (abacus, free) = (run(ABACUS, &pair, 80.0), run(OverlapServing::Free, &pair, 80.0));
+        let (abacus, free) = (run(ABACUS, &pair, 50.0), run(OverlapServing::Free, &pair, 50.0));
         assert!(abacus.tail() < 1.1 && free.tail() > 1.2, "{pair:?}: {:.2}, free {:.2}", abacus.tail(), free.tail());
     }
 }

@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use downbeat_core::device::spatial::knee_up_to;
 use downbeat_engine::{
     Cut, Declared, DefaultValue, Engine, HeldFile, LoadError, LoadOptions, Model, Part, Share, StreamPriority,
 };
@@ -107,7 +108,7 @@ impl<'a> ModelSource<'a> {
     pub fn knee(&self, model: &dyn Model, max_batch: u32) -> Option<u32> {
         let stored = || {
             let key = ProfileStore::shares_key(self.file().ok()?, &self.engine.info());
-            self.store.get::<StoredShares>(&key)?.up_to(max_batch)
+            knee_up_to(&self.store.get::<StoredShares>(&key)?.knees, max_batch)
         };
         model.knee().or_else(stored)
     }

@@ -58,14 +58,6 @@ pub struct StoredShares {
     pub measurements: Vec<ShareMeasurement>,
 }
 
-impl StoredShares {
-    /// The knee of the largest batch up to `most`, or of the smallest.
-    pub fn up_to(&self, most: u32) -> Option<u32> {
-        let fits = self.knees.iter().rfind(|(batch, _)| *batch <= most);
-        fits.or(self.knees.first()).map(|(_, units)| *units)
-    }
-}
-
 /// A folder of measured profiles. Losing it costs time at the next start, nothing else.
 #[derive(Clone, Debug)]
 pub struct ProfileStore {
@@ -234,19 +226,6 @@ mod tests {
         assert_eq!(store.list::<StoredProfile>().unwrap(), [profile]);
         assert_eq!(store.list::<StoredOperators>().unwrap(), []);
         assert_eq!((store.clear().unwrap(), store.list::<StoredProfile>().unwrap()), (2, Vec::new()));
-    }
-
-    #[test]
-    fn the_knee_is_that_of_the_largest_batch_that_there_is() {
-        let of = |knees: &[(u32, u32)]| StoredShares {
-            model: "m".into(),
-            engine: "cuda".to_owned(),
-            knees: knees.to_vec(),
-            measurements: Vec::new(),
-        };
-        let knees = of(&[(1, 24), (4, 40), (16, 72)]);
-        assert_eq!([0, 1, 15, 16, 64].map(|most| knees.up_to(most)), [24, 24, 40, 72, 72].map(Some));
-        assert_eq!(of(&[]).up_to(1), None);
     }
 
     #[test]

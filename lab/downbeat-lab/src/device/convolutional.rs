@@ -41,6 +41,7 @@ impl Builder {
         self.operators.push(Operator {
             name: "convolution",
             multiplications: pixels * weights,
+            convolution: true,
             winograd: (height, width, stride) == (3, 3, 1),
             inputs: inputs + if self.fused { shortcut } else { 0 },
             outputs,
@@ -79,6 +80,7 @@ impl Builder {
         let operator = Operator {
             name: "transposed",
             multiplications: pixels * weights,
+            convolution: true,
             winograd: false,
             inputs,
             outputs,
@@ -116,7 +118,7 @@ impl Builder {
         let (outputs, columns) = (self.outputs(), self.channels);
         let weights = 9 * columns;
         let operator = Operator::moving("depthwise", inputs, outputs);
-        self.operators.push(Operator { multiplications: 9 * outputs, columns, weights, ..operator });
+        self.operators.push(Operator { multiplications: 9 * outputs, convolution: true, columns, weights, ..operator });
         if !self.fused {
             self.operators.push(Operator::moving("normalise", outputs, outputs));
             self.operators.push(Operator::moving("activate", outputs, outputs));

@@ -23,15 +23,18 @@
 //! | units | 72 | 72 | 80 | 108 | data sheet |
 //! | peak, 10^12 multiplications with additions a second | 8.15 | 8.15 | 7.066 | 78 (TF32) | data sheet |
 //! | memory, GB/s | 672 | 672 | 900 | 1,555 | data sheet; half of the units saturate it (assumed) |
-//! | efficiency | **0.449** | as V100 | **0.704** | **0.266** | fitted: E²bird table 1; GSLICE table 5 and §4.5; Abacus figure 3 |
+//! | efficiency of convolutions | **0.449** | as V100 | **0.704** | **0.1453** | fitted: E²bird table 1; GSLICE table 5 and §4.5; NVIDIA's latencies |
+//! | efficiency of other products | the same | the same | the same | **0.4018** | fitted: NVIDIA's latencies |
 //! | traffic | **0.840** | 1 | 1 | as Titan | fitted: E²bird table 1; assumed where all is fused |
-//! | Winograd's gain | 2.25 | 2.25 | 2.25 | 2.25 | F(2x2, 3x3) |
+//! | Winograd's gain | 2.25 | 2.25 | 2.25 | 1 | F(2x2, 3x3); tensor cores have no such kernels for TF32 |
 //! | outputs of a row of Winograd's tiles | 1 | as V100 | 2x2 | 1 | fused as in TensorRT; of the two the one that meets GSLICE table 5 better (4.5%, 7.7%), and without an efficiency above 1 E²bird table 1 |
 //! | Winograd's items more, h | 0 | as V100 | **5.124** | 0 | fitted: GSLICE table 5 and §4.5 |
 //! | crowding, each launch more | **10%** | 10% | 10% | 10% | fitted: E²bird figure 12, 32 batches of one take about four times the best |
 //! | interference in a partition | 0 | 0 | **25%** | 25% | fitted: GSLICE figure 1; lanes of one model share its weights: none (E²bird figure 7) |
 //! | tiles | 64x64 | 64x64 | 64x64 | 64x64 | of 32 to 128 the one that meets E²bird table 1 best |
-//! | issue on the host / gap on the device, us a kernel | 5 / 2 | 5 / 2 | 5 / 2 | 5 / 2 | assumed |
+//! | issue on the host / gap on the device, us a kernel | 5 / 2 | 5 / 2 | 5 / 2 | **18.65** / - | assumed; fitted: NVIDIA's latencies |
+//! | kernels issued ahead | 1,024 | 1,024 | 1,024 | 0 | assumed; of the two the one that meets NVIDIA's latencies better (4.9%, 13.8%) |
+//! | a host for each process | no | no | no | yes | Abacus §6.1 |
 //! | host after a launch, ms | 0 | 0 | 0.7 | 0 | GSLICE figure 5b |
 //! | run to run | 4.1% | 4.1% | 4.1% | 4.1% | Abacus §5.2: 0.65 ms at 15.9 ms |
 //! | units when they do not suffice | in order | in order | in order | in order | E²bird §8.4 |

@@ -7,6 +7,8 @@ pub struct Operator {
     pub name: &'static str,
     /// Multiplications with an addition each.
     pub multiplications: u64,
+    /// Whether the operator is a convolution. Other multiplications are products of matrices.
+    pub convolution: bool,
     /// Whether Winograd's algorithm saves some multiplications: 3x3 convolutions of stride 1.
     pub winograd: bool,
     /// Elements that the operator reads, without weights.
@@ -27,6 +29,7 @@ impl Operator {
         Operator {
             name,
             multiplications: rows * inner * columns,
+            convolution: false,
             winograd: false,
             inputs: rows * inner,
             outputs: rows * columns,
@@ -37,6 +40,7 @@ impl Operator {
 
     /// Makes an operator that only moves data: it reads `inputs` and writes `outputs`.
     pub fn moving(name: &'static str, inputs: u64, outputs: u64) -> Self {
-        Operator { name, multiplications: 0, winograd: false, inputs, outputs, columns: outputs, weights: 0 }
+        let (multiplications, columns, weights) = (0, outputs, 0);
+        Operator { name, multiplications, convolution: false, winograd: false, inputs, outputs, columns, weights }
     }
 }

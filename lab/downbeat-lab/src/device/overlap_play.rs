@@ -16,8 +16,7 @@ use super::overlap_report::OverlapReport;
 use super::overlap_run::{OverlapRun, OverlapServing};
 use downbeat_sim::random;
 
-/// The time to ask a predictor, for one group and for several at a time (§7.7).
-const PASS: Duration = Duration::from_micros(66);
+/// The time to ask a predictor for several groups at a time (§7.7).
 const MULTI_WAY_PASS: Duration = Duration::from_micros(88);
 
 /// A query that waits or runs.
@@ -66,7 +65,7 @@ impl<'a> Play<'a> {
         let groups = match &run.serving {
             OverlapServing::Abacus { at_once, worth, by } => Some((GroupOrder::Headroom, *at_once, *worth, by)),
             OverlapServing::Fcfs => Some((GroupOrder::Fcfs, 1, 0.0, &oracle)),
-            OverlapServing::Sjf => Some((GroupOrder::Sjf, 1, 0.0, &oracle)),
+            OverlapServing::Sjf { .. } => Some((GroupOrder::Sjf, 1, 0.0, &oracle)),
             OverlapServing::Edf => Some((GroupOrder::Edf, 1, 0.0, &oracle)),
             OverlapServing::Free => None,
         };
@@ -187,7 +186,7 @@ impl<'a> Play<'a> {
                 Some(OverlapOutput::Run(group)) => {
                     // The device waited this long for the decision.
                     let waits = match self.run.serving {
-                        OverlapServing::Sjf => PASS,
+                        OverlapServing::Sjf { decision } => decision,
                         _ => MULTI_WAY_PASS.saturating_mul(u64::from(group.waited_for)),
                     };
                     for part in &group.parts {

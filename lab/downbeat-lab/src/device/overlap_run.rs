@@ -34,8 +34,12 @@ pub enum OverlapServing {
     /// One query at a time, in the order of arrival. This rule and the rules below drop queries
     /// that are already late (§7.1).
     Fcfs,
-    /// One query at a time, the shortest first.
-    Sjf,
+    /// One query at a time, the shortest first. The device waits for each decision, since this rule
+    /// predicts queries and cannot hide that (§7.2).
+    Sjf {
+        /// The time of a decision.
+        decision: Duration,
+    },
     /// One query at a time, the most urgent first.
     Edf,
     /// One query of each model at once, in the order of arrival: MPS as it is.
@@ -71,6 +75,12 @@ pub struct OverlapRun {
     pub target_on: Platform,
     /// Chooses all random numbers.
     pub seed: u64,
+}
+
+impl OverlapServing {
+    /// One query at a time, the shortest first, with one pass of the predictor for a decision
+    /// (§7.7).
+    pub const SJF: OverlapServing = OverlapServing::Sjf { decision: Duration::from_micros(66) };
 }
 
 impl OverlapInputs {

@@ -21,8 +21,14 @@ pub struct Platform {
     pub peak: f64,
     /// Bytes a second between the units and the memory.
     pub bandwidth: f64,
-    /// The share of the peak that matrix operators reach.
+    /// The share of the peak that convolutions reach.
     pub efficiency: f64,
+    /// The share of the peak that other products of matrices reach: fully connected layers and
+    /// attention.
+    pub product_efficiency: f64,
+    /// The speedup of 3x3 convolutions of stride 1 by Winograd's algorithm; 1 where no such kernel
+    /// exists.
+    pub winograd_gain: f64,
     /// The side of the square of outputs in a row of a block, for 3x3 convolutions of stride 1 by
     /// Winograd's algorithm.
     pub winograd_side: u64,
@@ -109,6 +115,8 @@ impl Platform {
         peak: 8.15e12,
         bandwidth: 672e9,
         efficiency: 0.449,
+        product_efficiency: 0.449,
+        winograd_gain: WINOGRAD_GAIN,
         winograd_side: 1,
         winograd_items: 0.0,
         least_rows: 1,
@@ -147,6 +155,7 @@ impl Platform {
         peak: 7.066e12,
         bandwidth: 900e9,
         efficiency: 0.704,
+        product_efficiency: 0.704,
         winograd_side: 2,
         winograd_items: 5.124,
         traffic: 1.0,
@@ -159,14 +168,21 @@ impl Platform {
         ..Platform::TITAN_CUDNN
     };
 
-    /// Abacus' platform: A100, PyTorch, convolutions in TF32 (§7.1). Single precision could not
-    /// compute 32 pictures of ResNet152 in 24 ms.
+    /// Abacus' platform: A100, PyTorch, products in TF32 (§7.1). Both efficiencies and the cost of
+    /// issuing a kernel are fitted to published latencies of TensorFlow on this GPU, none of them
+    /// from Abacus' paper. Tensor cores have no kernels by Winograd's algorithm for TF32. Each
+    /// service is a process (§6.1), which issues its own kernels.
     pub const A100_CUDNN: Platform = Platform {
         name: "A100 with cuDNN",
         units: 108,
         peak: 78e12,
         bandwidth: 1_555e9,
-        efficiency: 0.266,
+        efficiency: 0.1453,
+        product_efficiency: 0.4018,
+        winograd_gain: 1.0,
+        issue: Duration::from_nanos(18_650),
+        ahead: 0,
+        own_hosts: true,
         copy_bandwidth: 11e9,
         interference_permille: 250,
         ..Platform::TITAN_CUDNN
@@ -187,8 +203,10 @@ impl Platform {
 
     /// Returns this device with the kernels of another platform's library.
     const fn with_library_of(self, other: Platform) -> Platform {
-        let Platform { efficiency, winograd_side, winograd_items, traffic, fused, .. } = other;
-        Platform { efficiency, winograd_side, winograd_items, traffic, fused, ..self }
+        let Platform { efficiency, product_efficiency, winograd_gain, winograd_side, winograd_items, .. } = other;
+        let Platform { traffic, fused, .. } = other;
+        let library = Platform { efficiency, product_efficiency, winograd_gain, winograd_side, ..self };
+        Platform { winograd_items, traffic, fused, ..library }
     }
 
     /// Returns an operator's kernel for `items` items on a partition of `units`. The kernel takes
@@ -202,8 +220,9 @@ impl Platform {
         let used = blocks.div_ceil(waves);
         let rounds = if self.whole_waves { waves as f64 } else { blocks as f64 / used as f64 };
         let inner = operator.multiplications as f64 / operator.outputs.max(1) as f64;
-        let gain = if operator.winograd { WINOGRAD_GAIN } else { 1.0 };
-        let block = outputs_a_block as f64 * inner / gain / (self.peak * self.efficiency / all);
+        let gain = if operator.winograd { self.winograd_gain } else { 1.0 };
+        let efficiency = if operator.convolution { self.efficiency } else { self.product_efficiency };
+        let block = outputs_a_block as f64 * inner / gain / (self.peak * efficiency / all);
         let moved = (operator.inputs + operator.outputs) as f64 * items * self.traffic + operator.weights as f64;
         // Half of the units saturate the memory.
         let moving = moved * 4.0 / (self.bandwidth * (2.0 * used as f64 / all).min(1.0));

@@ -11,10 +11,14 @@ use downbeat_training::{GroupSample, GroupSampler, SampledModel, mean_error, set
 const ABACUS: OverlapServing = OverlapServing::Abacus { at_once: 4, worth: 0.0, by: PredictedBy::Oracle { bias: 1.0 } };
 
 fn run(serving: OverlapServing, models: &[Architecture], rate: f64) -> OverlapReport {
+    run_for(250, serving, models, rate)
+}
+
+fn run_for(queries: u32, serving: OverlapServing, models: &[Architecture], rate: f64) -> OverlapReport {
     let (models, platform, inputs) = (models.to_vec(), Platform::A100_CUDNN, OverlapInputs::Any);
-    let run = OverlapRun { platform, models, serving, rate, queries: 250, inputs, target_on: platform, seed: 1 };
+    let run = OverlapRun { platform, models, serving, rate, queries, inputs, target_on: platform, seed: 1 };
     let report = run.play().unwrap();
-    assert_eq!(report.in_time + report.late + report.dropped, 250, "every query is answered or dropped once");
+    assert_eq!(report.in_time + report.late + report.dropped, queries, "every query is answered or dropped once");
     report
 }
 
@@ -58,10 +62,9 @@ fn the_oracle_says_what_a_group_takes_and_more_operators_take_longer() {
 
 #[test]
 fn section_7_2_targets_are_twice_the_largest_query_alone() {
-    let models = vec![Architecture::ResNet152];
     let run = OverlapRun {
         platform: Platform::A100_CUDNN,
-        models,
+        models: ABACUS_MODELS.to_vec(),
         serving: ABACUS,
         rate: 1.0,
         queries: 1,
@@ -69,15 +72,19 @@ fn section_7_2_targets_are_twice_the_largest_query_alone() {
         target_on: Platform::A100_CUDNN,
         seed: 1,
     };
-    let target = run.targets().unwrap()[0].as_millis_f64();
-    assert!((target / 48.0 - 1.0).abs() < 0.02, "24 ms in figure 3: {target}");
+    let targets: Vec<f64> = run.targets().unwrap().into_iter().map(Duration::as_millis_f64).collect();
+    let alone = EmulatedModel::abacus(Architecture::ResNet152, Platform::A100_CUDNN).unwrap().time(32, 0);
+    assert!((targets[2] / (2.0 * alone.as_millis_f64()) - 1.0).abs() < 1e-6, "{targets:?}");
+    // Held out: §7.1 has 50 to 150 ms. The targets of ResNet-50 and BERT are shorter here.
+    let within = targets.iter().filter(|target| (50.0..=150.0).contains(*target)).count();
+    assert_eq!(within, 5, "{targets:?}");
 }
 
 #[test]
 fn figure_15_fewer_violations_than_fcfs_sjf_and_edf_with_drop() {
-    let baselines = [OverlapServing::Fcfs, OverlapServing::Sjf, OverlapServing::Edf];
+    let baselines = [OverlapServing::Fcfs, OverlapServing::SJF, OverlapServing::Edf];
     let sum =
-        |serving: OverlapServing| PAIRS.iter().map(|pair| run(serving.clone(), pair, 80.0).violations()).sum::<f64>();
+        |serving: OverlapServing| PAIRS.iter().map(|pair| run(serving.clone(), pair, 50.0).violations()).sum::<f64>();
     let abacus = sum(ABACUS);
     for baseline in baselines {
         let theirs = sum(baseline.clone());
@@ -88,7 +95,8 @@ fn figure_15_fewer_violations_than_fcfs_sjf_and_edf_with_drop() {
 #[test]
 fn figure_14_abacus_answers_in_time_and_free_sharing_does_not() {
     for pair in PAIRS {
-        let (abacus, free) = (run(ABACUS, &pair, 80.0), run(OverlapServing::Free, &pair, 80.0));
+        // Of 250 queries the slowest 1% are three, and the margin has not settled.
+        let [abacus, free] = [ABACUS, OverlapServing::Free].map(|serving| run_for(1_000, serving, &pair, 50.0));
         assert!(abacus.tail() < 1.1 && free.tail() > 1.2, "{pair:?}: {:.2}, free {:.2}", abacus.tail(), free.tail());
     }
 }

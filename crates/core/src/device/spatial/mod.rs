@@ -12,6 +12,7 @@
 //! | file | rule | source |
 //! |---|---|---|
 //! | [`knee`] | the smallest share with nearly the throughput of the whole | GSLICE §2.1.3 |
+//! | [`knee_up_to`] | the knee that a model's share begins with: that of its largest batch | §2.1.3, figure 3 |
 //! | [`SelfTuning`] | the share that the residuals of latency and throughput ask for | §3.2.2, algorithm 1 |
 //! | [`FairShare`] | the share of each model, from the demands of all | §3.2.3 |
 //! | [`Slab`] | batches in proportion to the headroom | §3.3.1 |
@@ -40,7 +41,7 @@ pub use clipper::Clipper;
 pub use controller::Spatial;
 pub use decision::{BadShare, ShareReason, SpatialOptions, SpatialOutput, SpatialTimeout};
 pub use fair_share::{Claim, FairShare};
-pub use knee::{KNEE_TOLERANCE, UNKNOWN_KNEE, knee};
+pub use knee::{KNEE_TOLERANCE, UNKNOWN_KNEE, knee, knee_up_to};
 pub use parts::{SharePart, ShareParts};
 pub use self_tuning::{MeasuredWindow, SelfTuning, Tuned};
 pub use shared_model::{ShareState, SpatialModel};

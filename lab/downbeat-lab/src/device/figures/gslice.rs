@@ -1,6 +1,6 @@
 //! GSLICE's figures of models alone and of several that share a device.
 
-use downbeat_core::device::spatial::{KNEE_TOLERANCE, knee};
+use downbeat_core::device::spatial::{KNEE_TOLERANCE, knee, knee_up_to};
 use downbeat_core::{Duration, Time};
 use downbeat_report::{Axis, Line, Scale, bars as chart, lines};
 
@@ -37,6 +37,17 @@ pub(super) fn curve(architecture: Architecture, batch: u32) -> Vec<(u32, f64)> {
 /// Returns the knee of a model in compute units.
 pub(super) fn knee_of(architecture: Architecture, batch: u32) -> u32 {
     knee(&curve(architecture, batch), KNEE_TOLERANCE).unwrap_or(PLATFORM.units)
+}
+
+/// The batch sizes whose knees are known.
+const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
+
+/// Returns the knee that a model's share begins with, by the server's rule. The largest batch is
+/// the largest of [`BATCHES`] that takes at most the SLO on the whole device.
+pub(super) fn first_knee(architecture: Architecture) -> Option<u32> {
+    let fits = |batch: &&u32| emulated(architecture).time(**batch, 0) <= SLO;
+    let largest = BATCHES.iter().rfind(fits).copied().unwrap_or(1);
+    knee_up_to(&BATCHES.map(|batch| (batch, knee_of(architecture, batch))), largest)
 }
 
 fn percent(units: u32) -> f64 {

@@ -61,7 +61,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, title, maker.
-const NAMES: [(&str, &str, Maker); 53] = [
+const NAMES: [(&str, &str, Maker); 54] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -118,6 +118,7 @@ const NAMES: [(&str, &str, Maker); 53] = [
     ("abacus-21", "Abacus figure 21: peak throughput on instances of a device (MIG)", abacus_instances::figure_21),
     ("abacus-22", "Abacus figure 22: beside Clockwork on 16 devices", abacus_instances::figure_22),
     ("abacus-23", "Abacus figure 23: passes of the predictor by ways of the search", abacus_groups::figure_23),
+    ("abacus-sjf", "Abacus' violations beside SJF's, by the time of a decision of SJF", abacus::sjf),
     ("abacus-terms", "Abacus' violations with one term of the device changed at a time", abacus::terms),
     ("slots", "Symphony on slots of devices beside whole devices, GSLICE and gpu-lets", slots::mixes),
     ("slots-random", "The same on random mixes", slots::random),

@@ -15,7 +15,7 @@ use siphasher::sip::SipHasher24;
 use siphasher::sip128::{Hasher128 as _, SipHasher24 as LongHasher};
 
 use crate::epoch::Epoch;
-use crate::message::{BatchKey, NodeId};
+use crate::ids::{BatchKey, NodeId};
 
 /// The random bytes from which a scheduler makes the [`ClaimKey`]s of its frontends. The
 /// process draws the bytes once, and no other process learns them.

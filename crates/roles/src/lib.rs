@@ -35,6 +35,7 @@
 //! | `link.rs`, `links.rs` | messages in order and once between two nodes; all links of one node |
 //! | `own_pauses.rs` | the times in which the process itself stood still, which nobody else is blamed for |
 //! | `delay.rs`, `scheduler/budgets.rs` | measured delays of messages (Symphony appendix D); the budgets that models are planned with |
+//! | `ids.rs` | the names of processes, requests and batches |
 //! | `claims.rs` | tokens that show a frontend which claims the leader has planned |
 //! | `epoch.rs`, `scheduler/election.rs` | the choice of the leader |
 //! | `assignment.rs`, `scheduler/assigner.rs`, `backend/loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
@@ -49,6 +50,7 @@ mod delay;
 mod epoch;
 mod following;
 mod frontend;
+mod ids;
 mod link;
 mod links;
 mod message;

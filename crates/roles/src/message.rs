@@ -11,8 +11,8 @@ use crate::at_most::at_most;
 use crate::claims::{ClaimKey, ClaimToken};
 use crate::delay::class_of;
 use crate::epoch::Epoch;
+pub use crate::ids::{BatchKey, NodeId, RequestKey};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
-use downbeat_core::ids::BatchId;
 use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
@@ -36,12 +36,6 @@ fn short_text<'de, D: Deserializer<'de>>(decoder: D) -> Result<String, D::Error>
     }
     Ok(text)
 }
-
-/// The identity of a process. A process draws it at random when it starts, so a restarted process
-/// is a different node.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct NodeId(pub u64);
 
 /// The role of a process in the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -70,24 +64,6 @@ pub struct Hello {
     pub name: String,
     /// Where other nodes may connect to the sender, `host:port`; empty: nowhere.
     pub address: String,
-}
-
-/// The cluster-wide name of a request: its frontend, and that frontend's number for the request.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct RequestKey {
-    /// The frontend that has the client.
-    pub frontend: NodeId,
-    /// From 0, in the order of arrival at that frontend, never used again.
-    pub number: u64,
-}
-
-/// The cluster-wide name of a batch: the epoch that planned the batch, and its id in that epoch.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct BatchKey {
-    /// The epoch that the batch was planned in.
-    pub epoch: Epoch,
-    /// Unique within the epoch.
-    pub batch: BatchId,
 }
 
 /// Requests that may share a batch: of one version of a model, and of one shape.

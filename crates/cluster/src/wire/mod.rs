@@ -23,18 +23,12 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use crate::wire::arena::{Arena, IN_FRAME, Place};
 use crate::wire::metered::Metered;
 use crate::wire::peer_memory::PeerMemory;
-use crate::wire::read_budget::ReadBudget;
+use crate::wire::read_budget::{LARGEST_HEAD, LISTS, ReadBudget};
 use crate::wire::tensors::Tensors;
 use crate::wire::ucx::UcxError;
 
-/// The most bytes of a head. The largest heads describe a backend's models, with the names of their
-/// classes.
-const LARGEST_HEAD: u32 = 64 << 20;
 /// The bytes of a head's length and checksum.
 const PREFIX: usize = 8;
-/// The memory that the lists of any head may need, besides twice the bytes of the head. A refusal
-/// of a request takes 3 bytes of a head, and 32 bytes of memory.
-const LISTS: u64 = 8 << 20;
 /// The most bytes of a connection's buffer that stay for the next head.
 const KEPT: usize = 1 << 20;
 /// The most memory that is taken before any of the announced bytes have come.

@@ -8,8 +8,12 @@
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::{LARGEST_HEAD, LISTS};
-
+/// The most bytes of a head. The largest heads describe a backend's models, with the names of their
+/// classes.
+pub(super) const LARGEST_HEAD: u32 = 64 << 20;
+/// The memory that the lists of any head may need, besides twice the bytes of the head. A refusal
+/// of a request takes 3 bytes of a head, and 32 bytes of memory.
+pub(super) const LISTS: u64 = 8 << 20;
 /// The bytes of a head, and of a frame's tensors, that need no budget. Almost all frames are
 /// smaller.
 const FREE_HEAD: u64 = 4 << 10;

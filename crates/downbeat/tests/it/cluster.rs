@@ -72,6 +72,14 @@ impl Member {
         }
     }
 
+    /// The first line with this text, be it before a line that was waited for.
+    pub fn line_with(&mut self, text: &str) -> String {
+        match self.said.lines().find(|line| line.contains(text)) {
+            Some(line) => line.to_owned(),
+            None => self.wait_for(text),
+        }
+    }
+
     /// The lines of its log, up to the last line that a test waited for.
     pub fn said(&self) -> &str {
         &self.said

@@ -325,13 +325,13 @@ fn an_etcd_with_tls_and_users_is_asked_as_one_of_them() {
         (&["--etcd", secured, "--etcd-ca", &unknown, login[2], login[3], login[4], &right], "--etcd-ca"),
     ] {
         let mut frontend = Member::start("frontend", &[&login[..2], flags].concat());
-        let line = frontend.wait_for("etcd cannot be used now");
+        let line = frontend.line_with("etcd cannot be used now");
         assert!(line.contains(said) && !line.contains("guessed"), "{said}: {line}");
     }
     // The authorities of the machine, without an option.
     let flags = [&login[..], &[right.as_str(), "--etcd", secured]].concat();
     let mut frontend = Member::within("frontend", &flags, &[("SSL_CERT_FILE", certificate.as_str())]);
-    frontend.wait_for("etcd answers");
+    frontend.line_with("etcd answers");
     drop(frontend);
     let found = ["--etcd", secured, "--etcd-ca", &certificate, login[2], login[3], login[4], &right];
     let schedulers = vec![scheduler(secured, &found[2..]), scheduler(secured, &found[2..])];

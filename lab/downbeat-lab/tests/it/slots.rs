@@ -110,7 +110,7 @@ fn devices_are_cut_where_batching_does_not_pay() {
 /// Abacus' prediction (§5) in Symphony's schedulable window (§3.1).
 #[test]
 fn two_batches_at_once_hold_more_if_planned_with_their_time_together() {
-    let mut mix = mix(1, &[(Architecture::ResNet50, 8.0, 1.0), (Architecture::BertBase, 10.0, 1.0)]);
+    let mut mix = mix(1, &[(Architecture::ResNet50, 20.0, 1.0), (Architecture::BertBase, 20.0, 1.0)]);
     (mix.platform, mix.steps) = (Platform::A100_CUDNN, 9);
     let measured = mix.measure().unwrap();
     for (model, beside) in measured.problem.models.iter().zip(&measured.networks.as_ref().unwrap().beside) {
@@ -122,13 +122,15 @@ fn two_batches_at_once_hold_more_if_planned_with_their_time_together() {
     let together = |plan| held(Contender::Together("deferred".parse().unwrap(), plan));
     let (one, as_if_alone, two) =
         (held(Contender::Whole("deferred".parse().unwrap())), together(Plan::Alone), together(Plan::Predicted));
-    assert!(two > 1.1 * one && two > 1.1 * as_if_alone, "{one} {as_if_alone} {two}");
+    // One at a time, two models that wait for their last moments collide, at any rate. `eager` holds
+    // 976/s one at a time, 1735/s as if alone, and 1528/s here.
+    assert!(two > 1000.0 && two > 1.1 * one && two > 1.1 * as_if_alone, "{one} {as_if_alone} {two}");
 }
 
-/// Two A100s: BERT-large, VGG-19, BERT-base and U-Net.
+/// Two V100s: Inception-v4, LinkNet, U-Net and ResNet-152.
 #[test]
 fn a_model_without_room_beside_others_has_devices_of_its_own() {
-    let mix = SlotMix::draw(9005, 6);
+    let mix = SlotMix::draw(9005, 5);
     let measured = mix.measure().unwrap();
     let problem = |paired: &[usize]| measured.side_by_side(paired, true).unwrap();
     let fits = |problem: &SlotProblem, model: usize| {

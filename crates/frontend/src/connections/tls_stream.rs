@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::{Accept, TlsStream as Established};
 
@@ -22,13 +22,6 @@ const MAX_DISCARDED: usize = 64 << 10;
 const SPEAK_TLS: &str = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n\
     content-length: 80\r\n\r\n{\"error\":\"this port speaks TLS; begin the address with https:// or turn TLS on\"}";
 
-/// Bytes that are read from the socket at once: a record (RFC 8446 §5.1). rustls alone reads 4 KiB at
-/// once.
-const READ_AT_ONCE: usize = 16 << 10;
-
-/// A socket as rustls reads it.
-type Socket = BufReader<CountedSocket>;
-
 /// TLS over a socket. The handshake is part of the first read: a client that is slow in it is slow
 /// in the head of its first request.
 pub(super) struct TlsStream {
@@ -38,8 +31,8 @@ pub(super) struct TlsStream {
 enum State {
     /// Nothing has been read yet.
     New(CountedSocket, Arc<ServerConfig>),
-    Handshake(Accept<Socket>),
-    Established(Established<Socket>),
+    Handshake(Accept<CountedSocket>),
+    Established(Established<CountedSocket>),
     /// The handshake has failed.
     Failed,
 }
@@ -55,29 +48,26 @@ impl TlsStream {
             State::New(socket, _) => socket.poll_read_ready(cx),
             State::Established(stream) => match stream.get_ref() {
                 // A record may hold more than was read of it.
-                (socket, session) if !session.wants_read() || !socket.buffer().is_empty() => Poll::Ready(Ok(())),
-                (socket, _) => socket.get_ref().poll_read_ready(cx),
+                (_, session) if !session.wants_read() => Poll::Ready(Ok(())),
+                (socket, _) => socket.poll_read_ready(cx),
             },
             State::Handshake(_) | State::Failed => Poll::Ready(Ok(())),
         }
     }
 
     /// Goes on with the handshake. Ready once it is over.
-    fn poll_established(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<&mut Established<Socket>>> {
+    fn poll_established(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<&mut Established<CountedSocket>>> {
         if let State::New(socket, _) = &self.state {
             ready!(poll_speaks_tls(socket, cx))?;
         }
         self.state = match std::mem::replace(&mut self.state, State::Failed) {
-            State::New(socket, config) => {
-                let socket = BufReader::with_capacity(READ_AT_ONCE, socket);
-                State::Handshake(TlsAcceptor::from(config).accept(socket))
-            }
+            State::New(socket, config) => State::Handshake(TlsAcceptor::from(config).accept(socket)),
             other => other,
         };
         if let State::Handshake(accept) = &mut self.state {
             match Pin::new(accept).poll(cx) {
                 Poll::Ready(Ok(stream)) => {
-                    stream.get_ref().0.get_ref().watched().settle_received();
+                    stream.get_ref().0.watched().settle_received();
                     self.state = State::Established(stream);
                 }
                 Poll::Ready(Err(error)) => {

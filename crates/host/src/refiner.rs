@@ -15,8 +15,8 @@ const FAR: f64 = 0.25;
 /// them half of the time.
 const MARGIN: f64 = 2.0;
 /// The margin is at most this part of the mean. Example: beside 60 busy processes, a lane's thread
-/// waits 0 to 250 ms for a core, about 100 ms in the mean. With all of its margin, the estimate exceeded an
-/// SLO of 250 ms, and nearly all requests were refused. Most of them would have been in time.
+/// waits 0 to 250 ms for a core, about 100 ms in the mean. With all of its margin, the estimate
+/// exceeded an SLO of 250 ms, and nearly all requests were refused.
 const MOST_MARGIN: f64 = 0.5;
 /// A single observation counts at most this many times the present mean. Example: closing a
 /// laptop's lid stops a run for a second, and the model must not look unservable after that. The

@@ -1,8 +1,9 @@
 //! Ensembles of the registry: in service as long as the models of their steps are.
 //!
 //! A load of an ensemble notes its definition. After each change of a model in service,
-//! [`Registry::settle_ensembles`] looks at the noted ensembles that have this model: one whose models
-//! are all there comes into service, and one that lacks a model leaves, with the reason in the index.
+//! [`Registry::settle_ensembles`] looks at the noted ensembles that have this model. An ensemble whose
+//! models are all there comes into service. An ensemble that lacks a model leaves, with the reason in
+//! the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -161,9 +162,10 @@ impl Registry {
         fits.map_err(|reason| load_failed(&name, &reason))
     }
 
-    /// Settles the ensembles that have a model whose state has changed: brings those into service
-    /// whose models are there, and takes those out that lack a model. Others cannot have changed, and a
-    /// repository of some hundred ensembles loads some hundred models.
+    /// Settles the ensembles that have a changed model. An ensemble whose models are all there comes
+    /// into service, and an ensemble that lacks a model leaves. Other ensembles cannot have changed. To
+    /// look at all of them would take time in the square: some hundred models load beside some hundred
+    /// ensembles.
     pub(super) fn settle_ensembles(&self, changed: &str) {
         let ensembles = self.ensembles.lock();
         let has_step = |definition: &ModelDefinition, model: &str| {

@@ -3,9 +3,9 @@
 //! All schedulers have the same list. A closed connection is evidence that the leader is dead: the
 //! live spare of the lowest rank takes the next epoch at once. Silence is weaker evidence. The
 //! leader sends the others a heartbeat, and on a busy machine heartbeats are late. A spare waits
-//! [`TIMES_LATE`] times as long as heartbeats were late in the last seconds, and `takeover_after` at
-//! least. It waits so long again for each live spare before it, so that spares do not all take over at once.
-//! Two spares that cannot hear each other may both take over. The two epochs then differ in rank,
+//! [`TIMES_LATE`] times as long as heartbeats were late in the last half minute, and
+//! `takeover_after` at least. It waits so long again for each live spare before it, so that spares do
+//! not all take over at once. Two spares that cannot hear each other may both take over. The two epochs then differ in rank,
 //! and everyone obeys the lower rank.
 //!
 //! A scheduler that stood still itself cannot know that the others were silent meanwhile, so this

@@ -79,9 +79,10 @@ fn end_of(now: Time, left: Duration) -> Time {
 }
 
 impl Lead {
-    /// Begins to lead. Keys of claims come from `claims`. The caller reports connected nodes with [`Lead::handle_up`]. `settles`: how
-    /// long backends may be on their way here. `sub_clusters`: how models are divided among
-    /// backends, and the last known plan; `None`: backends choose their own models.
+    /// Begins to lead. Keys of claims come from `claims`. The caller reports connected nodes with
+    /// [`Lead::handle_up`]. `settles`: how long backends may be on their way here. `sub_clusters`: how
+    /// models are divided among backends, and the last known plan; `None`: backends choose their own
+    /// models.
     pub fn new(
         (epoch, claims): (Epoch, ClaimSecret),
         wake_margin: Duration,

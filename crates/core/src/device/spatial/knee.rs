@@ -26,10 +26,10 @@ pub fn knee(points: &[(u32, f64)], tolerance: f64) -> Option<u32> {
     knee.filter(|_| points.len() > 1)
 }
 
-/// The knee that a model's share begins with, of `knees` by batch size, ascending: the knee of the
-/// largest batch up to `most`, or of the smallest batch. GSLICE §2.1.3: "with larger batch sizes,
-/// the knee shifts towards larger GPU%". A share by the knee of single items would be too small for
-/// the batches that the model runs under load.
+/// The knee that a model's share begins with. `knees` has batch sizes, ascending, with their knees.
+/// The knee is that of the largest batch up to `most`. If all batches are larger, it is that of the
+/// smallest batch. GSLICE §2.1.3: "with larger batch sizes, the knee shifts towards larger GPU%". A
+/// share by the knee of single items would be too small for the batches under load.
 pub fn knee_up_to(knees: &[(u32, u32)], most: u32) -> Option<u32> {
     let fits = knees.iter().rfind(|(batch, _)| *batch <= most);
     fits.or(knees.first()).map(|(_, units)| *units)
@@ -58,8 +58,8 @@ mod tests {
 
     #[test]
     fn section_2_1_3_the_largest_batch_decides_because_its_knee_is_larger() {
-        let knees = [(1, 24), (8, 40), (32, 72)];
-        assert_eq!([1, 8, 31, 64].map(|most| knee_up_to(&knees, most)), [24, 40, 40, 72].map(Some));
+        let knees = [(1, 24), (4, 40), (16, 72)];
+        assert_eq!([0, 1, 15, 16, 64].map(|most| knee_up_to(&knees, most)), [24, 24, 40, 72, 72].map(Some));
         assert_eq!(knee_up_to(&[(4, 30)], 2), Some(30), "no smaller batch was measured");
         assert_eq!(knee_up_to(&[], 8), None);
     }

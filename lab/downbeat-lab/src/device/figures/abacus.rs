@@ -43,8 +43,9 @@ pub(super) fn columns(trained: Option<&PredictedBy>) -> Vec<Column> {
     columns
 }
 
-/// Abacus as published, but for the margin, with either predictor.
+/// Abacus' controller with one query at a time.
 const ONE: &str = "one";
+/// Abacus as published, but for the margin, with either predictor.
 const ORACLE: &str = "oracle";
 const TRAINED: &str = "trained";
 const NOTE: &str = "FCFS, SJF and EDF drop what is late when its turn comes; free: one query of each model at once, as MPS has it; one: Abacus' controller with one query at a time; oracle: Abacus, its predictor the emulated device itself; \
@@ -353,8 +354,8 @@ pub(super) fn terms(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     Ok(Figure { note, table, ..Figure::default() })
 }
 
-/// The times of a decision of SJF that are tried, in microseconds: none, a pass of the predictor, a
-/// whole decision of Abacus (§7.7), and more.
+/// The times of a decision of SJF that are tried, in microseconds. A pass of the predictor takes 66,
+/// and a whole decision of Abacus 260 (§7.7).
 const DECISIONS: [u64; 8] = [0, 66, 260, 1_000, 2_000, 4_000, 8_000, 16_000];
 
 pub(super) fn sjf(options: &FigureOptions) -> Result<Figure, DeviceFailure> {

@@ -103,8 +103,8 @@ pub(super) fn figure_11(options: &FigureOptions) -> Result<Figure, DeviceFailure
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Returns the bytes of a network's weights, of the outputs of all operators for an item, and of
-/// the inputs and outputs of the operator that has most.
+/// Returns three sizes of a network in bytes: all weights, the outputs of all operators for an
+/// item, and the inputs and outputs of the operator that has most.
 fn memory(architecture: Architecture) -> [f64; 3] {
     let operators = architecture.operators(true, 1);
     let bytes = |elements: u64| elements as f64 * 4.0;

@@ -47,6 +47,25 @@ impl Served {
 /// Runs clients, one lane each, for `span` on a device that is divided into `partitions`. Also
 /// returns the share of that time in which some kernel ran.
 pub fn closed_loop(limits: DeviceLimits, partitions: &[u32], clients: &[Client], span: Duration) -> (Vec<Served>, f64) {
+    let (mut busy, mut end) = (Duration::ZERO, Time::ZERO);
+    let served = closed_loop_watched(limits, partitions, clients, span, |device, from, to| {
+        if device.used_units() > 0 {
+            busy += to.since(from);
+        }
+        end = to;
+    });
+    (served, busy.as_secs_f64() / end.since(Time::ZERO).as_secs_f64())
+}
+
+/// Like [`closed_loop`]. `watch` sees the device in every span of time in which nothing on the
+/// device changes.
+pub(super) fn closed_loop_watched(
+    limits: DeviceLimits,
+    partitions: &[u32],
+    clients: &[Client],
+    span: Duration,
+    mut watch: impl FnMut(&ContendedDevice, Time, Time),
+) -> Vec<Served> {
     let mut device = ContendedDevice::new(limits, clients.len());
     for (partition, units) in partitions.iter().enumerate() {
         device.set_units(Time::ZERO, partition, *units);
@@ -58,11 +77,9 @@ pub fn closed_loop(limits: DeviceLimits, partitions: &[u32], clients: &[Client],
     };
     (0..clients.len()).for_each(|index| start(&mut device, Time::ZERO, index));
     let end = Time::ZERO + span;
-    let (mut busy, mut now) = (Duration::ZERO, Time::ZERO);
+    let mut now = Time::ZERO;
     while let Some(next) = device.next_event().filter(|next| *next <= end) {
-        if device.used_units() > 0 {
-            busy += next.since(now);
-        }
+        watch(&device, now, next);
         now = next;
         for completed in device.advance(now) {
             let Completed::Launch { lane: LaneId(lane), .. } = completed else { continue };
@@ -77,5 +94,5 @@ pub fn closed_loop(limits: DeviceLimits, partitions: &[u32], clients: &[Client],
         let items = f64::from(client.batch) * latencies_ms.len() as f64;
         Served { throughput: items / span.as_secs_f64(), latencies_ms }
     };
-    (served.into_iter().zip(clients).map(of).collect(), busy.as_secs_f64() / now.since(Time::ZERO).as_secs_f64())
+    served.into_iter().zip(clients).map(of).collect()
 }

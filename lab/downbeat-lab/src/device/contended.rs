@@ -292,6 +292,12 @@ impl ContendedDevice {
         done
     }
 
+    /// Returns whether a kernel of this lane has units now.
+    pub fn runs_kernel(&self, lane: LaneId) -> bool {
+        let running = self.lanes.get(lane.0 as usize).and_then(Option::as_ref);
+        running.is_some_and(|running| running.device.step == DeviceStep::Run && running.device.speed > 0)
+    }
+
     /// Returns the units in use now: never above the partitions' units.
     pub fn used_units(&self) -> u32 {
         self.units_now

@@ -12,6 +12,7 @@ mod e2bird_parts;
 mod gslice;
 mod gslice_control;
 mod gslice_modes;
+mod gslice_streams;
 mod slots;
 mod terms;
 
@@ -61,7 +62,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, title, maker.
-const NAMES: [(&str, &str, Maker); 54] = [
+const NAMES: [(&str, &str, Maker); 56] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -98,6 +99,12 @@ const NAMES: [(&str, &str, Maker); 54] = [
     ("gslice-2", "GSLICE figure 2: throughput by share, and knees", gslice::figure_2),
     ("gslice-3", "GSLICE figure 3: Alexnet by share and batch", gslice::figure_3),
     ("gslice-5a", "GSLICE figure 5a: streams", gslice::figure_5a),
+    ("gslice-5b", "GSLICE figures 5b and 5c: AlexNet in one and in two streams", gslice_streams::figure_5b),
+    (
+        "gslice-6",
+        "GSLICE figures 6 and 7: two models in streams of one process, and on shares",
+        gslice_streams::figure_6,
+    ),
     ("gslice-8", "GSLICE figures 8 and 9, table 2: models alone", gslice_modes::figure_8),
     ("gslice-10", "GSLICE figure 10, table 3: models together", gslice_modes::figure_10),
     ("gslice-11", "GSLICE figure 11, table 4: beside one batch at a time", gslice::figure_11),
@@ -128,9 +135,11 @@ const NAMES: [(&str, &str, Maker); 54] = [
 
 /// Figures and tables of the papers that another figure shows too: the name, and the name of that
 /// figure.
-const SHOWN_BY: [(&str, &str); 10] = [
+const SHOWN_BY: [(&str, &str); 12] = [
     ("e2bird-12", "e2bird-table-4"),
     ("dvabatch-16", "dvabatch-14"),
+    ("gslice-5c", "gslice-5b"),
+    ("gslice-7", "gslice-6"),
     ("gslice-9", "gslice-8"),
     ("gslice-12c", "gslice-14"),
     ("gslice-table-1", "device-model"),

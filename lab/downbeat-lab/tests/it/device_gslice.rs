@@ -57,6 +57,30 @@ fn figure_5a_a_second_stream_helps_and_costs_latency() {
 }
 
 #[test]
+fn figures_5b_and_5c_each_stream_idles_between_runs_and_two_use_more() {
+    let figure = make("gslice-5b");
+    let (one, two) = (rows(&figure, &["5b"]), rows(&figure, &["5c"]));
+    for row in one.iter().chain(&two) {
+        // 700 us after a run, and the launch of the next run.
+        assert!((700.0..760.0).contains(&number(&row[5])), "{figure}");
+    }
+    assert!(two.len() == 2 && number(&two[0][6]) < 0.9 * number(&one[0][6]), "{figure}");
+}
+
+/// The paper's kernels do not overlap in streams. Here they do: lab/docs/gslice.md.
+#[test]
+fn figures_6_and_7_models_overlap_in_streams_too() {
+    let figure = make("gslice-6");
+    let of = |number_of: &str, model: &str| {
+        rows(&figure, &[number_of]).into_iter().find(|row| row[2] == model).unwrap().clone()
+    };
+    let (streams, shares) = (of("6", "alexnet"), of("7", "alexnet"));
+    assert!(number(&streams[7]) > 60.0 && number(&shares[7]) > number(&streams[7]), "{figure}");
+    assert!(number(&of("7", "resnet50")[4]) < number(&of("6", "resnet50")[4]), "shares keep the latency: {figure}");
+    assert!(number(&shares[4]) > number(&streams[4]), "but on 30% AlexNet takes longer: {figure}");
+}
+
+#[test]
 fn figures_8_and_9_batches_within_the_slo_double_the_throughput() {
     let figure = make("gslice-8");
     for model in ["alexnet", "mobilenet", "resnet50", "vgg19", "vgg16"] {

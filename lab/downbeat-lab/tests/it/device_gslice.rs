@@ -67,7 +67,8 @@ fn figures_5b_and_5c_each_stream_idles_between_runs_and_two_use_more() {
     assert!(two.len() == 2 && number(&two[0][6]) < 0.9 * number(&one[0][6]), "{figure}");
 }
 
-/// The paper's kernels do not overlap in streams. Here they do: lab/docs/gslice.md.
+/// The paper's kernels do not overlap in streams. The emulated device's kernels do (see
+/// lab/docs/gslice.md).
 #[test]
 fn figures_6_and_7_models_overlap_in_streams_too() {
     let figure = make("gslice-6");

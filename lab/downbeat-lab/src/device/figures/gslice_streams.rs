@@ -53,8 +53,8 @@ impl Profile {
         Profile { served, kernels, any_ms, every_ms, all_ms }
     }
 
-    /// Returns the mean time without a kernel between two runs of a stream, in microseconds: from
-    /// the last kernel of a run to the first kernel of the next one.
+    /// Returns the mean microseconds between two runs of a stream. They begin with the end of a
+    /// run's last kernel, and end with the first kernel of the next run.
     fn idle_us(&self, stream: usize) -> f64 {
         let kernels = &self.kernels[stream];
         let (mut run_ends, mut at) = (0.0, 0);
@@ -123,8 +123,9 @@ pub(super) fn figure_6(options: &FigureOptions) -> Result<Figure, DeviceFailure>
     let (shares, free) = ([units * 60 / 100, units * 30 / 100], [units]);
     let cases: [(&str, &str, &[u32], [usize; 2]); 2] =
         [("6", "streams", &free, [0, 0]), ("7", "shares of 60% and 30%", &shares, [0, 1])];
-    let mut table =
-        vec![head("figure | by | model | alone ms | ms | to alone | images/s | of its kernels' time, beside the other's")];
+    let mut table = vec![head(
+        "figure | by | model | alone ms | ms | to alone | images/s | of its kernels' time, beside the other's",
+    )];
     let mut plots = Vec::new();
     let alone = models.map(|model| Profile::of(&free, &[(model, 0)], span(options)).served[0].mean_ms());
     for (figure, by, partitions, places) in cases {

@@ -28,9 +28,6 @@ const LEAD_BUDGETS: u64 = 3;
 /// Standard deviations by which the best candidate must be better than the current setting. One of
 /// forty candidates is better by chance.
 const SURE: f64 = 2.0;
-/// The same while the rule of the load still decides for all models. No trial has chosen the rule,
-/// so less certainty is enough to leave it. Under rare bursts the rule would stay for minutes.
-const SURE_AT_FIRST: f64 = 1.0;
 /// Standard deviations for a contender, and for the comparison of two candidates.
 const LIKELY: f64 = 0.7;
 /// If losses are equal, a change for sooner answers or fewer devices takes at least this many
@@ -264,8 +261,6 @@ impl Trial {
             (gain > 0.0 && (enough || !matches!(why, Ground::Delay | Ground::Devices))).then_some(why)
         };
         let now = &self.candidates[0];
-        let is_first = now.setting.behaviours.iter().all(Option::is_none);
-        let sure = if is_first { SURE_AT_FIRST } else { SURE };
         let known = |index: usize| {
             let tried = &self.candidates[index];
             let mut contender = Contender::new(tried.setting.clone());
@@ -276,7 +271,7 @@ impl Trial {
         if let Some(contender) = &mut contender {
             contender.add(&self.candidates[1].score, &now.score, self.came, self.past.len() - self.rush);
         }
-        if let Some(why) = better(self.candidates[best].score.difference(&now.score, consolidate, sure)) {
+        if let Some(why) = better(self.candidates[best].score.difference(&now.score, consolidate, SURE)) {
             return (best, Some(why), Some(known(best).taken(now.setting.clone())));
         }
         match contender {

@@ -53,8 +53,8 @@ impl Profile {
         Profile { served, kernels, any_ms, every_ms, all_ms }
     }
 
-    /// Returns the mean microseconds between two runs of a stream. They begin with the end of a
-    /// run's last kernel, and end with the first kernel of the next run.
+    /// Returns the mean microseconds between two runs of a stream. The time counts from the end of
+    /// a run's last kernel to the first kernel of the next run.
     fn idle_us(&self, stream: usize) -> f64 {
         let kernels = &self.kernels[stream];
         let (mut run_ends, mut at) = (0.0, 0);

@@ -60,7 +60,7 @@ fn chosen() -> [SlotMix; 3] {
             &[(ResNet50, 20.0, 1.0), (ResNet152, 40.0, 0.3), (BertBase, 25.0, 0.5), (LinkNet, 12.0, 1.0)],
         ),
         mix(
-            "A100, SLOs of 4 to 7 l(1)",
+            "A100, SLOs of 5 to 20 ms",
             Platform::A100_CUDNN,
             9,
             &[(ResNet50, 8.0, 1.0), (InceptionV4, 20.0, 0.3), (BertBase, 10.0, 1.0), (LinkNet, 5.0, 1.0)],

@@ -740,13 +740,24 @@ impl Registry {
     /// If a metric cannot be written as text: a defect.
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
         self.watch_load();
+        let entries = self.entries.lock().clone();
+        let states: Vec<_> = entries.iter().flat_map(|(name, entry)| entry.shown_states(name)).collect();
+        self.metrics.set_model_states(states.iter().map(|(name, version, state)| [name, &**version, state.name()]));
         for served in self.serving.all() {
+            let slo = self.options.slo(&served.definition.name, served.definition.slo);
             for loaded in served.versions.values() {
+                self.metrics.set_outcomes(&loaded.name, &loaded.version, slo, &loaded.counts());
                 self.metrics.set_pending(&loaded.name, &loaded.version, u64::from(loaded.waiting()));
                 loaded.hosts.update_metrics();
                 if let Some(restarts) = loaded.new_restarts() {
                     self.metrics.add_executor_restarts(&loaded.name, &loaded.version, restarts);
                 }
+            }
+        }
+        for pipeline in self.serving.pipelines() {
+            let slo = self.options.slo(&pipeline.definition.name, pipeline.definition.slo);
+            for record in pipeline.versions.values() {
+                self.metrics.set_outcomes(&record.name, &record.version, slo, &record.counts());
             }
         }
         self.metrics.set_budget(&self.budget);

@@ -109,7 +109,7 @@ impl Connections {
         &self.0.options
     }
 
-    /// The counts of what has gone through the ports of a protocol.
+    /// Answers, connections and bytes of a protocol's ports since the start.
     pub(crate) fn traffic(&self, protocol: Protocol) -> &Arc<Traffic> {
         let [http, grpc] = &self.0.traffic;
         if protocol == Protocol::Http { http } else { grpc }

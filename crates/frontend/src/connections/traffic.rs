@@ -1,7 +1,7 @@
-//! What goes through the ports of a process: its counts, as metrics.
+//! Counts connections, answers and bytes of a process's ports, for its metrics.
 //!
 //! Requests only add to the count of their answer's code. Bytes and connections are read from the
-//! connections' own counts when somebody asks for the metrics.
+//! connections' own counts at each scrape.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,12 +13,12 @@ use prometheus::proto::MetricFamily;
 use super::open::Connections;
 use super::protocol::Protocol;
 
-/// The codes that are counted apart: those of HTTP from 100 to 599, and those of gRPC from 0.
+/// HTTP has codes from 100 to 599, and gRPC from 0 to 16. Each code has a count.
 const CODES: usize = 500;
 /// HTTP's lowest code.
 const FIRST_OF_HTTP: u16 = 100;
 
-/// What has gone through the ports of one protocol since the start.
+/// Answers, connections and bytes of one protocol's ports since the start.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     /// Answers by code, from the protocol's lowest code on.

@@ -93,6 +93,7 @@ impl Registry {
             shares,
             shares_woken,
             autoscale,
+            history: Arc::default(),
             watchdog,
             gpus,
             _gpu_watch: gpu_watch,

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use downbeat_core::Duration;
 use downbeat_core::cluster::Advice;
 use parking_lot::Mutex;
-use prometheus::core::Collector;
+use prometheus::core::{Collector, Metric};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, Histogram, HistogramVec, IntCounter, Registry, TextEncoder};
 
@@ -141,8 +141,8 @@ pub struct Metrics {
     pub gpus: GpuMetrics,
     /// Metrics that the code of models keeps.
     pub code: Arc<CodeMetrics>,
-    /// The versions with histograms of their own, at most `most_detailed`. A version keeps its place
-    /// when it is gone, as its histograms must not go back.
+    /// The versions with histograms of their own, at most `most_detailed`. A version that
+    /// is gone keeps its place, because its histograms must not go back.
     detailed: Mutex<BTreeSet<[String; 2]>>,
     most_detailed: usize,
 }
@@ -271,6 +271,8 @@ impl Metrics {
     pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
         let (table, labels) = (&self.table, [name, version]);
         let shown = self.labels_of_histograms(name, version);
+        // From zero, so that the first restart is an increase.
+        table.executor_restarts.with_label_values(&labels).inc_by(0);
         let timed = |total: &prometheus::IntCounterVec, each: Histogram| Timed {
             each,
             total: total.with_label_values(&labels),
@@ -290,6 +292,7 @@ impl Metrics {
             compute_infer: timed(&table.compute_infer_us, phase("compute_infer")),
             compute_output: timed(&table.compute_output_us, phase("compute_output")),
             batch_size: table.batch_size.with_label_values(&shown),
+            is_detailed: shown == labels,
             first_answer: (table.first_answer.clone(), shown.map(str::to_owned)),
         }
     }
@@ -495,6 +498,8 @@ pub struct ModelMetrics {
     compute_infer: Timed,
     compute_output: Timed,
     batch_size: Histogram,
+    /// Whether the histograms are the version's own.
+    is_detailed: bool,
     /// Models with one answer have no such histogram, so that it is made at the first answer.
     first_answer: (HistogramVec, [String; 2]),
 }
@@ -550,11 +555,37 @@ impl ModelMetrics {
         }
     }
 
+    /// Requests by the time from arrival to result, and launches by size: how many are in each part of
+    /// the histograms, whose bounds are [`latency_bounds_ms`] and [`batch_bounds`]. Empty if the version
+    /// shares its histograms.
+    pub fn histograms(&self) -> [Vec<u64>; 2] {
+        if !self.is_detailed {
+            return Default::default();
+        }
+        [&self.request.each, &self.batch_size].map(|histogram| {
+            let all = histogram.get_sample_count();
+            let metric = Metric::metric(histogram);
+            let buckets = metric.get_histogram().get_bucket().iter().map(|bucket| bucket.cumulative_count());
+            let mut before = 0;
+            buckets.chain([all]).map(|until| until.saturating_sub(std::mem::replace(&mut before, until))).collect()
+        })
+    }
+
     /// Counts a request that got no result.
     pub fn record_not_answered(&self, why: Unanswered) {
         self.failures[why as usize].inc();
         self.not_answered[why as usize].inc();
     }
+}
+
+/// Upper bounds of the parts of [`ModelMetrics::histograms`] by time, milliseconds.
+pub fn latency_bounds_ms() -> Vec<f64> {
+    LATENCY.map(|bound| bound * 1e3).to_vec()
+}
+
+/// Upper bounds of the parts of [`ModelMetrics::histograms`] by size, items.
+pub fn batch_bounds() -> Vec<f64> {
+    SIZES.to_vec()
 }
 
 /// The metrics of one step of an ensemble, looked up once.
@@ -609,6 +640,8 @@ mod tests {
             count("model=\"b\",version=\"1\"", 1),
         ];
         assert_eq!(counts, expected);
+        let parts = |name| metrics.model(name, "1").histograms().map(|parts| parts.iter().sum::<u64>());
+        assert_eq!((parts("a"), parts("c")), ([2, 2], [0, 0]), "shared histograms are nobody's");
         assert_eq!(series(&metrics, "nv_inference_request_success").len(), 4, "counters are each version's own");
     }
 

@@ -363,6 +363,11 @@ impl PipelineRecord {
         self.statistics.lock().to_proto(&self.name, &self.version)
     }
 
+    /// Its requests by time, and by size.
+    pub fn histograms(&self) -> [Vec<u64>; 2] {
+        self.metrics.histograms()
+    }
+
     /// The outcomes of its requests.
     pub fn counts(&self) -> Counts {
         self.metrics.counts()

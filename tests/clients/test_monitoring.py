@@ -1,5 +1,6 @@
 """Prometheus scrapes a live server; the board's queries and the alerts work on the series that it finds."""
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -22,7 +23,8 @@ ELSEWHERE = ("nv_gpu_", "downbeat_gpu_", "downbeat_tenant_", "downbeat_cluster_"
 # Names of series in an expression.
 SERIES = re.compile(r"\b(?:downbeat|nv|process)_\w+")
 
-needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed")
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None and "DOWNBEAT_REQUIRE_PROMETHEUS" not in os.environ, reason="Debian's package prometheus is not installed")
 
 
 def targets():

@@ -25,7 +25,7 @@ const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);
 const fixed = (number, digits) => number.toFixed(digits);
 const percent = (share) => (share === null ? "no requests" : share >= 1 ? "100%" : fixed(100 * share, share > 0.999 ? 3 : 2) + "%");
 const per_s = (rate) => (rate >= 100 ? fixed(rate, 0) : rate >= 1 ? fixed(rate, 1) : fixed(rate, 2)) + "/s";
-const milliseconds = (ms) => (ms === null ? "" : ms >= 1000 ? fixed(ms / 1000, 2) + " s" : ms >= 10 ? fixed(ms, 0) + " ms" : ms >= 1 ? fixed(ms, 1) + " ms" : fixed(1000 * ms, 0) + " µs");
+const milliseconds = (ms) => (ms === null ? "" : ms >= 100000 ? fixed(ms / 1000, 0) + " s" : ms >= 1000 ? fixed(ms / 1000, 2) + " s" : ms >= 10 ? fixed(ms, 0) + " ms" : ms >= 1 ? fixed(ms, 1) + " ms" : ms === 0 ? "0" : ms >= 0.001 ? fixed(1000 * ms, 0) + " µs" : "under 1 µs");
 const grade = (share) => (share === null ? "" : share >= OBJECTIVE ? "good" : share >= 0.95 ? "warn" : "bad");
 const name_of = (model) => model.model + (model.version && model.version !== "1" ? " " + model.version : "");
 const key_of = (model) => model.model + "\n" + model.version;
@@ -274,7 +274,10 @@ function draw_device(canvas, number, device, rows, begin, end) {
   pen.font = "11px system-ui, sans-serif";
   const x = (ns) => ((ns - begin) / (end - begin)) * width;
   pen.strokeStyle = style("--line");
-  for (const row of rows.values()) {
+  for (const [name, row] of rows) {
+    const [model, version, partition, lane] = name.split("\n");
+    pen.fillStyle = style("--quiet");
+    pen.fillText(`${model}${version === "1" ? "" : " " + version}, lane ${lane}${partition === "0" ? "" : ", partition " + partition}`, 4, row * 22 + 15);
     pen.beginPath();
     pen.moveTo(0, row * 22 + 21.5);
     pen.lineTo(width, row * 22 + 21.5);
@@ -410,17 +413,22 @@ function draw_model(live) {
 // -- the cluster
 
 async function draw_cluster() {
-  const where = $("cluster-body");
+  const where = $("cluster-body"), live = state.samples.at(-1);
+  if (!live) return;
+  if (!live.in_cluster) {
+    where.replaceChildren(element("p", "This server is in no cluster."));
+    return;
+  }
   try {
     const cluster = await ask("/v2/cluster");
     const peers = cluster.peers.map((peer) => `${peer.role} ${peer.name} at ${peer.address}`);
     where.replaceChildren(
       element("p", `This process is a ${cluster.role} (${cluster.name}) in epoch ${cluster.epoch}. ${cluster.leads ? "It leads." : cluster.leader === undefined ? "It knows no leader." : `Scheduler ${cluster.leader} leads.`}`),
-      Object.assign(element("ul"), { innerHTML: "" }),
+      element("ul"),
     );
     where.lastChild.append(...peers.map((peer) => element("li", peer)));
-  } catch {
-    where.replaceChildren(element("p", "This server is in no cluster."));
+  } catch (error) {
+    where.replaceChildren(element("p", `The cluster's state is not known: ${error.message}`));
   }
 }
 
@@ -444,6 +452,7 @@ async function turn() {
       $("status").textContent = `as of ${new Date(state.samples.at(-1).wall_ms).toLocaleTimeString()}`;
       $("status").className = "";
       draw();
+      if (state.samples.length === 1) draw_cluster();
     } catch (error) {
       $("status").textContent = `no figures: ${error.message}`;
       $("status").className = "bad";
@@ -487,6 +496,5 @@ addEventListener("DOMContentLoaded", () => {
   });
   const turn_now = () => look().then(draw, (error) => ($("status").textContent = error.message));
   turn();
-  draw_cluster();
   setInterval(() => state.paused || document.hidden || draw_cluster(), 5 * EVERY_MS);
 });

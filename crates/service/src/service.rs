@@ -205,8 +205,8 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
-    /// What the server does now; `None` if it does not say. `history`: with the last hour of each
-    /// model.
+    /// The present counts of models and devices; `None` if the process has no models. `history`: with the
+    /// last hour of each model.
     fn live(&self, _history: bool) -> Option<LiveReport> {
         None
     }

@@ -1,4 +1,4 @@
-//! What the server does now.
+//! The route `/v2/live`: the present counts of models and devices.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;

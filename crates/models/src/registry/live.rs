@@ -1,4 +1,4 @@
-//! What the registry's models do now, and did in the last hour.
+//! Reports the present counts of the registry's models, and their last hour.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ impl Registry {
         }
     }
 
-    /// What the models and devices do now. `history`: with the last hour.
+    /// The present counts of models and devices. `history`: with the last hour.
     pub(super) fn live_report(&self, history: bool) -> LiveReport {
         self.watch_load();
         let now = self.driver.clock().now();
@@ -65,6 +65,7 @@ impl Registry {
             models: named.collect(),
             device_busy_s: self.driver.hosts().iter().map(|host| host.occupancy.busy_seconds()).collect(),
             history_part_s: PART.as_secs_f64(),
+            in_cluster: self.cluster.get().is_some(),
         }
     }
 

@@ -555,9 +555,8 @@ impl ModelMetrics {
         }
     }
 
-    /// Requests by the time from arrival to result, and launches by size: how many are in each part of
-    /// the histograms, whose bounds are [`latency_bounds_ms`] and [`batch_bounds`]. Empty if the version
-    /// shares its histograms.
+    /// Counts requests by the time from arrival to result ([`latency_bounds_ms`]), and launches by size
+    /// ([`batch_bounds`]). Empty if the version shares its histograms.
     pub fn histograms(&self) -> [Vec<u64>; 2] {
         if !self.is_detailed {
             return Default::default();

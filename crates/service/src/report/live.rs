@@ -40,6 +40,8 @@ pub struct LiveReport {
     pub device_busy_s: Vec<f64>,
     /// How long a part of [`LiveModel::history`] is, seconds.
     pub history_part_s: f64,
+    /// Whether `GET /v2/cluster` has an answer.
+    pub in_cluster: bool,
 }
 
 /// A version of a model.
@@ -82,8 +84,8 @@ pub struct LiveModel {
     pub profile: Vec<(u32, f64)>,
     /// The same, as it was when the model was loaded.
     pub profile_at_load: Vec<(u32, f64)>,
-    /// For each part of the last hour with requests: its begin, seconds before now; offered requests; and
-    /// those in time.
+    /// Parts of the last hour: seconds from a part's begin until now, offered requests, and requests in
+    /// time. Parts without requests are left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<(f64, u64, u64)>,
 }
@@ -106,7 +108,7 @@ pub struct LiveHistory {
 #[derive(Debug, Default)]
 struct Past {
     before: Counts,
-    /// The number of the part since the start of the clock, offered requests, and those in time.
+    /// A part's number since the start of the clock, offered requests, and requests in time.
     parts: VecDeque<(u64, u64, u64)>,
 }
 

@@ -363,7 +363,7 @@ impl PipelineRecord {
         self.statistics.lock().to_proto(&self.name, &self.version)
     }
 
-    /// Its requests by time, and by size.
+    /// Counts its requests by time, and by size.
     pub fn histograms(&self) -> [Vec<u64>; 2] {
         self.metrics.histograms()
     }

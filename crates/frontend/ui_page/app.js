@@ -333,7 +333,7 @@ function draw_table(live) {
   const heads = ["Model", "State", "SLO", "In time", "Requests", "p50", "p99", "Mean batch", "Waiting", "Missed, and why"];
   if (!$("table").tHead.rows.length) {
     const row = $("table").tHead.insertRow();
-    row.append(...heads.map((head) => element("th", head, { scope: "col" })));
+    row.append(...heads.map((head, place) => element("th", head, { scope: "col", className: place === heads.length - 1 ? "text" : "" })));
     $("table").tHead.parentElement.setAttribute("aria-label", "Models, over the last 10 s");
   }
   const rows = live.models.map((model) => {
@@ -404,7 +404,7 @@ function draw_model(live) {
     const lately = between(model, 60);
     const shown = lately ? lately.batches : model.batches, places = shown.map((_, place) => place);
     const name = (place) => (place >= live.batch_bounds.length ? ">" + live.batch_bounds.at(-1) : place < 2 ? String(live.batch_bounds[place]) : `${live.batch_bounds[place - 1] + 1}-${live.batch_bounds[place]}`);
-    chart(charts, "model-batches", "Launches by size, last minute", [["launches", blue]], [places, shown], (value) => fixed(value, 0), { numbers: true, bars: true, ticks: (_, splits) => splits.map((place) => (Number.isInteger(place) ? name(place) : "")), x: { range: [-0.6, places.length - 0.4] }, x_label: "size (part)", note: `The largest batch has ${model.max_batch} items.` });
+    chart(charts, "model-batches", "Launches by size, last minute", [["launches", blue]], [places, shown], (value) => fixed(value, 0), { numbers: true, bars: true, ticks: (_, splits) => splits.map((place) => (Number.isInteger(place) ? name(place) : "")), x: { range: [-0.6, places.length - 0.4] }, x_label: "size (part)", note: `The largest batch has ${model.max_batch} items.`, least: 1 });
     const sizes = model.profile.map(([size]) => size), at_load = new Map(model.profile_at_load);
     chart(charts, "model-profile", "Time of a batch by its size", [["as refined", blue], ["at load", orange, true]], [sizes, model.profile.map(([, ms]) => ms), sizes.map((size) => at_load.get(size) ?? null)], milliseconds, { numbers: true, x_label: "items", note: "The scheduler plans with the refined times." });
   }

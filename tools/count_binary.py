@@ -65,7 +65,8 @@ def refuse_real_auxv():
 class Server:
     """A server of one model on free ports, with or without a tool."""
 
-    def __init__(self, binary, repository, cache, flags, under=()):
+    def __init__(self, binary, repository, cache, flags, header=None, under=()):
+        self.header = header
         self.http, grpc, metrics = free_ports(3)
         self.log = tempfile.TemporaryFile("w+")
         command = [*under, binary, "serve", "--model-repository", repository, "--host", "127.0.0.1"]
@@ -86,7 +87,8 @@ class Server:
             return False
 
     def get(self, path):
-        return urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=30).read()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.http}{path}", headers=dict([self.header] if self.header else []))
+        return urllib.request.urlopen(request, timeout=30).read()
 
     def stop(self):
         self.process.terminate()
@@ -108,6 +110,7 @@ def inference(server, model):
         tensors += bytes(size)
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}, separators=(",", ":")).encode()
     lines = [f"POST /v2/models/{model}/infer HTTP/1.1", "host: localhost", "content-type: application/octet-stream"]
+    lines += [": ".join(server.header)] if server.header else []
     lines += [f"inference-header-content-length: {len(head)}", f"content-length: {len(head) + len(tensors)}", "", ""]
     return "\r\n".join(lines).encode() + head + tensors
 
@@ -200,14 +203,14 @@ def short(name):
 def start_counted(given, repository, cache, under):
     # Under the tool, batches take longer, which would change the server's decisions. So the server
     # gets the times without the tool.
-    Server(given.binary, repository, cache, given.flags, under).stop()
+    Server(given.binary, repository, cache, given.flags, given.header, under).stop()
     for path in Path(cache).iterdir():
         profile = json.loads(path.read_text())
         for measured in profile["measurements"]:
             took = 1000 * (given.batch_us + given.row_us * measured["batch"])
             measured.update({key: took for key in measured if key.endswith("_ns")})
         path.write_text(json.dumps({**profile, **({"settled": True} if "settled" in profile else {})}))
-    server = Server(given.binary, repository, cache, given.flags, under)
+    server = Server(given.binary, repository, cache, given.flags, given.header, under)
     client = Client(server, inference(server, given.model), given.connections)
     return server, client
 
@@ -329,6 +332,7 @@ def main():
     parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--keep", help="where the second dump of callgrind goes, for callgrind_annotate")
     parser.add_argument("--flags", default="--engine rten", type=str.split)
+    parser.add_argument("--header", type=lambda text: text.split(": ", 1), help="of each request, such as 'authorization: Bearer KEY' for a server with --api-keys")
     parser.add_argument("--batch-us", type=int, default=10, help="what the server is told that a batch takes, in microseconds")
     parser.add_argument("--row-us", type=int, default=2, help="and each item of it")
     given = parser.parse_args()

@@ -174,7 +174,9 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
     let ports = Ports::open(&options)?;
     let (listener, secrets) = listen(&options, FRONTEND_PORT, "backends")?;
-    let (clock, budget, metrics) = (Clock::start(), budget(&options), Arc::new(Metrics::new()?));
+    let (clock, budget) = (Clock::start(), budget(&options));
+    let metrics = Arc::new(Metrics::new()?.detailed_for(options.metrics_detailed_models));
+    ports.count_in(metrics.registry())?;
     let cluster = &options.cluster;
     let identity = identity(draw_node(), Role::Frontend, cluster)?;
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::access::Access;
-use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage};
+use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage, TrafficMetrics};
 use crate::event_loops::{EventLoops, HUNG_AFTER};
 use crate::grpc::{self, GrpcOptions};
 use crate::health_port;
@@ -98,6 +98,14 @@ impl Ports {
             }
         }
         Ok(Ports { http, grpc, metrics, health, management, access, connections, own })
+    }
+
+    /// Adds the counts of connections, answers and bytes of the clients' ports to a registry of metrics.
+    ///
+    /// # Errors
+    /// If the registry has such metrics already: a defect.
+    pub fn count_in(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
+        TrafficMetrics::register(registry, &self.connections)
     }
 
     /// Serves the ports with this service. Returns the frontends, which end with `stages`.

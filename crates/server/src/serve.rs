@@ -90,6 +90,7 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     // The ports first: a port in use should be said at once, not after the models are loaded.
     let ports = Ports::open(&options)?;
     let registry = Registry::open(options.clone())?;
+    ports.count_in(registry.metrics_registry())?;
     if let Some(folder) = &options.decision_log {
         tracing::info!(
             folder = %folder.display(),

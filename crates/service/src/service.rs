@@ -13,6 +13,7 @@ use crate::error::ServiceError;
 use crate::report::autoscale::AutoscaleStatus;
 use crate::report::cluster_report::ClusterReport;
 use crate::report::device_report::DevicesReport;
+use crate::report::live::LiveReport;
 use crate::report::policy_report::PolicyReport;
 use crate::report::scheduler_status::SchedulerStatus;
 use crate::report::timeline::Timeline;
@@ -201,6 +202,12 @@ pub trait Service: Send + Sync + 'static {
     /// The launches on the lanes of devices in the time `last` until now, at most
     /// `timeline::REMEMBERED`; `None` if there are no devices.
     fn timeline(&self, _last: std::time::Duration) -> Option<Timeline> {
+        None
+    }
+
+    /// The present counts of models and devices; `None` if the process has no models. `history`: with the
+    /// last hour of each model.
+    fn live(&self, _history: bool) -> Option<LiveReport> {
         None
     }
 

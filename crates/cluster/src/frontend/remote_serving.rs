@@ -124,6 +124,10 @@ impl RemoteServing {
     /// # Errors
     /// If a metric cannot be written as text: a defect.
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
+        for version in self.models.all().values().flat_map(|model| model.versions.values()) {
+            let counts = version.sample().counts;
+            self.metrics.set_outcomes(&version.name, &version.version, version.definition.slo, &counts);
+        }
         self.metrics.set_budget(&self.budget);
         self.metrics.set_abandoned(downbeat_service::work::work_pool::abandoned());
         self.metrics.render()

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::segment_profile::SegmentProfile;
+use super::staging::Staging;
 use crate::time::Duration;
 
 /// The most work that two lanes together can do, as a multiple of the work of one.
@@ -104,10 +105,8 @@ pub struct AutoInputs {
     pub at_once: u32,
     /// The batch sizes of the lanes of `elastic`. Empty: `elastic` cannot serve the model.
     pub lanes: Vec<u32>,
-    /// The number of segments into which `staged` would cut the model; 1: the model cannot be cut.
-    pub stages: u16,
-    /// The number of stages that run at once.
-    pub stages_at_once: u32,
+    /// The stages and buffer pairs that `staged` may have; none: the model cannot be cut.
+    pub stagings: Vec<Staging>,
 }
 
 /// A round of launches, which repeats while there is always enough to do.
@@ -122,10 +121,6 @@ struct Round {
 }
 
 impl AutoInputs {
-    pub(super) fn stages(&self) -> u16 {
-        self.cut.as_ref().map_or(self.stages, SegmentProfile::segments)
-    }
-
     /// The throughput, in items per second, of a round of batches of these sizes through the whole
     /// model.
     pub(super) fn rate(&self, sizes: &[u32], overlap: impl Fn(u32) -> f64) -> f64 {
@@ -139,16 +134,18 @@ impl AutoInputs {
         round.rate(self, 1.0)
     }
 
-    /// The throughput of batches of `rows` through all segments, where the stages together do
-    /// `overlap` times the work of one.
-    pub(super) fn staged_rate(&self, rows: u32, overlap: f64) -> f64 {
-        self.staged(rows).rate(self, overlap)
+    /// The throughput of batches of `rows` through these stages. Stages that run at once do `overlap`
+    /// times the work of one. `None`: the model is not cut.
+    pub(super) fn staged_rate(&self, rows: u32, staging: Staging, overlap: f64) -> Option<f64> {
+        let stages = self.cut.as_ref().map_or(staging.stages, SegmentProfile::segments);
+        let overlap = if staging.at_once() > 1 { overlap } else { 1.0 };
+        (stages > 1).then(|| self.staged(rows, stages).rate(self, overlap))
     }
 
     /// The round of a batch through all segments, each segment a launch. The later segments run in
     /// the best number of parts.
-    fn staged(&self, rows: u32) -> Round {
-        let (stages, launch) = (f64::from(self.stages()), self.launch.as_secs_f64());
+    fn staged(&self, rows: u32, stages: u16) -> Round {
+        let (stages, launch) = (f64::from(stages), self.launch.as_secs_f64());
         let total = |rows| self.profile.total(rows, 0).as_secs_f64();
         let (first, rest): (f64, Box<dyn Fn(u32) -> f64>) = match &self.cut {
             Some(cut) => {

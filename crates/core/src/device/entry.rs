@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::auto_inputs::{AutoInputs, Overlap};
 use super::scheduler::{BadPolicy, DeviceModel};
 use super::settings::{self, Cut, ExitRule, PaddedTo, PolicyModel, RingNeed};
+use super::staging::Staging;
 use crate::ids::PartitionId;
 
 /// The options of a policy, with their checks and the policy that follows from them.
@@ -192,6 +193,17 @@ pub trait PolicySettings: fmt::Debug + Send + Sync {
     /// The length to which the policy pads requests of different lengths, if this costs a CPU more
     /// than batches gain.
     fn costly_padding(&self) -> Option<PaddedTo> {
+        None
+    }
+
+    /// The stages and buffer pairs that suit the settings, if the settings leave them to a search when
+    /// the model is loaded. Several: the search tries them all.
+    fn open_stagings(&self) -> Vec<Staging> {
+        Vec::new()
+    }
+
+    /// The same settings with these stages and buffer pairs; `None`: the policy has none.
+    fn with_staging(&self, _: Staging) -> Option<Arc<dyn PolicySettings>> {
         None
     }
 

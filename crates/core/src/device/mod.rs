@@ -61,7 +61,9 @@ mod segment_profile;
 mod settings;
 pub mod spatial;
 mod staged;
+mod staging;
 mod table;
+mod tuning;
 mod turn;
 mod windowed;
 
@@ -91,7 +93,9 @@ pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use settings::{
     Cores, Cut, ExitRule, MOST_LANES, PaddedTo, PaddingSettings, PolicyModel, RingNeed, WrittenSettings,
 };
-pub use staged::{Joining, Staged, StagedOptions};
+pub use staged::{Staged, StagedOptions};
+pub use staging::{Joining, Staging, TRIED_PAIRS, TRIED_STAGES};
 pub use table::{BadSettings, ChosenPolicy, UnknownPolicy, read_one_of_any};
+pub use tuning::{Tried, Tuned, tune};
 pub use turn::{DeviceTimeout, Turn};
 pub use windowed::{MOST_AHEAD, Windowed, WindowedOptions};

@@ -101,6 +101,28 @@ impl SegmentProfile {
         SegmentProfile { lengths: vec![0], rest, max_rows: profile.max_batch() }
     }
 
+    /// The profile of the same model with its neighbouring segments put together, to `stages` stages
+    /// of about equal time for one item. `None`: there are fewer segments.
+    pub fn merged(&self, stages: u16) -> Option<Self> {
+        let segments = self.segments();
+        if !(1..=segments).contains(&stages) {
+            return None;
+        }
+        let before = |segment: u16| self.total(1, 0).saturating_sub(self.remaining(segment, 1, 0)).as_nanos();
+        let total = self.total(1, 0).as_nanos();
+        let mut begins = vec![0];
+        for stage in 1..stages {
+            let due = u128::from(total) * u128::from(stage) / u128::from(stages);
+            let last = begins[begins.len() - 1];
+            // Each later stage needs a segment of its own.
+            let room = last + 1..=segments - (stages - stage);
+            let nearest = room.min_by_key(|segment| u128::from(before(*segment)).abs_diff(due));
+            begins.push(nearest.unwrap_or(last + 1));
+        }
+        let rest = begins.into_iter().chain([segments]).map(|segment| self.rest[usize::from(segment)].clone());
+        Some(SegmentProfile { lengths: self.lengths.clone(), rest: rest.collect(), max_rows: self.max_rows })
+    }
+
     /// The number of the model's segments.
     pub fn segments(&self) -> u16 {
         (self.rest.len() - 1) as u16

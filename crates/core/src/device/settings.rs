@@ -31,6 +31,9 @@ pub enum Cut {
     /// Into this many segments of about equal measured time. Each cut is near the ideal point,
     /// where few bytes are alive.
     Stages(usize),
+    /// As [`Cut::Stages`], or into as many segments as the model can be cut into, if these are
+    /// fewer. At least two.
+    UpTo(usize),
     /// After these values or operators, named as in the graph that the engine runs.
     At(Vec<String>),
 }

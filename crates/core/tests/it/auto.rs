@@ -1,8 +1,8 @@
 //! The choices of `auto`, and the cases in which it returns to `exclusive`.
 
 use downbeat_core::device::{
-    AutoGuard, AutoInputs, DeviceUse, GuardEnd, GuardOptions, GuardState, LaneMix, MARGIN, Overlap, OverlapPoint,
-    PolicyName, SegmentProfile,
+    AutoGuard, AutoInputs, DeviceUse, GuardEnd, GuardOptions, GuardState, Joining, LaneMix, MARGIN, Overlap,
+    OverlapPoint, PolicyName, SegmentProfile, Staging,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use proptest::prelude::*;
@@ -15,6 +15,9 @@ fn us(us: u64) -> Duration {
 fn linear(alpha: u64, beta: u64, max_batch: u32) -> SegmentProfile {
     SegmentProfile::whole(&LatencyProfile::linear(us(alpha), us(beta), max_batch).unwrap())
 }
+
+/// Four stages and two pairs of buffers.
+const TWO_PAIRS: Staging = Staging { stages: 4, pairs: 2, joining: Joining::IfSooner };
 
 /// A model on two cores, of which each run keeps one busy.
 fn inputs(profile: SegmentProfile) -> AutoInputs {
@@ -29,8 +32,7 @@ fn inputs(profile: SegmentProfile) -> AutoInputs {
         cores: 2,
         threads: 1,
         at_once: 1,
-        stages: 4,
-        stages_at_once: 2,
+        stagings: vec![TWO_PAIRS],
     }
 }
 
@@ -57,7 +59,7 @@ proptest! {
         let table = times.iter().scan(0, |sum, time| { *sum += time; Some(us(*sum)) }).collect();
         let profile = SegmentProfile::whole(&LatencyProfile::from_table(table).unwrap());
         let threads = threads.min(cores);
-        let inputs = AutoInputs { launch: us(launch), cores, threads, stages, ..inputs(profile) };
+        let inputs = AutoInputs { launch: us(launch), cores, threads, stagings: vec![Staging { stages, ..TWO_PAIRS }], ..inputs(profile) };
         let choice = inputs.choose(&overlap(permille));
         prop_assert_eq!(choice.policy, PolicyName::EXCLUSIVE, "{}", choice.reason);
     }
@@ -91,7 +93,8 @@ fn where_only_large_batches_are_worth_it_these_are_cut_not_made_smaller() {
 
 #[test]
 fn a_gain_up_to_the_margin_is_none() {
-    let model = AutoInputs { launch: Duration::ZERO, stages: 1, lanes: vec![1, 1], ..inputs(linear(1000, 0, 1)) };
+    let model =
+        AutoInputs { launch: Duration::ZERO, stagings: Vec::new(), lanes: vec![1, 1], ..inputs(linear(1000, 0, 1)) };
     assert_eq!(gain(&model, 1100, "elastic"), 1.0 + MARGIN);
     assert_eq!(model.choose(&overlap(1100)).policy, PolicyName::EXCLUSIVE);
     assert_eq!(model.choose(&overlap(1110)).policy.name(), "elastic");
@@ -149,7 +152,7 @@ fn a_model_without_batches_or_whose_requests_vary_is_left_to_exclusive() {
 #[test]
 fn lanes_that_would_refuse_the_largest_requests_are_no_choice() {
     // Lanes have sizes that are powers of two.
-    let choice = AutoInputs { stages: 1, ..inputs(linear(1000, 100, 12)) }.choose(&overlap(2000));
+    let choice = AutoInputs { stagings: Vec::new(), ..inputs(linear(1000, 100, 12)) }.choose(&overlap(2000));
     assert_eq!(choice.policy, PolicyName::EXCLUSIVE);
     let names: Vec<_> = choice.candidates.iter().map(|candidate| candidate.policy.name()).collect();
     assert_eq!(names, ["exclusive", "windowed"]);

@@ -126,6 +126,8 @@ fn ports() -> Vec<Key<Draft>> {
         key("grpc_port", port(), |d| &mut d.options.grpc_port).flag("grpc-port", "gRPC port, or off"),
         triton("allow-grpc", switch(), |d, allow| d.options.grpc_port = d.options.grpc_port.filter(|_| allow)),
         key("metrics_port", port(), |d| &mut d.options.metrics_port).flag("metrics-port", "Port of /metrics, or off"),
+        key("metrics_detailed_models", number(0..=u64::MAX), |d| &mut d.options.metrics_detailed_models)
+            .help("Versions of models with histograms of their own in the metrics; those of all others share the histograms of the model _others"),
         key("health_port", port(), |d| &mut d.options.health_port)
             .flag("health-port", "Port of liveness and readiness probes alone, with a thread of its own, or off"),
         triton("allow-metrics", switch(), |d, allow| d.options.metrics_port = d.options.metrics_port.filter(|_| allow)),

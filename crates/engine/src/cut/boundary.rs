@@ -116,8 +116,15 @@ impl Boundaries {
             )),
             Cut::Stages(stages) if stages - 1 > self.possible.len() => Err(self.too_few(*stages)),
             Cut::Stages(stages) => Ok(self.equal_times(*stages, total)),
+            Cut::UpTo(_) if self.possible.is_empty() => Err(self.too_few(2)),
+            Cut::UpTo(most) => Ok(self.equal_times(self.stages(*most), total)),
             Cut::At(names) => self.named(names, operators, find),
         }
+    }
+
+    /// The number of stages of [`Cut::UpTo`].
+    pub fn stages(&self, most: usize) -> usize {
+        most.clamp(2, self.possible.len().max(1) + 1)
     }
 
     fn too_few(&self, stages: usize) -> String {

@@ -213,7 +213,7 @@ impl Engine for Emulated {
 
 /// The number of segments for this cut.
 fn stages(cut: &Cut) -> usize {
-    if let Cut::Stages(stages) = cut { *stages } else { 1 }
+    if let Cut::Stages(stages) | Cut::UpTo(stages) = cut { *stages } else { 1 }
 }
 
 /// Segments of equal time. The inputs remain the state until the last segment.
@@ -224,10 +224,10 @@ fn segments(cut: &Cut, signature: &Signature, profile: &LatencyProfile) -> Resul
             return Err("an emulated model has no operators to cut behind; cut the model into equal stages".into());
         }
         Cut::Stages(0) => return Err("the model cannot be cut into 0 segments; ask for 1 or more".into()),
-        Cut::Stages(stages) if *stages > STAGE_LIMIT => {
+        Cut::Stages(stages) | Cut::UpTo(stages) if *stages > STAGE_LIMIT => {
             return Err(format!("the model cannot be cut into {stages} segments. Ask for at most {STAGE_LIMIT}"));
         }
-        Cut::Stages(stages) => *stages,
+        Cut::Stages(stages) | Cut::UpTo(stages) => *stages,
     };
     if stages > 1 {
         probe::has_batch(signature)?;

@@ -77,6 +77,7 @@ pub struct TrialLimits {
 enum CutForm {
     Whole,
     Stages(usize),
+    UpTo(usize),
     At(Vec<String>),
 }
 

@@ -48,7 +48,12 @@ pub(super) fn cut(
     let trial = Trial { shared: &whole, probe };
     let mut boundaries = Boundaries::new(&graph, &values, &[]);
     let mut total = Duration::ZERO;
-    if let Cut::Stages(stages) = options.cut
+    let stages = match options.cut {
+        Cut::Stages(stages) => Some(stages),
+        Cut::UpTo(most) => Some(boundaries.stages(most)),
+        Cut::Whole | Cut::At(_) => None,
+    };
+    if let Some(stages) = stages
         && (2..=boundaries.possible.len() + 1).contains(&stages)
     {
         let group = (boundaries.possible.len() / TIMED.max(3 * (stages - 1))).max(1);

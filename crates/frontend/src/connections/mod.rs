@@ -25,6 +25,7 @@ mod stage;
 mod stream;
 mod threads;
 mod tls_stream;
+mod traffic;
 mod watched;
 
 pub use accept::bind;
@@ -40,4 +41,5 @@ pub use stage::{Stage, Stages};
 pub use stream::WatchedStream;
 pub use threads::FrontendThreads;
 pub use threads::beside;
+pub(crate) use traffic::TrafficMetrics;
 pub use watched::Answering;

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::look::{Look, Verdict};
 use super::protocol::Protocol;
 use super::threads::FrontendThreads;
+use super::traffic::Traffic;
 use super::watched::{Request, Watched};
 use crate::access::network;
 use crate::tls::Tls;
@@ -57,6 +58,16 @@ struct Table {
     left: AtomicU64,
     /// Clients that are being refused at the moment.
     refusing: AtomicUsize,
+    /// By protocol.
+    traffic: [Arc<Traffic>; 2],
+}
+
+/// The open connections of a protocol, and the bytes that they have moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct OpenNow {
+    pub connections: usize,
+    pub received: u64,
+    pub sent: u64,
 }
 
 struct Open {
@@ -89,12 +100,30 @@ impl Connections {
             next: AtomicU64::new(0),
             left: AtomicU64::new(0),
             refusing: AtomicUsize::new(0),
+            traffic: Default::default(),
         }))
     }
 
     /// The options of all connections.
     pub fn options(&self) -> &ConnectionOptions {
         &self.0.options
+    }
+
+    /// Answers, connections and bytes of a protocol's ports since the start.
+    pub(crate) fn traffic(&self, protocol: Protocol) -> &Arc<Traffic> {
+        let [http, grpc] = &self.0.traffic;
+        if protocol == Protocol::Http { http } else { grpc }
+    }
+
+    /// The open connections of a protocol.
+    pub(super) fn open_now(&self, protocol: Protocol) -> OpenNow {
+        let open = self.0.open.lock();
+        let its = open.values().filter(|open| open.protocol == protocol).map(|open| open.watched.seen());
+        its.fold(OpenNow::default(), |sum, seen| OpenNow {
+            connections: sum.connections + 1,
+            received: sum.received + seen.received,
+            sent: sum.sent + seen.sent,
+        })
     }
 
     /// The TLS of a new connection; `None`: it speaks none.
@@ -139,6 +168,7 @@ impl Connections {
         let id = self.0.next.fetch_add(1, Relaxed);
         let look = Look::new(Instant::now());
         self.0.open.lock().insert(id, Open { protocol, watched: Arc::clone(watched), look });
+        self.traffic(protocol).accepted.fetch_add(1, Relaxed);
         Ok(Entry { connections: self.clone(), id, address })
     }
 
@@ -213,6 +243,7 @@ impl Connections {
     /// Notes that a client is refused. Returns a guard for the time of its answer, unless too many
     /// are answered at the moment.
     pub(super) fn refuse(&self, protocol: Protocol, why: Refused, most: usize) -> Option<Refusing> {
+        self.traffic(protocol).refused.fetch_add(1, Relaxed);
         let (max, protocol) = (self.options().max, protocol.name());
         match why {
             Refused::Full => tracing::warn!(
@@ -260,6 +291,11 @@ impl Drop for Entry {
                     by_address.remove(&address);
                 }
             }
+        }
+        if let Some(open) = &ended {
+            let (traffic, seen) = (self.connections.traffic(open.protocol), open.watched.seen());
+            traffic.received.fetch_add(seen.received, Relaxed);
+            traffic.sent.fetch_add(seen.sent, Relaxed);
         }
         let moved = ended.map_or(0, |open| open.watched.bytes());
         table.left.fetch_add(moved.saturating_add(CONNECTION_BYTES), Relaxed);

@@ -15,6 +15,7 @@ mod generate;
 mod health;
 mod host_names;
 mod infer;
+mod live;
 mod metadata;
 mod needs;
 mod openapi;
@@ -29,6 +30,7 @@ mod shared_memory;
 mod slashes;
 mod state;
 mod timeline;
+mod ui_page;
 
 pub(crate) use health::{live, ready};
 pub(crate) use router::{admitted, health_routes};

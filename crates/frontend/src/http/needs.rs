@@ -13,6 +13,7 @@ use downbeat_service::service::Service;
 use super::answer::HttpError;
 use super::path::ModelPath;
 use super::state::HttpState;
+use super::ui_page;
 use crate::access::{Access, Caller, Models, Need, Scope};
 
 /// Routes for everybody: probes, and texts that are the same on every server.
@@ -27,7 +28,7 @@ fn need<'a>(method: &Method, route: Option<&str>, model: Option<&'a str>) -> Nee
     let ends = |ends: &[&str]| ends.iter().any(|end| route.ends_with(end));
     let is_inference = model.is_some() && ends(&["/infer", "/generate", "/generate_stream"]);
     let scope = match *method {
-        Method::GET | Method::HEAD if OPEN.contains(&route) => Scope::Open,
+        Method::GET | Method::HEAD if OPEN.contains(&route) || ui_page::has(route) => Scope::Open,
         Method::POST if is_inference => Scope::Infer,
         Method::GET | Method::HEAD | Method::OPTIONS => Scope::Read,
         Method::POST if route == "/v2/repository/index" => Scope::Read,
@@ -95,6 +96,8 @@ mod tests {
     fn what_is_no_read_and_no_inference_is_for_managers() {
         assert_eq!(scope(Method::GET, "/v2/health/live"), Scope::Open);
         assert_eq!(scope(Method::POST, "/v2/health/live"), Scope::Manage);
+        assert_eq!((scope(Method::GET, "/ui"), scope(Method::GET, "/ui/app.js")), (Scope::Open, Scope::Open));
+        assert_eq!((scope(Method::POST, "/ui"), scope(Method::GET, "/v2/live")), (Scope::Manage, Scope::Read));
         assert_eq!(scope(Method::POST, "/v2/models/{model}/infer"), Scope::Infer);
         assert_eq!(scope(Method::POST, "/v2/models/{model}/versions/{version}/generate_stream"), Scope::Infer);
         assert_eq!(scope(Method::GET, "/v2/models/{model}/config"), Scope::Read);

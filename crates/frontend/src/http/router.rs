@@ -15,8 +15,8 @@ use super::host_names::HostNames;
 use super::slashes::with_slashes;
 use super::state::HttpState;
 use super::{
-    autoscale, cluster, docs_page, generate, health, infer, metadata, needs, openapi, repository, scheduler, settings,
-    shared_memory, timeline,
+    autoscale, cluster, docs_page, generate, health, infer, live, metadata, needs, openapi, repository, scheduler,
+    settings, shared_memory, timeline, ui_page,
 };
 
 /// [`router`] with the checks of `Host` and `Origin` that [`serve`](super::serve) makes for the port of
@@ -41,10 +41,10 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
     routes(state, Router::new())
 }
 
-/// [`router`] with the page `/docs` about its paths. A server that embeds Downbeat may have
-/// its own page at this path.
+/// [`router`] with the page `/docs` about its paths, and the page `/ui` about the server. A server that
+/// embeds Downbeat may have its own pages at these paths.
 pub(super) fn router_with_page<S: Service>(state: HttpState<S>) -> Router {
-    routes(state, docs_page::routes())
+    routes(state, docs_page::routes().merge(ui_page::routes()))
 }
 
 fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Router {
@@ -63,6 +63,7 @@ fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Rout
         .route("/v2/scheduler", get(scheduler::status::<S>))
         .route("/v2/devices", get(scheduler::devices::<S>))
         .route("/v2/timeline", get(timeline::past::<S>))
+        .route("/v2/live", get(live::now::<S>))
         .route("/v2/logging", get(settings::logging).post(settings::change_logging))
         .route("/v2/repository/index", post(repository::index::<S>))
         .route("/v2/repository/models/{model}/load", post(repository::load::<S>))

@@ -120,6 +120,11 @@ impl VersionRecord {
         self.waiting.fetch_sub(rows, Ordering::Relaxed);
     }
 
+    /// The version's requests by time, and its launches by size.
+    pub fn histograms(&self) -> [Vec<u64>; 2] {
+        self.metrics.histograms()
+    }
+
     /// The outcomes of the version's requests.
     pub fn counts(&self) -> Counts {
         self.metrics.counts()

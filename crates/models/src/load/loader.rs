@@ -160,7 +160,14 @@ impl Loader {
         file: &VersionFile<'_>,
     ) -> anyhow::Result<LoadOutcome> {
         let _held = HeldFile::new(file.path);
-        Loading::begin(&self.context, policy, &why, definition.clone(), file)?.run(why)
+        let begin = |policy, why| Loading::begin(&self.context, policy, &why, definition.clone(), file)?.run(why);
+        let found = match begin(policy, why)? {
+            LoadOutcome::Stages(found) => found,
+            outcome => return Ok(outcome),
+        };
+        // The cut of the first load was for the search of stages.
+        let settings = policy.settings.with_staging(found.staging).unwrap_or_else(|| policy.settings.clone());
+        begin(&ChosenPolicy { settings, ..policy.clone() }, Why::Staged(found))
     }
 
     /// The choice of `exclusive` for a version whose policy has lost.

@@ -1,11 +1,11 @@
 //! Chooses a device policy for a model that is being loaded, where `auto` was asked for.
 
-use downbeat_core::device::{AutoChoice, AutoInputs, Overlap, PolicyName, SegmentProfile};
+use downbeat_core::device::{AutoChoice, AutoInputs, Overlap, PolicyName, PolicySettings, SegmentProfile, Staging};
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_repository::ModelDefinition;
 use downbeat_service::options::ServerOptions;
-use downbeat_service::report::policy_report::{AutoMeasured, PolicyReport};
+use downbeat_service::report::policy_report::{AutoMeasured, PolicyReport, StagingReport};
 
 /// A model that is loaded as `exclusive` runs it.
 pub struct AutoSubject<'a> {
@@ -64,6 +64,40 @@ pub enum Why {
     Look(PolicyReport),
     /// `auto` chose the policy at load, or `exclusive` because that policy failed.
     Chosen(Box<Chosen>),
+    /// A load before has found the stages of the policy `staged`.
+    Staged(Box<FoundStages>),
+}
+
+/// The stages that a load has found, for the load by these stages.
+pub struct FoundStages {
+    /// The stages and buffer pairs.
+    pub staging: Staging,
+    /// The report on them.
+    pub report: StagingReport,
+    /// The report on the policy.
+    pub policy: PolicyReport,
+    /// The choice of `auto`; `None`: the user asked for the policy.
+    pub chosen: Option<Chosen>,
+    /// The threads of the measurements.
+    pub threads: usize,
+    /// The latencies of the stages, by the measurements of the finer cut.
+    pub segments: Option<SegmentProfile>,
+}
+
+impl Why {
+    /// The choice of `auto` behind the load.
+    pub fn chosen(&self) -> Option<&Chosen> {
+        match self {
+            Why::Chosen(chosen) => Some(chosen),
+            Why::Staged(found) => found.chosen.as_ref(),
+            Why::Asked(_) | Why::Look(_) => None,
+        }
+    }
+
+    /// Whether an earlier load of the same version asked for this load.
+    pub fn is_second(&self) -> bool {
+        matches!(self, Why::Chosen(_) | Why::Staged(_))
+    }
 }
 
 impl AutoSubject<'_> {
@@ -130,8 +164,7 @@ impl AutoSubject<'_> {
             threads: if self.runs_elsewhere { 0 } else { u32::try_from(self.threads).unwrap_or(u32::MAX) },
             at_once: self.at_once,
             lanes: Vec::new(),
-            stages: 1,
-            stages_at_once: 1,
+            stagings: Vec::new(),
         };
         let name = &self.definition.name;
         for chosen in PolicyName::all().filter_map(|policy| self.options.settings_of(name, policy).ok()) {
@@ -156,12 +189,13 @@ impl Chosen {
         Chosen { report, policy, is_final: true, ..self.clone() }
     }
 
-    /// Looks at it again now that the model is cut and its segments are measured.
+    /// Looks at it again now that the model is cut by these settings and its segments are measured.
     ///
     /// # Errors
     /// A text, if another policy suits the model better now that it is cut.
-    pub fn with_cut(mut self, cut: &SegmentProfile) -> Result<Self, String> {
+    pub fn with_cut(mut self, cut: &SegmentProfile, settings: &dyn PolicySettings) -> Result<Self, String> {
         self.inputs.cut = Some(cut.clone());
+        settings.tell_auto(&mut self.inputs);
         let choice = self.inputs.choose(&self.overlap.clone().unwrap_or_default());
         if choice.policy.name() != self.report.policy {
             return Err(format!("once it is cut, {}", choice.reason));

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use downbeat_core::device::{PartitionId, SegmentProfile};
+use downbeat_core::device::{Overlap, PartitionId, SegmentProfile};
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_engine::{Lane, Model, Place, Share};
 use downbeat_host::device_map::ModelDevices;
@@ -387,14 +387,17 @@ impl Measuring<'_> {
     }
 
     /// The profile that a device policy decides by: the times of the model's segments by items and
-    /// length. `profile` is the whole model's.
+    /// length. `profile` is the whole model's. `guess` serves if there is no time to measure.
     pub fn segments(
         &self,
         subject: &SegmentSubject<'_>,
         profile: &LatencyProfile,
+        guess: Option<&SegmentProfile>,
         lane: Option<Box<dyn Lane>>,
     ) -> SegmentProfile {
         let SegmentSubject { subject: Subject { model, .. }, padding, .. } = *subject;
+        let guess = guess.filter(|guess| usize::from(guess.segments()) == model.segments());
+        let guessed = || guess.cloned().unwrap_or_else(|| SegmentProfile::even(profile, model.segments()));
         let is_known = model.profile(Share::Whole).is_some() || (model.segments() == 1 && padding.is_none());
         if is_known || !self.context.options.profiling.enabled || !self.answers {
             return SegmentProfile::even(profile, model.segments());
@@ -406,7 +409,7 @@ impl Measuring<'_> {
         }
         let lane = lane.map_or_else(|| model.lane(), Ok).ok();
         if !self.time.allows(profile.latency(1)) {
-            return SegmentProfile::even(profile, model.segments());
+            return guessed();
         }
         let timed = |measure: &mut dyn FnMut() -> _| self.timed(|| self.spend(measure));
         let mut nobody = ();
@@ -418,8 +421,52 @@ impl Measuring<'_> {
                 "the model's segments cannot be measured with made-up requests; the server assumes that all take the \
                  same time"
             );
-            SegmentProfile::even(profile, model.segments())
+            guessed()
         })
+    }
+
+    /// The time of a launch, and the overlap of two lanes of a model with this profile, stored or
+    /// measured. `None`: they cannot be measured now.
+    pub fn together(&self, model: &dyn Model, device: usize, profile: &LatencyProfile) -> Option<(Duration, Overlap)> {
+        let key = self.together_key(model);
+        if let Some(stored) = self.stored_together(&key) {
+            return Some((stored.launch, stored.overlap));
+        }
+        let launch = self.launch()?;
+        Some((launch, self.overlap(model, device, profile, launch, key)?))
+    }
+
+    fn together_key(&self, model: &dyn Model) -> Result<String, String> {
+        let cut = if model.segments() > 1 { format!("-cut{}", model.segments()) } else { String::new() };
+        self.source.batch_key(self.threads, self.codec.max_batch).map(|key| format!("{key}-together{cut}"))
+    }
+
+    fn stored_together(&self, key: &Result<String, String>) -> Option<StoredAuto> {
+        let stored = key.as_ref().ok().and_then(|key| self.source.store.get::<StoredAuto>(key));
+        stored.filter(|stored| stored.settled)
+    }
+
+    /// Measures the overlap of two lanes, and stores it under `key`.
+    fn overlap(
+        &self,
+        model: &dyn Model,
+        device: usize,
+        profile: &LatencyProfile,
+        launch: Duration,
+        key: Result<String, String>,
+    ) -> Option<Overlap> {
+        let max_batch = self.codec.max_batch;
+        let (one, largest) = (profile.latency(1), profile.latency(max_batch));
+        if !self.time.allows((one + largest).saturating_mul(PAIR_RUNS)) {
+            return None;
+        }
+        let mut nobody = ();
+        let mut watch = self.within(&mut nobody);
+        let measure = || auto_profiler::overlap(&self.subject(model), device, max_batch, &mut watch);
+        let (overlap, settled) = self.timed(|| self.spend(measure));
+        let stored = StoredAuto { launch, overlap: overlap?, settled };
+        self.source.store.keep(key, "the overlap of two lanes", &stored);
+        Some(stored.overlap)
     }
 
     /// Looks whether another policy than `exclusive` suits a model that is loaded for `exclusive`.
@@ -431,27 +478,13 @@ impl Measuring<'_> {
         model: &dyn Model,
         device: usize,
     ) -> (PolicyReport, Option<Known>) {
-        let max_batch = self.codec.max_batch;
-        let key = self.source.batch_key(self.threads, max_batch).map(|key| format!("{key}-together"));
-        let stored = key.as_ref().ok().and_then(|key| self.source.store.get::<StoredAuto>(key));
-        let stored = stored.filter(|stored| stored.settled);
+        let key = self.together_key(model);
+        let stored = self.stored_together(&key);
         let known = stored.as_ref().map(|stored| stored.launch);
         let launch = || known.or_else(|| self.launch());
-        let overlap = |launch| {
-            if let Some(stored) = stored {
-                return Some(stored.overlap);
-            }
-            let (one, largest) = (auto.profile.latency(1), auto.profile.latency(max_batch));
-            if !self.time.allows((one + largest).saturating_mul(PAIR_RUNS)) {
-                return None;
-            }
-            let mut nobody = ();
-            let mut watch = self.within(&mut nobody);
-            let measure = || auto_profiler::overlap(&self.subject(model), device, max_batch, &mut watch);
-            let (overlap, settled) = self.timed(|| self.spend(measure));
-            let stored = StoredAuto { launch, overlap: overlap?, settled };
-            self.source.store.keep(key, "the overlap of two lanes", &stored);
-            Some(stored.overlap)
+        let overlap = |launch| match stored {
+            Some(stored) => Some(stored.overlap),
+            None => self.overlap(model, device, auto.profile, launch, key),
         };
         let (choice, measured, known) = auto.choose(launch, overlap);
         let mut report = PolicyReport { measured, ..asked };

@@ -1,6 +1,7 @@
 //! The life cycle of models: load, reload without a gap, unload, follow the folder.
 
 mod ensembles;
+mod live;
 mod load_thread;
 mod model_entry;
 mod moving;
@@ -31,6 +32,7 @@ use downbeat_service::metrics::{Metrics, Totals};
 use downbeat_service::options::{ModelControl, ServerOptions};
 use downbeat_service::report::autoscale::AutoscaleWatch;
 use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::live::LiveHistory;
 use downbeat_service::service::LoadOverrides;
 use ensembles::Ensembles;
 use load_thread::{LoadFailure, LoadedModel, Served, load_on_thread};
@@ -72,6 +74,8 @@ pub struct Registry {
     /// Notified when lanes for another share are ready or have failed.
     pub shares_woken: Arc<tokio::sync::Notify>,
     autoscale: Option<Arc<AutoscaleWatch>>,
+    /// The last hour of each model.
+    history: Arc<Mutex<LiveHistory>>,
     watchdog: Arc<Watchdog>,
     /// The GPUs; none: models run on the CPU.
     pub gpus: Arc<[GpuInfo]>,
@@ -710,9 +714,10 @@ impl Registry {
         self.serving.weigh_steps(&self.metrics);
     }
 
-    /// Takes a sample of the counters for the autoscale advice. The caller does so once a second
-    /// while the server is awake, and before it reads the advice.
+    /// Takes a sample of the counters for the history and for the autoscale advice. The caller does so
+    /// once a second while the server is awake, and before it reads the advice.
     pub fn watch_load(&self) {
+        self.note_history();
         if let Some(watch) = &self.autoscale {
             let Totals { good, bad, busy } = self.metrics.totals();
             let devices = u32::try_from(self.driver.hosts().len()).unwrap_or(u32::MAX);
@@ -740,13 +745,24 @@ impl Registry {
     /// If a metric cannot be written as text: a defect.
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
         self.watch_load();
+        let entries = self.entries.lock().clone();
+        let states: Vec<_> = entries.iter().flat_map(|(name, entry)| entry.shown_states(name)).collect();
+        self.metrics.set_model_states(states.iter().map(|(name, version, state)| [name, &**version, state.name()]));
         for served in self.serving.all() {
+            let slo = self.options.slo(&served.definition.name, served.definition.slo);
             for loaded in served.versions.values() {
+                self.metrics.set_outcomes(&loaded.name, &loaded.version, slo, &loaded.counts());
                 self.metrics.set_pending(&loaded.name, &loaded.version, u64::from(loaded.waiting()));
                 loaded.hosts.update_metrics();
                 if let Some(restarts) = loaded.new_restarts() {
                     self.metrics.add_executor_restarts(&loaded.name, &loaded.version, restarts);
                 }
+            }
+        }
+        for pipeline in self.serving.pipelines() {
+            let slo = self.options.slo(&pipeline.definition.name, pipeline.definition.slo);
+            for record in pipeline.versions.values() {
+                self.metrics.set_outcomes(&record.name, &record.version, slo, &record.counts());
             }
         }
         self.metrics.set_budget(&self.budget);

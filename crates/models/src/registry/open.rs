@@ -49,7 +49,7 @@ impl Registry {
         check_names(&options, &scan.names)?;
         let wanted = wanted_at_start(&options, &scan.names);
         let waiting = waiting_entries(&wanted);
-        let metrics = Arc::new(Metrics::new()?);
+        let metrics = Arc::new(Metrics::new()?.detailed_for(options.metrics_detailed_models));
         let code_metrics = metrics.code.clone();
         let on_metering = Arc::new(move |model: &str, changes| code_metrics.change(model, changes));
         let calls = Calls::new();
@@ -93,6 +93,7 @@ impl Registry {
             shares,
             shares_woken,
             autoscale,
+            history: Arc::default(),
             watchdog,
             gpus,
             _gpu_watch: gpu_watch,

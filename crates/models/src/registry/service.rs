@@ -12,6 +12,7 @@ use downbeat_service::options::ModelControl;
 use downbeat_service::report::autoscale::AutoscaleStatus;
 use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::report::device_report::DevicesReport;
+use downbeat_service::report::live::LiveReport;
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::report::scheduler_status::SchedulerStatus;
 use downbeat_service::report::timeline::{REMEMBERED, Timeline};
@@ -348,6 +349,10 @@ impl Service for Registry {
             }
         }
         Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices })
+    }
+
+    fn live(&self, history: bool) -> Option<LiveReport> {
+        Some(self.live_report(history))
     }
 
     fn labels(&self, name: &str, _version: &str, output: &str) -> Vec<String> {

@@ -25,6 +25,7 @@ mod serving;
 mod shared_memory;
 mod shares;
 mod side_by_side;
+mod staging;
 mod support;
 mod trial;
 mod turns;

@@ -9,13 +9,16 @@ pub mod trouble;
 
 mod lanes;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::Advice;
-use prometheus::core::Collector;
+use parking_lot::Mutex;
+use prometheus::core::{Collector, Metric};
+use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, Histogram, HistogramVec, IntCounter, Registry, TextEncoder};
 
 use crate::budget::ByteBudget;
@@ -37,6 +40,14 @@ const FIRST: [f64; 4] = [100.0, 500.0, 2000.0, 5000.0];
 const SIZES: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 /// The parts of a version's CPU memory: the values of the label `part`.
 const MODEL_PARTS: [&str; 3] = ["weights", "rings", "run"];
+/// The machine that the program is built for, as in the names of its packages.
+const TARGET: &str = if cfg!(target_arch = "x86_64") {
+    "x86_64-linux"
+} else if cfg!(target_arch = "aarch64") {
+    "aarch64-linux"
+} else {
+    "other"
+};
 
 metric_table! {
     /// The server's own metrics, of models, devices and requests.
@@ -55,6 +66,12 @@ metric_table! {
         pending: IntGaugeVec["model", "version"], "nv_inference_pending_request_count",
             "Instantaneous number of pending requests awaiting execution, each counted by its batch dimension";
         load_seconds: GaugeVec["model", "version"], "nv_model_load_duration_secs", "Time the model version took to load, warm up and be profiled";
+        build: IntGaugeVec["version", "target"], "downbeat_build_info", "1, with the version of Downbeat and the machine that it is built for";
+        model_state: IntGaugeVec["model", "version", "state"], "downbeat_model_state",
+            "1 for the state of the model version that the repository index has; a model without a version has failed as a whole";
+        slo: GaugeVec["model", "version"], "downbeat_model_slo_seconds", "The SLO of the model version's requests; without an SLO there is no such series";
+        slo_requests: IntCounterVec["model", "version", "outcome"], "downbeat_slo_requests_total",
+            "Requests by outcome: in_time, or missed (late, rejected or dropped). Requests that clients took back, and errors of models, are neither";
         executor_restarts: IntCounterVec["model", "version"], "downbeat_executor_restarts_total",
             "Times that the process of its own of a model version was started again, after it had ended";
         not_answered: IntCounterVec["model", "version", "reason"], "downbeat_requests_not_answered_total", "Requests that got no result, by reason";
@@ -124,7 +141,14 @@ pub struct Metrics {
     pub gpus: GpuMetrics,
     /// Metrics that the code of models keeps.
     pub code: Arc<CodeMetrics>,
+    /// The versions with histograms of their own, at most `most_detailed`. A version that
+    /// is gone keeps its place, because its histograms must not go back.
+    detailed: Mutex<BTreeSet<[String; 2]>>,
+    most_detailed: usize,
 }
+
+/// The model in the histograms of all versions beyond the detailed ones.
+const OTHERS_IN_HISTOGRAMS: [&str; 2] = ["_others", ""];
 
 /// The work of all models and devices since the start.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -192,7 +216,27 @@ impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let (table, lanes) = (Table::register(&registry)?, LaneMetricsFamily::register(&registry)?);
-        Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, code: Arc::default(), registry })
+        registry.register(Box::new(ProcessCollector::for_self()))?;
+        table.build.with_label_values(&[env!("CARGO_PKG_VERSION"), TARGET]).set(1);
+        let gpus = GpuMetrics::register(&registry)?;
+        let (detailed, code) = (Mutex::default(), Arc::default());
+        Ok(Metrics { table, lanes, gpus, code, registry, detailed, most_detailed: usize::MAX })
+    }
+
+    /// Bounds the histograms: at most so many versions of models have their own.
+    #[must_use]
+    pub fn detailed_for(mut self, versions: usize) -> Self {
+        self.most_detailed = versions;
+        self
+    }
+
+    /// The labels of a version in histograms.
+    fn labels_of_histograms<'a>(&self, name: &'a str, version: &'a str) -> [&'a str; 2] {
+        let mut detailed = self.detailed.lock();
+        let labels = [name, version].map(str::to_owned);
+        let is_detailed =
+            detailed.contains(&labels) || (detailed.len() < self.most_detailed && detailed.insert(labels));
+        if is_detailed { [name, version] } else { OTHERS_IN_HISTOGRAMS }
     }
 
     /// The registry for the metrics of other parts.
@@ -226,12 +270,15 @@ impl Metrics {
     /// The metrics of a model version, from zero if no version had the name before.
     pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
         let (table, labels) = (&self.table, [name, version]);
+        let shown = self.labels_of_histograms(name, version);
+        // From zero, so that the first restart is an increase.
+        table.executor_restarts.with_label_values(&labels).inc_by(0);
         let timed = |total: &prometheus::IntCounterVec, each: Histogram| Timed {
             each,
             total: total.with_label_values(&labels),
             total_ns: AtomicU64::new(0),
         };
-        let phase = |phase: &str| table.phases.with_label_values(&[name, version, phase]);
+        let phase = |phase: &str| table.phases.with_label_values(&[shown[0], shown[1], phase]);
         ModelMetrics {
             success: table.success.with_label_values(&labels),
             inferences: table.inferences.with_label_values(&labels),
@@ -239,13 +286,14 @@ impl Metrics {
             late: table.late.with_label_values(&labels),
             failures: Unanswered::triton_labels().map(|why| table.failure.with_label_values(&[name, version, why])),
             not_answered: Unanswered::labels().map(|why| table.not_answered.with_label_values(&[name, version, why])),
-            request: timed(&table.request_us, table.request.with_label_values(&labels)),
+            request: timed(&table.request_us, table.request.with_label_values(&shown)),
             queue: timed(&table.queue_us, phase("queue")),
             compute_input: timed(&table.compute_input_us, phase("compute_input")),
             compute_infer: timed(&table.compute_infer_us, phase("compute_infer")),
             compute_output: timed(&table.compute_output_us, phase("compute_output")),
-            batch_size: table.batch_size.with_label_values(&labels),
-            first_answer: (table.first_answer.clone(), labels.map(str::to_owned)),
+            batch_size: table.batch_size.with_label_values(&shown),
+            is_detailed: shown == labels,
+            first_answer: (table.first_answer.clone(), shown.map(str::to_owned)),
         }
     }
 
@@ -280,6 +328,7 @@ impl Metrics {
         // An error means that there was no such gauge: then nothing is left to remove.
         let _ = self.table.pending.remove_label_values(&[name, version]);
         let _ = self.table.load_seconds.remove_label_values(&[name, version]);
+        let _ = self.table.slo.remove_label_values(&[name, version]);
         for part in MODEL_PARTS {
             let _ = self.table.model_memory.remove_label_values(&[name, version, part]);
         }
@@ -289,6 +338,26 @@ impl Metrics {
     /// Sets how many items of a version's requests wait for their batch now.
     pub fn set_pending(&self, name: &str, version: &str, items: u64) {
         self.table.pending.with_label_values(&[name, version]).set(i64::try_from(items).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the SLO of a version's requests, and counts which of them were in time.
+    pub fn set_outcomes(&self, name: &str, version: &str, slo: Option<Duration>, counts: &Counts) {
+        if let Some(slo) = slo {
+            self.table.slo.with_label_values(&[name, version]).set(slo.as_secs_f64());
+        }
+        for (outcome, requests) in [("in_time", counts.in_time()), ("missed", counts.missed())] {
+            let counter = self.table.slo_requests.with_label_values(&[name, version, outcome]);
+            counter.inc_by(requests.saturating_sub(counter.get()));
+        }
+    }
+
+    /// Sets the states of all model versions: model, version and state. Versions that are not among
+    /// them have no state any more.
+    pub fn set_model_states<'a>(&self, states: impl Iterator<Item = [&'a str; 3]>) {
+        self.table.model_state.reset();
+        for labels in states {
+            self.table.model_state.with_label_values(&labels).set(1);
+        }
     }
 
     /// Counts how often the process of a version was started again lately.
@@ -429,6 +498,8 @@ pub struct ModelMetrics {
     compute_infer: Timed,
     compute_output: Timed,
     batch_size: Histogram,
+    /// Whether the histograms are the version's own.
+    is_detailed: bool,
     /// Models with one answer have no such histogram, so that it is made at the first answer.
     first_answer: (HistogramVec, [String; 2]),
 }
@@ -484,11 +555,36 @@ impl ModelMetrics {
         }
     }
 
+    /// Counts requests by the time from arrival to result ([`latency_bounds_ms`]), and launches by size
+    /// ([`batch_bounds`]). Empty if the version shares its histograms.
+    pub fn histograms(&self) -> [Vec<u64>; 2] {
+        if !self.is_detailed {
+            return Default::default();
+        }
+        [&self.request.each, &self.batch_size].map(|histogram| {
+            let all = histogram.get_sample_count();
+            let metric = Metric::metric(histogram);
+            let buckets = metric.get_histogram().get_bucket().iter().map(|bucket| bucket.cumulative_count());
+            let mut before = 0;
+            buckets.chain([all]).map(|until| until.saturating_sub(std::mem::replace(&mut before, until))).collect()
+        })
+    }
+
     /// Counts a request that got no result.
     pub fn record_not_answered(&self, why: Unanswered) {
         self.failures[why as usize].inc();
         self.not_answered[why as usize].inc();
     }
+}
+
+/// Upper bounds of the parts of [`ModelMetrics::histograms`] by time, milliseconds.
+pub fn latency_bounds_ms() -> Vec<f64> {
+    LATENCY.map(|bound| bound * 1e3).to_vec()
+}
+
+/// Upper bounds of the parts of [`ModelMetrics::histograms`] by size, items.
+pub fn batch_bounds() -> Vec<f64> {
+    SIZES.to_vec()
 }
 
 /// The metrics of one step of an ensemble, looked up once.
@@ -512,4 +608,67 @@ pub struct DeviceMetrics {
     pub busy: prometheus::Counter,
     /// Launches that run on it now.
     pub running: prometheus::IntGauge,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(metrics: &Metrics, name: &str) -> Vec<String> {
+        let text = metrics.render().unwrap();
+        let its = text.lines().filter(|line| line.starts_with(name) && line[name.len()..].starts_with('{'));
+        its.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn versions_beyond_the_detailed_ones_share_histograms() {
+        let metrics = Metrics::new().unwrap().detailed_for(2);
+        for (name, took) in [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("a", 5)] {
+            let its = metrics.model(name, "1");
+            its.record_batch(
+                1,
+                Phases::default(),
+                std::iter::once((Duration::ZERO, Duration::from_millis(took), false)),
+            );
+        }
+        let counts = series(&metrics, "downbeat_request_duration_seconds_count");
+        let count = |labels: &str, count| format!("downbeat_request_duration_seconds_count{{{labels}}} {count}");
+        let expected = [
+            count("model=\"_others\",version=\"\"", 2),
+            count("model=\"a\",version=\"1\"", 2),
+            count("model=\"b\",version=\"1\"", 1),
+        ];
+        assert_eq!(counts, expected);
+        let parts = |name| metrics.model(name, "1").histograms().map(|parts| parts.iter().sum::<u64>());
+        assert_eq!((parts("a"), parts("c")), ([2, 2], [0, 0]), "shared histograms are nobody's");
+        assert_eq!(series(&metrics, "nv_inference_request_success").len(), 4, "counters are each version's own");
+    }
+
+    #[test]
+    fn outcomes_are_counted_once() {
+        let metrics = Metrics::new().unwrap();
+        let mut counts = Counts { answered: 10, late: 3, ..Counts::default() };
+        counts.unanswered[Unanswered::Hopeless as usize] = 2;
+        counts.unanswered[Unanswered::Cancelled as usize] = 7;
+        for _ in 0..2 {
+            metrics.set_outcomes("m", "1", Some(Duration::from_millis(250)), &counts);
+        }
+        let outcome = |outcome, count| {
+            format!("downbeat_slo_requests_total{{model=\"m\",outcome=\"{outcome}\",version=\"1\"}} {count}")
+        };
+        assert_eq!(series(&metrics, "downbeat_slo_requests_total"), [outcome("in_time", 7), outcome("missed", 5)]);
+        assert_eq!(
+            series(&metrics, "downbeat_model_slo_seconds"),
+            ["downbeat_model_slo_seconds{model=\"m\",version=\"1\"} 0.25"]
+        );
+    }
+
+    #[test]
+    fn a_state_that_is_over_has_no_series() {
+        let metrics = Metrics::new().unwrap();
+        metrics.set_model_states([["m", "1", "LOADING"], ["n", "", "UNAVAILABLE"]].into_iter());
+        metrics.set_model_states([["m", "1", "READY"]].into_iter());
+        let expected = ["downbeat_model_state{model=\"m\",state=\"READY\",version=\"1\"} 1"];
+        assert_eq!(series(&metrics, "downbeat_model_state"), expected);
+    }
 }

@@ -52,6 +52,18 @@ impl Counts {
         self.unanswered[reason as usize]
     }
 
+    /// Requests that were answered by their deadline.
+    pub fn in_time(&self) -> u64 {
+        self.answered.saturating_sub(self.late)
+    }
+
+    /// Requests that were answered late, rejected or dropped, as [`Totals`](super::Totals) counts
+    /// them.
+    pub fn missed(&self) -> u64 {
+        let labels = Unanswered::labels().into_iter().zip(self.unanswered);
+        self.late + labels.filter(|(label, _)| Unanswered::is_bad(label)).map(|(_, count)| count).sum::<u64>()
+    }
+
     /// All requests but the ones that their clients cancelled.
     fn offered(&self) -> u64 {
         self.answered + self.unanswered.iter().sum::<u64>() - self.taken_back()

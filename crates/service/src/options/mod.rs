@@ -99,6 +99,9 @@ with_defaults! {
         pub grpc_port: Option<u16> = Some(8001),
         /// Port of `/metrics`; 0: chosen by the operating system; `None`: no metrics port.
         pub metrics_port: Option<u16> = Some(8002),
+        /// Versions of models with histograms of their own in the metrics; those of all others share
+        /// histograms.
+        pub metrics_detailed_models: usize = 50,
         /// Port of probes alone, with a thread of its own; 0: chosen by the operating system;
         /// `None`: no such port.
         pub health_port: Option<u16> = None,

@@ -109,7 +109,7 @@ mod tests {
     const NAME_MODELS: &str = "placement plan models device groups model_control";
     /// The fields that name no model.
     const NAME_NONE: &str = "
-        repositories remote server_name host allow_host tls access health_port trial_timeout executor python python_memory_bytes allow_uploaded_python http_address grpc_address metrics_address http_port grpc_port metrics_port engine threads
+        repositories remote server_name host allow_host tls access health_port trial_timeout executor python python_memory_bytes allow_uploaded_python http_address grpc_address metrics_address http_port grpc_port metrics_port metrics_detailed_models engine threads
         devices load_threads cuda gpu_metrics_every scheduler_shards rehearsal_cpu dispatch drop order default_slo
         max_queue_size max_queue_wait default_max_batch_size max_body_bytes max_grpc_message_bytes max_in_flight_bytes
         preprocess_threads max_megapixels shared_memory run_memory_bytes isolation model_memory_bytes max_connections

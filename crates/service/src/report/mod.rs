@@ -3,6 +3,7 @@
 pub mod autoscale;
 pub mod cluster_report;
 pub mod device_report;
+pub mod live;
 pub mod machine_load;
 pub mod policy_report;
 pub mod scheduler_status;

@@ -1,7 +1,7 @@
 //! Which policy a model version has, and why.
 
 use downbeat_core::Duration;
-use downbeat_core::device::{AutoChoice, GuardReport, OverlapPoint, Prediction};
+use downbeat_core::device::{AutoChoice, GuardReport, OverlapPoint, Prediction, Staging, Tried};
 use serde::{Deserialize, Serialize};
 
 /// The answer of `GET /v2/models/M/policy`.
@@ -21,6 +21,44 @@ pub struct PolicyReport {
     pub measured: Option<AutoMeasured>,
     /// The guard's comparison since then.
     pub guard: Option<GuardReport>,
+    /// The stages of the policy `staged`; `None`: another policy, or the user set all numbers.
+    #[serde(default)]
+    pub staging: Option<StagingReport>,
+}
+
+/// The number of stages and of buffer pairs that a search found, or their defaults.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct StagingReport {
+    /// The number of stages into which the model is cut.
+    pub stages: u16,
+    /// The pairs of buffers.
+    pub buffer_pairs: u16,
+    /// Why these, in words.
+    pub reason: String,
+    /// The results of the search; empty if there was none.
+    pub tried: Vec<StagingTrial>,
+}
+
+/// A trial of the search, in a replay of random requests by the model's measured latencies.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+pub struct StagingTrial {
+    /// The number of stages.
+    pub stages: u16,
+    /// The pairs of buffers.
+    pub buffer_pairs: u16,
+    /// The highest load with at most 1% late requests; `None`: less than that of an earlier trial.
+    pub requests_per_second: Option<f64>,
+    /// The mean latency at 9/10 of the highest load of all trials; `None`: this trial's own highest
+    /// load is too low.
+    pub mean_ms: Option<f64>,
+}
+
+impl From<&Tried<Staging>> for StagingTrial {
+    fn from(tried: &Tried<Staging>) -> Self {
+        let Staging { stages, pairs, .. } = tried.choice;
+        let (requests_per_second, mean_ms) = (Some(tried.peak).filter(|peak| *peak > 0.0), tried.mean_ms);
+        StagingTrial { stages, buffer_pairs: pairs, requests_per_second, mean_ms }
+    }
 }
 
 /// Where a policy was asked for.
@@ -82,6 +120,7 @@ impl PolicyReport {
             candidates: Vec::new(),
             measured: None,
             guard: None,
+            staging: None,
         }
     }
 }

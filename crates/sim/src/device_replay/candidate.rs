@@ -135,7 +135,7 @@ impl ReplayedModel {
         let settings = policy.read(written).ok()?.settings;
         let stages = match settings.cut().0 {
             Cut::Whole => 1,
-            Cut::Stages(stages) => stages,
+            Cut::Stages(stages) | Cut::UpTo(stages) => stages,
             Cut::At(values) => values.len() + 1,
         };
         let max_batch = self.model.max_batch;

@@ -64,6 +64,26 @@ impl DeviceReplay {
         while run.step() {}
         run.counts
     }
+
+    /// Like [`Self::run`], but gives up once more than `most_bad` of the counted requests of all
+    /// models are late or dropped. Returns `None` then.
+    pub fn run_within(
+        &self,
+        policies: &[Option<&ModelSpec>],
+        arrivals: &[PastArrival],
+        counted: Range<usize>,
+        most_bad: u64,
+    ) -> Option<Vec<ReplayCount>> {
+        let mut run = Run::new(self, policies, arrivals, counted);
+        let is_over =
+            |counts: &[ReplayCount]| counts.iter().map(|count| count.late + count.dropped).sum::<u64>() > most_bad;
+        while run.step() {
+            if is_over(&run.counts) {
+                return None;
+            }
+        }
+        Some(run.counts)
+    }
 }
 
 /// A replay on its way.

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use crate::device::{
     CalibratedDevice, Calibration, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Figure,
-    FigureOptions, Glue, Platform, Tuning, best_mixes, peak, tune_staging, tune_window,
+    FigureOptions, Glue, Platform, Tuning, best_mixes, peak, tune_staging, tune_window, with_staging,
 };
 use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_core::device::MOST_AHEAD;
+use downbeat_core::device::{MOST_AHEAD, Tried};
 use downbeat_report::{Html, Json, note, out, show};
 use downbeat_sim::Arrivals;
 
@@ -210,16 +210,20 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
         tuning.window = milliseconds("--window-ms", window, 0.0)?;
     }
     if args.tune_window {
-        tuning.window = tune_window(&simulation, &tuning)?.0;
+        tuning.window = tune_window(&simulation, &tuning)?.chosen.unwrap_or(tuning.window);
         note(format_args!("window: {}", tuning.window));
     }
     if args.tune_stages {
-        let (staging, tried) = tune_staging(&simulation, &tuning)?;
-        for (staging, peak, mean_ms) in tried {
-            note(format_args!("{staging}: {peak:.1}/s, {mean_ms:.2} ms at 9/10 of the best"));
+        let tuned = tune_staging(&simulation, &tuning)?;
+        for Tried { choice, peak, mean_ms } in tuned.tried {
+            let high = mean_ms.map_or(String::new(), |ms| format!(", {ms:.2} ms at 9/10 of the best"));
+            note(format_args!("{choice}: {peak:.1}/s{high}"));
         }
+        let Some(staging) = tuned.chosen else {
+            bail!("{} holds no load within {qos}, in any number of stages", args.model)
+        };
         note(format_args!("chosen: {staging}"));
-        (simulation, tuning) = staging.of(&simulation, &tuning)?;
+        (simulation, tuning) = with_staging(staging, &simulation, &tuning)?;
     }
     if policy == DevicePolicyName::EEbird {
         tuning.mixes = best_mixes(&simulation.model, tuning.max_batch);

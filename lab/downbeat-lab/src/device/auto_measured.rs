@@ -3,8 +3,8 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::device::{
-    AutoInputs, LaneId, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, SegmentProfile, SegmentRange,
-    WrittenSettings,
+    AutoInputs, Joining, LaneId, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, SegmentProfile,
+    SegmentRange, Staging, WrittenSettings,
 };
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_sim::device_replay::{Candidate, Replayable, ReplayedModel};
@@ -91,7 +91,7 @@ impl MeasuredForAuto {
 }
 
 /// Measures a batch alone, and while another batch runs beside it throughout.
-fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
+pub(super) fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
     let (all, units) = (SegmentRange::new(0, model.segment_count()), model.limits().units);
     let mut device = ContendedDevice::new(model.limits(), 2);
     let mut begin = [Time::ZERO; 2];
@@ -140,8 +140,7 @@ fn start(
         threads: 0,
         at_once: 1,
         lanes: lanes.iter().map(|lane| lane.max_rows).collect(),
-        stages: stages as u16,
-        stages_at_once: 2,
+        stagings: vec![Staging { stages: stages as u16, pairs: 2, joining: Joining::IfSooner }],
     };
     let mut choice = inputs.choose(overlap);
     if choice.policy == PolicyName::STAGED {

@@ -121,8 +121,8 @@ pub use policy::{DevicePolicyName, Diversity, Tuning};
 pub use random::{RandomDeviceWorkload, RandomModel};
 pub use report::{DeviceReport, Span};
 pub use search::{
-    MeasuredMix, Peak, Staging, TOLERATED_LATE, TRIED_STAGES, Tried, best_mixes, measure_mix, measure_mixes, peak,
-    tune_staging, tune_window,
+    MeasuredMix, Peak, TOLERATED_LATE, best_mixes, measure_mix, measure_mixes, peak, tune_staging, tune_window,
+    with_staging,
 };
 pub use simulation::DeviceSimulation;
 pub use spatial_report::{Ran, SharingReport};

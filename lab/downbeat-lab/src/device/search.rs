@@ -1,8 +1,8 @@
 //! The search for a policy's tuning, and for the highest load that a policy can serve.
 
-use std::fmt;
-
-use downbeat_core::device::{DeviceModel, Joining, LaneId, LaneMix, SegmentRange};
+use downbeat_core::device::{
+    DeviceModel, Joining, LaneId, LaneMix, SegmentRange, Staging, TRIED_PAIRS, TRIED_STAGES, Tuned, tune,
+};
 use downbeat_core::{Duration, Time};
 
 use super::contended::{Completed, ContendedDevice};
@@ -112,8 +112,6 @@ pub fn peak(
 
 /// Windows that are tried, as shares of the largest batch's time.
 const WINDOWS: [f64; 8] = [0.0, 0.05, 0.1, 0.2, 0.32, 0.5, 0.75, 1.0];
-/// Peaks that are this close are equal, and the latency decides.
-const ALIKE: f64 = 0.99;
 
 /// Finds the window with the highest peak (E²bird's OPT_Wait, DVABatch's DelayBatch). Of windows
 /// with peaks within 1% of the best, it takes the one with the lowest mean latency at 9/10 of the
@@ -121,75 +119,27 @@ const ALIKE: f64 = 0.99;
 ///
 /// # Errors
 /// If the arrival process has no positive, finite shape.
-pub fn tune_window(
-    simulation: &DeviceSimulation,
-    tuning: &Tuning,
-) -> Result<(Duration, Vec<Tried<Duration>>), DeviceFailure> {
+pub fn tune_window(simulation: &DeviceSimulation, tuning: &Tuning) -> Result<Tuned<Duration>, DeviceFailure> {
     let longest = tuning.profile.total(tuning.max_batch, 64).as_secs_f64();
     let windows = WINDOWS.map(|share| Duration::from_secs_f64(longest * share));
     let with = |window| -> Result<_, DeviceFailure> { Ok((simulation.clone(), Tuning { window, ..tuning.clone() })) };
-    let (chosen, tried) = tune(&windows, DevicePolicyName::OptWait, with)?;
-    Ok((chosen.unwrap_or(tuning.window), tried))
+    tune_policy(&windows, DevicePolicyName::OptWait, with)
 }
 
-/// Numbers of stages that are tried (DVABatch §7.1: eight tries).
-pub const TRIED_STAGES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 20];
-
-/// Pairs of buffers that are tried. More than two were never better (lab/docs/dvabatch.md).
-const TRIED_PAIRS: [u16; 2] = [1, 2];
-
-/// The settings of DVABatch that are tuned for each model.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Staging {
-    /// N_st, the number of stages.
-    pub stages: usize,
-    /// Pairs of buffers. With one pair, stages run in turn and no request joins.
-    pub pairs: u16,
-    /// The rule by which requests join.
-    pub joining: Joining,
-}
-
-impl Staging {
-    /// The settings that are worth a trial: rules of joining only where requests can join.
-    fn all(by_load: bool) -> Vec<Staging> {
-        let joins = |stages: usize, pairs: u16| by_load && pairs > 1 && stages > 1;
-        let rules = |(stages, pairs)| {
-            let rules: &[Joining] = match joins(stages, pairs) {
-                true => &[Joining::IfSooner, Joining::Always],
-                false => &[Joining::IfSooner],
-            };
-            rules.iter().map(move |joining| Staging { stages, pairs, joining: *joining })
-        };
-        let each = TRIED_STAGES.into_iter().flat_map(|stages| TRIED_PAIRS.map(|pairs| (stages, pairs)));
-        each.flat_map(rules).collect()
-    }
-
-    /// Returns the model cut into these stages, and its settings. `tuning` gives all
-    /// settings that are not tuned.
-    ///
-    /// # Errors
-    /// If the model has fewer operators than stages.
-    pub fn of(
-        self,
-        simulation: &DeviceSimulation,
-        tuning: &Tuning,
-    ) -> Result<(DeviceSimulation, Tuning), DeviceFailure> {
-        let model = simulation.model.cut(self.stages)?;
-        let profile = Tuning::new(&model, tuning.max_batch)?.profile;
-        let diversity = Diversity { pairs: self.pairs, joining: self.joining, ..tuning.diversity };
-        Ok((DeviceSimulation { model, ..simulation.clone() }, Tuning { profile, diversity, ..tuning.clone() }))
-    }
-}
-
-impl fmt::Display for Staging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let joining = match self.joining {
-            _ if self.pairs < 2 || self.stages < 2 => "",
-            Joining::IfSooner => ", joins if sooner",
-            Joining::Always => ", always joins",
-        };
-        write!(f, "{} stages, {} pairs{joining}", self.stages, self.pairs)
-    }
+/// Returns the model cut into the stages of `staging`, and its settings. `tuning` gives all
+/// settings that are not tuned.
+///
+/// # Errors
+/// If the model has fewer operators than stages.
+pub fn with_staging(
+    staging: Staging,
+    simulation: &DeviceSimulation,
+    tuning: &Tuning,
+) -> Result<(DeviceSimulation, Tuning), DeviceFailure> {
+    let model = simulation.model.cut(usize::from(staging.stages))?;
+    let profile = Tuning::new(&model, tuning.max_batch)?.profile;
+    let diversity = Diversity { pairs: staging.pairs, joining: staging.joining, ..tuning.diversity };
+    Ok((DeviceSimulation { model, ..simulation.clone() }, Tuning { profile, diversity, ..tuning.clone() }))
 }
 
 /// Finds the stages, pairs and rule of joining with which DVABatch has the highest peak, as the
@@ -198,43 +148,26 @@ impl fmt::Display for Staging {
 ///
 /// # Errors
 /// If the arrival process has no positive, finite shape, or the model has fewer than 20 operators.
-pub fn tune_staging(
-    simulation: &DeviceSimulation,
-    tuning: &Tuning,
-) -> Result<(Staging, Vec<Tried<Staging>>), DeviceFailure> {
-    let choices = Staging::all(tuning.diversity.by_load);
-    let with = |choice: Staging| choice.of(simulation, tuning);
-    let (chosen, tried) = tune(&choices, DevicePolicyName::DvaBatch, with)?;
-    Ok((chosen.unwrap_or(Staging { stages: 1, pairs: 1, joining: Joining::IfSooner }), tried))
+pub fn tune_staging(simulation: &DeviceSimulation, tuning: &Tuning) -> Result<Tuned<Staging>, DeviceFailure> {
+    let rules = [Joining::IfSooner, Joining::Always];
+    let choices = Staging::all(&TRIED_STAGES, &TRIED_PAIRS, &rules, tuning.diversity.by_load);
+    tune_policy(&choices, DevicePolicyName::DvaBatch, |choice| with_staging(choice, simulation, tuning))
 }
 
-/// A choice, its peak, and its mean latency at 9/10 of the best peak of all, in milliseconds; NaN
-/// where the peak is too low.
-pub type Tried<C> = (C, f64, f64);
-
-/// Finds the choice with the highest peak of `policy`. Of choices with peaks within 1% of the best,
-/// it takes the one with the lowest mean latency at 9/10 of the best peak. Returns `None` if no
-/// choice holds any rate. Also returns all trials.
-fn tune<C: Copy>(
+/// Tunes a policy by its peaks in simulated runs ([`tune`]).
+fn tune_policy<C: Copy>(
     choices: &[C],
     policy: DevicePolicyName,
     with: impl Fn(C) -> Result<(DeviceSimulation, Tuning), DeviceFailure>,
-) -> Result<(Option<C>, Vec<Tried<C>>), DeviceFailure> {
-    let mut tried = Vec::new();
-    for choice in choices {
-        let (simulation, tuning) = with(*choice)?;
-        let found = peak(&simulation, &|| tuning.policy(policy))?;
-        tried.push((*choice, found.map_or(0.0, |peak| peak.rate), f64::NAN));
-    }
-    let best = tried.iter().map(|(_, peak, _)| *peak).fold(0.0, f64::max);
-    let (mut chosen, mut lowest) = (None, f64::INFINITY);
-    for (choice, _, latency) in tried.iter_mut().filter(|(_, peak, _)| best > 0.0 && *peak >= best * ALIKE) {
-        let (mut high, tuning) = with(*choice)?;
-        high.load.rate = best * 0.9;
-        *latency = high.run(tuning.policy(policy)?)?.mean_ms;
-        if *latency < lowest {
-            (chosen, lowest) = (Some(*choice), *latency);
-        }
-    }
-    Ok((chosen, tried))
+) -> Result<Tuned<C>, DeviceFailure> {
+    let highest = |choice| {
+        let (simulation, tuning) = with(choice)?;
+        Ok(peak(&simulation, &|| tuning.policy(policy))?.map_or(0.0, |peak| peak.rate))
+    };
+    let mean_ms = |choice, rate| {
+        let (mut high, tuning) = with(choice)?;
+        high.load.rate = rate;
+        Ok(high.run(tuning.policy(policy)?)?.mean_ms)
+    };
+    tune(choices, 1.0, highest, mean_ms)
 }

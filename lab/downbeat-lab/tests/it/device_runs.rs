@@ -2,10 +2,9 @@
 //! runs.
 
 use downbeat_core::Duration;
-use downbeat_core::device::PolicyName;
+use downbeat_core::device::{PolicyName, Staging, Tuned};
 use downbeat_lab::device::{
-    Architecture, DeviceLoad, DevicePolicyName, DeviceSimulation, EmulatedModel, Glue, Platform, Staging, Tuning,
-    tune_staging,
+    Architecture, DeviceLoad, DevicePolicyName, DeviceSimulation, EmulatedModel, Glue, Platform, Tuning, tune_staging,
 };
 use proptest::prelude::*;
 
@@ -64,10 +63,11 @@ fn padding_is_what_was_computed_and_not_asked_for() {
 #[test]
 fn dvabatch_section_7_1_stages_and_pairs_are_found_by_trying() {
     let (simulation, tuning) = simulation(Architecture::BertBase, 1.0, 200, 1);
-    let (chosen, tried) = tune_staging(&simulation, &tuning).unwrap();
-    let peak = |staging| tried.iter().find(|(tried, _, _)| *tried == staging).unwrap().1;
+    let Tuned { chosen, tried } = tune_staging(&simulation, &tuning).unwrap();
+    let chosen = chosen.unwrap();
+    let peak = |staging| tried.iter().find(|tried| tried.choice == staging).unwrap().peak;
     assert_eq!(tried.len(), 16, "no request joins a batch of other lengths, so that rules of joining are alike");
-    assert!(tried.iter().all(|(_, other, _)| *other <= peak(chosen) / 0.99), "{chosen} of {tried:?}");
+    assert!(tried.iter().all(|other| other.peak <= peak(chosen) / 0.99), "{chosen} of {tried:?}");
     assert!(peak(Staging { stages: 20, ..chosen }) < peak(chosen), "many stages cost a launch each: {tried:?}");
 }
 

@@ -8,6 +8,7 @@ mod meta_operations;
 mod pipeline;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,7 @@ use super::request_pool::{PooledRequest, RequestPool};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
 use super::settings::{self, Cut, ExitRule, MOST_LANES, MOST_ROWS, PaddedTo, PolicyModel, RingNeed, at_most};
+use super::staging::{BUFFER_PAIRS, Joining, STAGES, Staging, TRIED_PAIRS, TRIED_STAGES};
 use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
@@ -29,21 +31,6 @@ use executor::{Executor, ExecutorEvent, ExecutorState, Item};
 
 /// The ring slots for each item of the largest batch, unless a setting says otherwise.
 const SLOTS_AN_ITEM: u32 = 4;
-/// The pairs of buffers, unless a setting says otherwise (DVABatch §8.6).
-const BUFFER_PAIRS: u16 = 2;
-/// The number of stages, unless a setting says otherwise.
-const STAGES: u16 = 4;
-
-/// When requests join a running batch (policy III).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Joining {
-    /// By the measured times the answers come sooner together than in two batches, one after the other.
-    #[default]
-    IfSooner,
-    /// Whenever the batch is younger than `comp_wait` and has room (DVABatch §7.2).
-    Always,
-}
 
 /// The options of a [`Staged`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -190,11 +177,26 @@ impl PolicySettings for StagedSettings {
     }
 
     fn at_once(&self) -> u32 {
-        let stages = match self.cut_at.len() {
-            0 => u32::from(self.stages.unwrap_or(STAGES)),
-            cuts => u32::try_from(cuts).unwrap_or(MOST_LANES).saturating_add(1),
-        };
-        stages.min(u32::from(self.buffer_pairs.unwrap_or(BUFFER_PAIRS)))
+        self.staging().at_once()
+    }
+
+    /// With `exits`, nothing is searched: the share of requests that leave early is not known.
+    fn open_stagings(&self) -> Vec<Staging> {
+        if !self.exits.is_empty() {
+            return vec![self.staging()];
+        }
+        let (fixed, pairs) = ([self.staging().stages], self.buffer_pairs.map(|pairs| [pairs]));
+        let stages: &[u16] = if self.stages.is_some() || !self.cut_at.is_empty() { &fixed } else { &TRIED_STAGES };
+        let pairs: &[u16] = pairs.as_ref().map_or(&TRIED_PAIRS, |pairs| pairs);
+        let mut all = Staging::all(stages, pairs, &[self.joining], false);
+        // A single stage works the same with any pairs.
+        all.retain(|staging| staging.stages > 1 || staging.pairs == pairs[0]);
+        all
+    }
+
+    fn with_staging(&self, Staging { stages, pairs, joining }: Staging) -> Option<Arc<dyn PolicySettings>> {
+        let stages = self.cut_at.is_empty().then_some(stages);
+        Some(Arc::new(StagedSettings { stages, buffer_pairs: Some(pairs), joining, ..self.clone() }))
     }
 
     /// There is no ring if requests vary in length. The default ring is not required, as it may be
@@ -227,13 +229,7 @@ impl PolicySettings for StagedSettings {
     }
 
     fn tell_auto(&self, inputs: &mut AutoInputs) {
-        let stages = match self.cut().0 {
-            Cut::Whole => 1,
-            Cut::Stages(stages) => stages,
-            Cut::At(values) => values.len() + 1,
-        };
-        let stages = u16::try_from(stages).map(|stages| (stages, self.at_once()));
-        (inputs.stages, inputs.stages_at_once) = stages.unwrap_or((1, 1));
+        inputs.stagings = self.open_stagings();
     }
 
     fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
@@ -256,11 +252,23 @@ impl PolicySettings for StagedSettings {
     }
 }
 
-/// A batch of the largest size through all segments.
+impl StagedSettings {
+    /// The stages and buffer pairs of the settings. Defaults stand for open numbers.
+    fn staging(&self) -> Staging {
+        let stages = match self.cut_at.len() {
+            0 => self.stages.unwrap_or(STAGES),
+            cuts => u16::try_from(cuts).unwrap_or(u16::MAX).saturating_add(1),
+        };
+        Staging { stages, pairs: self.buffer_pairs.unwrap_or(BUFFER_PAIRS), joining: self.joining }
+    }
+}
+
+/// A batch of the largest size through all segments, with the best of the possible stages.
 fn predict(inputs: &AutoInputs, overlap: &Overlap) -> Option<f64> {
     let max_batch = inputs.max_batch.max(1);
-    let together = if inputs.stages_at_once > 1 { overlap.factor(max_batch) } else { 1.0 };
-    (inputs.stages() > 1).then(|| inputs.staged_rate(max_batch, together))
+    let together = overlap.factor(max_batch);
+    let rates = inputs.stagings.iter().filter_map(|staging| inputs.staged_rate(max_batch, *staging, together));
+    rates.reduce(f64::max)
 }
 
 impl PolicyOptions for StagedOptions {

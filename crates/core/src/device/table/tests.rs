@@ -187,8 +187,7 @@ fn auto_predicts_a_policy_of_the_table() {
         threads: 1,
         at_once: 1,
         lanes: Vec::new(),
-        stages: 1,
-        stages_at_once: 1,
+        stagings: Vec::new(),
     };
     let candidates = inputs.choose(&Overlap::default()).candidates;
     let toy = candidates.iter().find(|candidate| candidate.policy.name() == "toy").unwrap();

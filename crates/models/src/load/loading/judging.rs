@@ -59,7 +59,7 @@ impl Loading<'_> {
             BatchingChoice::Never => false,
         };
         let judgement = RowJudgement { verdict, key, asked: is_obeyed.then_some(most) };
-        if !matches!(why, Why::Chosen(_)) {
+        if !why.is_second() {
             self.say_judgement(&judgement, most);
         }
         self.definition.rows = Some(match choice {
@@ -94,7 +94,7 @@ impl Loading<'_> {
         let known = key.as_ref().and_then(|key| self.context.rows.lock().get(key).cloned());
         // A new load may bring a sample that the check can use. The second load by another policy
         // brings none.
-        let known = known.filter(|known| known.rows != RowDependence::Unknown || matches!(why, Why::Chosen(_)));
+        let known = known.filter(|known| known.rows != RowDependence::Unknown || why.is_second());
         let stored = || key.as_ref().and_then(|key| self.source.store.get::<RowVerdict>(key));
         if let Some(known) = known.or_else(stored) {
             return Ok((known, key));

@@ -4,6 +4,7 @@ mod device_facts;
 mod engine_choice;
 mod file_trial;
 mod judging;
+mod stages;
 mod starting;
 mod trial;
 
@@ -24,7 +25,7 @@ use downbeat_host::run::row_judgement::RowJudgement;
 use downbeat_repair::RepairedFile;
 use downbeat_repository::{ModelDefinition, TensorBinding};
 use downbeat_service::options::Isolation;
-use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::report::policy_report::{PolicyReport, StagingReport};
 use parking_lot::MutexGuard;
 
 use crate::load::device_budget::DeviceBudget;
@@ -32,7 +33,7 @@ use crate::load::engines::most_threads;
 use crate::load::load_context::{LoadContext, LoadProgress, VersionFile};
 use crate::load::load_turns::LONGEST_TURN;
 use crate::load::model_source::{ModelSource, has_graph, is_emulated, is_python};
-use crate::load::policy_choice::{AutoSubject, Chosen, Known, Profiled, Why};
+use crate::load::policy_choice::{AutoSubject, Chosen, FoundStages, Known, Profiled, Why};
 use crate::load::python_options::python_options;
 use crate::load::warm_up::{self, WarmUp};
 use crate::loaded_version::LoadedVersion;
@@ -43,6 +44,7 @@ use crate::measure::remeasuring::Unsettled;
 use crate::measure::segment_profiler::SegmentSubject;
 use crate::policy_guard::PolicyGuard;
 use crate::preprocess::Preprocess;
+use stages::StagePlan;
 
 /// The outcome of loading a version.
 pub enum LoadOutcome {
@@ -50,12 +52,16 @@ pub enum LoadOutcome {
     Ready(Arc<LoadedVersion>, Box<ModelDefinition>),
     /// Another policy suits it better.
     Better(Box<Chosen>),
+    /// The search has found other stages than those of this load. The version must be loaded by them.
+    Stages(Box<FoundStages>),
 }
 
 /// A version on its way into service.
 pub struct Loading<'a> {
     context: &'a LoadContext,
-    policy: &'a ChosenPolicy,
+    policy: ChosenPolicy,
+    /// How its stages are found.
+    plan: StagePlan,
     definition: ModelDefinition,
     version: String,
     number: u64,
@@ -152,7 +158,7 @@ impl<'a> Loading<'a> {
         };
         let source = ModelSource::open(engine, turn, &context.store, part, &definition, load)?;
         let held = (!on_gpus).then(|| context.model_memory.begin(name));
-        Ok(Loading {
+        let mut loading = Loading {
             version: file.version.to_string(),
             number: file.version,
             file: file.path,
@@ -170,7 +176,8 @@ impl<'a> Loading<'a> {
             warmed: Default::default(),
             _gpu_turn: gpu_turn,
             context,
-            policy,
+            policy: policy.clone(),
+            plan: StagePlan::AsSet,
             definition,
             begin,
             on_gpus,
@@ -181,7 +188,9 @@ impl<'a> Loading<'a> {
             source,
             budget,
             held,
-        })
+        };
+        loading.plan_stages(why);
+        Ok(loading)
     }
 
     /// Brings it into service.
@@ -199,6 +208,7 @@ impl<'a> Loading<'a> {
         let (mut report, mut chosen) = match why {
             Why::Asked(report) => (report, None),
             Why::Chosen(chosen) => (chosen.report.clone(), Some(*chosen)),
+            Why::Staged(found) => (found.policy, found.chosen),
             Why::Look(asked) => {
                 let (report, known) = self.look(asked, &runnable, &profiled);
                 let looked = |known| Chosen::looked(report.clone(), known, profiled.clone());
@@ -212,12 +222,18 @@ impl<'a> Loading<'a> {
         let mut segments = None;
         if self.routed {
             let measured = self.segments(&mut runnable, &profiled.profile);
+            if let Some(found) = self.search_stages(&runnable, &profiled, &measured, (&report, chosen.as_ref())) {
+                return Ok(LoadOutcome::Stages(Box::new(found)));
+            }
             let is_cut = self.policy.settings.cut().0 != Cut::Whole;
             if let Some(looked_at) = chosen.take_if(|chosen| is_cut && !chosen.is_final) {
-                let looked_at = looked_at.with_cut(&measured).map_err(|reason| self.refuses(reason))?;
+                let looked_at = looked_at.with_cut(&measured, &*self.policy.settings);
+                let looked_at = looked_at.map_err(|reason| self.refuses(reason))?;
                 report = looked_at.report.clone();
                 chosen = Some(looked_at);
             }
+            let stages = runnable.model.segments().try_into().unwrap_or(u16::MAX);
+            report.staging = self.plan.report().map(|found| StagingReport { stages, ..found.clone() });
             segments = Some(measured);
             self.budget.begin_lanes(&*runnable.model);
         }
@@ -307,7 +323,7 @@ impl<'a> Loading<'a> {
         if !self.routed {
             return Ok((codec, None));
         }
-        let padding = host::padding(&codec, self.policy).map_err(|error| self.refuses(error))?;
+        let padding = host::padding(&codec, &self.policy).map_err(|error| self.refuses(error))?;
         if padding.is_some() && codec.has_varying_shapes() {
             self.check_padding_pays()?;
         }
@@ -398,14 +414,16 @@ impl<'a> Loading<'a> {
 
     /// Measures the model's latencies, and compares them with its SLO.
     fn profile(&self, why: &Why, Runnable { model, codec, lane, .. }: &mut Runnable) -> anyhow::Result<Profiled> {
-        let profiled = match why {
-            Why::Chosen(chosen) => {
+        let profiled = match why.chosen() {
+            Some(chosen) => {
                 self.measuring(codec).reload(chosen.profiled.threads, model, lane)?;
                 chosen.profiled.clone()
             }
-            Why::Asked(_) | Why::Look(_) => {
-                // A measurement on a busy machine puts the version there again.
-                self.context.unsettled.lock().remove(&(self.definition.name.clone(), self.number));
+            None => {
+                if !why.is_second() {
+                    // A measurement on a busy machine puts the version there again.
+                    self.context.unsettled.lock().remove(&(self.definition.name.clone(), self.number));
+                }
                 self.measuring(codec).profile(model, lane)?
             }
         };
@@ -470,7 +488,7 @@ impl<'a> Loading<'a> {
             padding: runnable.padding.as_deref(),
             budget: self.time.part(0.7),
         };
-        measuring.segments(&subject, profile, lane)
+        measuring.segments(&subject, profile, self.plan.guess(), lane)
     }
 
     /// Gives it a queue, if the scheduler makes its batches, and logs that it is ready.
@@ -562,7 +580,9 @@ fn cut_and_threads(
     };
     let threads = match context.options.chosen_threads(name) {
         // The threads of the measurements that chose the policy.
-        _ if let Why::Chosen(chosen) = why => Threads::Chosen(chosen.profiled.threads),
+        _ if let Some(chosen) = why.chosen() => Threads::Chosen(chosen.profiled.threads),
+        // The threads of the measurements that chose the stages.
+        _ if let Why::Staged(found) = why => Threads::Chosen(found.threads),
         // The threads of the samples of its groups.
         None if let Some(threads) = group.and_then(|group| group.threads()) => Threads::Chosen(threads),
         // On GPUs, the work that stays on the CPU is not worth a second thread.

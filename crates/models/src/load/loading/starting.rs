@@ -55,7 +55,7 @@ impl Loading<'_> {
             codec: codec.clone(),
             segments,
             profile: profile.clone(),
-            policy: self.policy,
+            policy: &self.policy,
             listener: guard.clone().map(|guard| guard as Arc<dyn RequestEvents>),
             queue_delay: context.options.queue_delay(&definition.name, definition.batching.max_queue_delay),
             drop: self.drops(),

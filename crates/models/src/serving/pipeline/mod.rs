@@ -19,6 +19,7 @@ use downbeat_repository::{Ensemble, ModelDefinition, StepModel};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::statistics::{Phases, Statistics};
+use downbeat_service::metrics::trouble::Counts;
 use downbeat_service::metrics::{Metrics, ModelMetrics, StepMetrics};
 use downbeat_service::unanswered::Unanswered;
 use flat::FlatSteps;
@@ -360,6 +361,16 @@ impl PipelineRecord {
     /// The protocol's statistics.
     pub fn statistics(&self) -> pb::ModelStatistics {
         self.statistics.lock().to_proto(&self.name, &self.version)
+    }
+
+    /// Counts its requests by time, and by size.
+    pub fn histograms(&self) -> [Vec<u64>; 2] {
+        self.metrics.histograms()
+    }
+
+    /// The outcomes of its requests.
+    pub fn counts(&self) -> Counts {
+        self.metrics.counts()
     }
 
     /// Counts an answered request of `rows` items. All steps together waited for `queued` and ran for

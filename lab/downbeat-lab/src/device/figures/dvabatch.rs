@@ -1,21 +1,21 @@
 //! DVABatch's figures.
 
 use downbeat_core::Duration;
-use downbeat_core::device::Joining;
+use downbeat_core::device::{Joining, Staging, TRIED_STAGES, Tuned};
 use downbeat_report::{Axis, Line, Scale, bars as chart, lines};
 
 use super::{DeviceFailure, Figure, FigureOptions, SERVERS, change, each, found_peak, head, mean, row, summary, tuned};
 use crate::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, Diversity, EmulatedModel, Glue, Peak,
-    Platform, Staging, TRIED_STAGES, Tried, Tuning, tune_staging,
+    Platform, Tuning, tune_staging, with_staging,
 };
 use downbeat_sim::Arrivals;
 use downbeat_sim::Pace;
 
 /// The QoS target (§8.1).
-const QOS: Duration = Duration::from_millis(200);
+pub(super) const QOS: Duration = Duration::from_millis(200);
 /// The largest batch (§8.1).
-const MAX_BATCH: u32 = 64;
+pub(super) const MAX_BATCH: u32 = 64;
 /// DVABatch's models (table 1).
 pub(super) const MODELS: [Architecture; 6] = [
     Architecture::UNet,
@@ -37,16 +37,16 @@ const TUNING_SEED: u64 = 1_000_003;
 
 /// Returns the paper's settings: 2 stages for BERT, 4 for the others (§8.7), and two pairs of
 /// buffers (§8.6).
-fn of_the_paper(architecture: Architecture) -> Staging {
+pub(super) fn of_the_paper(architecture: Architecture) -> Staging {
     Staging { stages: if architecture.has_length() { 2 } else { 4 }, pairs: 2, joining: Joining::IfSooner }
 }
 
-/// Tunes DVABatch for a model as the paper tunes N_st (§7.1). Also returns all trials.
+/// Tunes DVABatch for a model as the paper tunes N_st (§7.1).
 pub(super) fn tuned_staging(
     platform: Platform,
     architecture: Architecture,
     options: &FigureOptions,
-) -> Result<(Staging, Vec<Tried<Staging>>), DeviceFailure> {
+) -> Result<Tuned<Staging>, DeviceFailure> {
     let options = FigureOptions { seed: options.seed.wrapping_add(TUNING_SEED), ..*options };
     let Bench { simulation, tuning } =
         Bench::on(platform, architecture, of_the_paper(architecture), Glue::Rte, &options)?;
@@ -56,7 +56,8 @@ pub(super) fn tuned_staging(
 /// Tunes DVABatch for each of these models.
 fn stagings(models: &[Architecture], options: &FigureOptions) -> Result<Vec<Staging>, DeviceFailure> {
     each(models, options, |architecture| {
-        tuned_staging(Platform::TITAN_TENSORRT, *architecture, options).map(|(staging, _)| staging)
+        let tuned = tuned_staging(Platform::TITAN_TENSORRT, *architecture, options)?;
+        Ok(tuned.chosen.unwrap_or(of_the_paper(*architecture)))
     })
 }
 
@@ -83,13 +84,13 @@ impl Bench {
         let tuning = Tuning::new(&model, MAX_BATCH)?;
         let load = DeviceLoad::steady(1.0, options.requests, architecture.has_length().then_some(glue));
         let simulation = DeviceSimulation::new(model, load, QOS, options.seed);
-        let (simulation, tuning) = staging.of(&simulation, &tuning)?;
+        let (simulation, tuning) = with_staging(staging, &simulation, &tuning)?;
         Ok(Bench { simulation, tuning })
     }
 
     /// Makes a bench for a server that makes `ahead` batches ahead, with DelayBatch's best window.
     /// Also returns DelayBatch's peak.
-    fn tuned(
+    pub(super) fn tuned(
         architecture: Architecture,
         staging: Staging,
         glue: Glue,
@@ -378,11 +379,12 @@ pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, DeviceFailure
 pub(super) fn tuning(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let found = each(&MODELS, options, |architecture| tuned_staging(Platform::TITAN_TENSORRT, *architecture, options))?;
     let mut table = vec![head("model | settings | peak/s | mean ms | chosen")];
-    for (architecture, (chosen, tried)) in MODELS.iter().zip(&found) {
-        for (staging, peak, mean_ms) in tried {
-            let mark = if staging == chosen { "chosen" } else { "" };
-            let mean_ms = if mean_ms.is_nan() { String::new() } else { ms(*mean_ms) };
-            let cells = [architecture.to_string(), staging.to_string(), format!("{peak:.0}"), mean_ms, mark.to_owned()];
+    for (architecture, tuned) in MODELS.iter().zip(&found) {
+        for tried in &tuned.tried {
+            let mark = if tuned.chosen == Some(tried.choice) { "chosen" } else { "" };
+            let mean_ms = tried.mean_ms.map_or(String::new(), ms);
+            let (choice, peak) = (tried.choice.to_string(), format!("{:.0}", tried.peak));
+            let cells = [architecture.to_string(), choice, peak, mean_ms, mark.to_owned()];
             table.push(cells.to_vec());
         }
     }

@@ -6,6 +6,7 @@ mod abacus_instances;
 mod abacus_predictors;
 mod device_model;
 mod dvabatch;
+mod dvabatch_load;
 mod dvabatch_operators;
 mod e2bird;
 mod e2bird_parts;
@@ -62,7 +63,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, title, maker.
-const NAMES: [(&str, &str, Maker); 56] = [
+const NAMES: [(&str, &str, Maker); 57] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -81,6 +82,7 @@ const NAMES: [(&str, &str, Maker); 56] = [
     ("e2bird-terms", "E²bird figure 14 with one term of the device changed at a time", terms::e2bird),
     ("dvabatch-6", "DVABatch figure 6: U-Net's operators by batch size", dvabatch_operators::figure_6),
     ("dvabatch-tuned", "DVABatch §7.1: stages, pairs of buffers and the rule of joining, by model", dvabatch::tuning),
+    ("dvabatch-load", "DVABatch §7.1: stages and pairs as a server finds them at load", dvabatch_load::at_load),
     ("dvabatch-14", "DVABatch figures 14 and 16: mean and 99% latency at three loads", dvabatch::figure_14),
     ("dvabatch-15", "DVABatch figure 15: latencies under a stepping load, and peaks", dvabatch::figure_15),
     ("dvabatch-17", "DVABatch figure 17: peaks by workload of GLUE", dvabatch::figure_17),
@@ -213,13 +215,14 @@ const SERVERS: [(&str, u32); 2] = [("the paper's server", 1), ("today's Triton",
 /// and that rate.
 fn tuned(simulation: &DeviceSimulation, tuning: &Tuning, ahead: u32) -> Result<(Tuning, f64), DeviceFailure> {
     let mut tuning = Tuning { ahead, ..tuning.clone() };
-    let (window, tried) = tune_window(simulation, &tuning)?;
-    tuning.window = window;
-    // If no window holds any rate, the chosen window has not been tried yet.
-    let peak = match tried.iter().find(|(tried, peak, _)| *tried == window && *peak > 0.0) {
-        Some((_, peak, _)) => *peak,
-        None => found_peak(simulation, &tuning, DevicePolicyName::OptWait)?.rate,
+    let tuned = tune_window(simulation, &tuning)?;
+    let Some(window) = tuned.chosen else {
+        // No window holds any rate.
+        let peak = found_peak(simulation, &tuning, DevicePolicyName::OptWait)?.rate;
+        return Ok((tuning, peak));
     };
+    tuning.window = window;
+    let peak = tuned.tried.iter().find(|tried| tried.choice == window).map_or(0.0, |tried| tried.peak);
     Ok((tuning, peak))
 }
 

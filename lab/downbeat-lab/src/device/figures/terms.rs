@@ -70,7 +70,8 @@ pub(super) fn e2bird(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
 
 pub(super) fn dvabatch(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let latency = |platform: Platform, architecture: Architecture| -> Result<f64, DeviceFailure> {
-        let (staging, _) = dvabatch::tuned_staging(platform, architecture, options)?;
+        let tuned = dvabatch::tuned_staging(platform, architecture, options)?;
+        let staging = tuned.chosen.unwrap_or(dvabatch::of_the_paper(architecture));
         let bench = Bench::on(platform, architecture, staging, Glue::Rte, options)?;
         let rate = bench.peak(dvabatch::ZERO)?.rate * 0.9;
         Ok(bench.at(rate, dvabatch::DVA)?.mean_ms / bench.at(rate, dvabatch::ZERO)?.mean_ms)

@@ -71,8 +71,10 @@ impl ModelText {
         let chosen = name.read(&settings).map_err(|error| (policy_at, error.to_string()))?;
         let segments = match chosen.settings.cut().0 {
             Cut::Whole => 1,
-            Cut::Stages(stages) if stages <= MOST_STAGES => stages,
-            Cut::Stages(stages) => return Err((policy_at, format!("{stages} stages are more than {MOST_STAGES}"))),
+            Cut::Stages(stages) | Cut::UpTo(stages) if stages <= MOST_STAGES => stages,
+            Cut::Stages(stages) | Cut::UpTo(stages) => {
+                return Err((policy_at, format!("{stages} stages are more than {MOST_STAGES}")));
+            }
             Cut::At(_) => {
                 return Err((policy_at, "an emulated model has no values to be cut at; give stages".to_owned()));
             }

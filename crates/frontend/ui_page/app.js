@@ -1,0 +1,500 @@
+// The page /ui: asks /v2/live and /v2/timeline once a second, and draws the answers.
+"use strict";
+
+const EVERY_MS = 1000;
+// Seconds of samples that the page keeps, and shows in charts over time.
+const KEPT_S = 300;
+// The server remembers launches for so long.
+const PAST_S = 60;
+const OBJECTIVE = 0.99;
+const COLORS = ["#3b7dd8", "#d9822b", "#2f9e6e", "#b25ac9", "#c94f4f", "#7a8b2f", "#2aa5b5", "#a0703c", "#6f6be0", "#d1589a"];
+const REASONS = {
+  late: "answered after the deadline", queue_full: "the queue was full", deadline_impossible: "one run alone takes longer than the deadline leaves",
+  deadline_hopeless: "could no longer end by the deadline", window_drop: "given up for a larger batch behind it", queue_timeout: "longer in the queue than allowed",
+  timeout: "the client's own timeout", engine_error: "the model failed", run_ended: "the run was ended", lost: "the backend was lost",
+};
+// These are not missed requests: the client or the owner took them back, or the model failed.
+const NOT_MISSED = ["cancelled", "unloaded", "engine_error", "run_ended", "lost"];
+
+const $ = (id) => document.getElementById(id);
+const state = { samples: [], history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
+
+// -- figures
+
+const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);
+const fixed = (number, digits) => number.toFixed(digits);
+const percent = (share) => (share === null ? "no requests" : share >= 1 ? "100%" : fixed(100 * share, share > 0.999 ? 3 : 2) + "%");
+const per_s = (rate) => (rate >= 100 ? fixed(rate, 0) : rate >= 1 ? fixed(rate, 1) : fixed(rate, 2)) + "/s";
+const milliseconds = (ms) => (ms === null ? "" : ms >= 100000 ? fixed(ms / 1000, 0) + " s" : ms >= 1000 ? fixed(ms / 1000, 2) + " s" : ms >= 10 ? fixed(ms, 0) + " ms" : ms >= 1 ? fixed(ms, 1) + " ms" : ms === 0 ? "0" : ms >= 0.001 ? fixed(1000 * ms, 0) + " µs" : "under 1 µs");
+const grade = (share) => (share === null ? "" : share >= OBJECTIVE ? "good" : share >= 0.95 ? "warn" : "bad");
+const name_of = (model) => model.model + (model.version && model.version !== "1" ? " " + model.version : "");
+const key_of = (model) => model.model + "\n" + model.version;
+
+// The color of a model: the same on all devices and after a reload of the page.
+function color_of(model) {
+  let hash = 7;
+  for (const letter of model) hash = (31 * hash + letter.codePointAt(0)) >>> 0;
+  const taken = color_of.taken || (color_of.taken = new Map());
+  if (!taken.has(model)) {
+    const free = COLORS.filter((color) => ![...taken.values()].includes(color));
+    const colors = free.length ? free : COLORS;
+    taken.set(model, colors[hash % colors.length]);
+  }
+  return taken.get(model);
+}
+
+const missed_of = (model) => model.late + sum(Object.entries(model.unanswered).filter(([reason]) => !NOT_MISSED.includes(reason)).map(([, count]) => count));
+
+// What a model did between two samples; `null` before there are two.
+function between(model, seconds) {
+  const now = state.samples.at(-1);
+  const from = state.samples.find((sample) => now.wall_ms - sample.wall_ms <= 1000 * seconds + 500);
+  if (!from || from === now) return null;
+  const before = from.by_key.get(key_of(model));
+  const since = (now.wall_ms - from.wall_ms) / 1000;
+  const less = (number, earlier) => Math.max(0, number - (earlier || 0));
+  const parts = (its, earlier) => its.map((count, place) => less(count, earlier && earlier[place]));
+  const in_time = less(model.in_time, before && before.in_time), missed = less(missed_of(model), before && missed_of(before));
+  const reasons = { ...model.unanswered, late: model.late };
+  const earlier = before ? { ...before.unanswered, late: before.late } : {};
+  for (const reason in reasons) reasons[reason] = less(reasons[reason], earlier[reason]);
+  return { seconds: since, in_time, missed, offered: in_time + missed, reasons, latency: parts(model.latency, before && before.latency), batches: parts(model.batches, before && before.batches) };
+}
+
+// The value below which a share of a histogram lies, between the bounds of its part.
+function quantile(parts, bounds, share) {
+  const all = sum(parts);
+  if (!all) return null;
+  let left = share * all;
+  for (let place = 0; place < parts.length; place++) {
+    if (parts[place] && left <= parts[place]) {
+      const low = place ? bounds[place - 1] : 0, high = place < bounds.length ? bounds[place] : low;
+      return low + (high - low) * (left / parts[place]);
+    }
+    left -= parts[place];
+  }
+  return bounds.at(-1);
+}
+
+// Offered requests and those in time of the last seconds, by the history that the server sent at first
+// and by what came since.
+function attainment(models, seconds) {
+  let offered = 0, in_time = 0;
+  const first = state.samples[0], now = state.samples.at(-1);
+  const since_first = (now.wall_ms - first.wall_ms) / 1000;
+  for (const model of models) {
+    const lately = between(model, Math.min(seconds, since_first));
+    if (lately) (offered += lately.offered), (in_time += lately.in_time);
+    for (const [ago, count, good] of state.history.get(key_of(model)) || []) {
+      if (ago + since_first <= seconds) (offered += count), (in_time += good);
+    }
+  }
+  return offered ? in_time / offered : null;
+}
+
+// -- asking
+
+async function ask(path) {
+  const headers = state.key ? { authorization: "Bearer " + state.key } : {};
+  const answer = await fetch(path, { headers, cache: "no-store" });
+  if (answer.status === 401 || answer.status === 403) {
+    $("login").hidden = false;
+    throw new Error(state.key ? "the key has no scope `read`, or is for some models alone" : "an API key is needed");
+  }
+  const told = await answer.json().catch(() => ({ error: "status " + answer.status }));
+  if (!answer.ok) throw new Error(told.error || "status " + answer.status);
+  $("login").hidden = true;
+  return told;
+}
+
+async function look() {
+  const live = await ask("/v2/live" + (state.samples.length ? "" : "?history=true"));
+  live.by_key = new Map(live.models.map((model) => [key_of(model), model]));
+  const last = state.samples.at(-1);
+  // The server was started anew: its counts begin again.
+  if (last && live.now_ns < last.now_ns) (state.samples = []), state.launches.clear();
+  if (!state.samples.length) for (const model of live.models) if (model.history) state.history.set(key_of(model), model.history);
+  state.samples.push(live);
+  while (live.wall_ms - state.samples[0].wall_ms > 1000 * KEPT_S) state.samples.splice(1, 1);
+  // All that the server remembers at first, and what is new then.
+  take_launches(await ask("/v2/timeline?seconds=" + (state.launches.size ? 3 : PAST_S)));
+}
+
+// The samples thin out with age: the first one stays, since the history ends there.
+function take_launches(timeline) {
+  for (const past of timeline.devices) {
+    const device = state.launches.get(past.device) || new Map();
+    state.launches.set(past.device, device);
+    for (const launch of past.launches) {
+      const row = `${past.model}\n${past.version}\n${past.partition}\n${launch.lane}`;
+      device.set(`${row}\n${launch.batch}\n${launch.segments[0]}\n${launch.begin_ns}`, { ...launch, row, model: past.model, version: past.version, partition: past.partition, policy: past.policy });
+    }
+    for (const [key, launch] of device) if (timeline.now_ns - launch.end_ns > 1e9 * PAST_S) device.delete(key);
+  }
+  state.clock = timeline.now_ns;
+}
+
+// -- drawing
+
+function element(tag, text, more = {}) {
+  const made = Object.assign(document.createElement(tag), more);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function tile(title, value, kind = "") {
+  const box = element("div");
+  box.append(element("dt", title), element("dd", value, { className: kind + (value.length > 14 ? " long" : "") }));
+  return box;
+}
+
+function draw_tiles(live) {
+  const now = live.models.map((model) => [model, between(model, 10)]).filter(([, lately]) => lately);
+  const seconds = now.length ? now[0][1].seconds : 1;
+  const offered = sum(now.map(([, lately]) => lately.offered)), in_time = sum(now.map(([, lately]) => lately.in_time));
+  const shares = [10, 300, 3600].map((span) => attainment(live.models, span));
+  const worst = live.models.map((model) => [attainment([model], 300), model]).filter(([share]) => share !== null).sort((a, b) => a[0] - b[0])[0];
+  const burn = shares[2] === null ? null : (1 - shares[2]) / (1 - OBJECTIVE);
+  const ready = live.models.filter((model) => model.state === "READY").length;
+  $("tiles").replaceChildren(
+    tile("In time now (10 s)", percent(shares[0]), grade(shares[0])), tile("In time, 5 minutes", percent(shares[1]), grade(shares[1])),
+    tile("In time, 1 hour", percent(shares[2]), grade(shares[2])),
+    tile("Burn rate, 1 hour (objective 99%)", burn === null ? "no requests" : fixed(burn, 2), burn === null ? "" : burn <= 1 ? "good" : burn <= 6 ? "warn" : "bad"),
+    tile("Offered", per_s(offered / seconds)), tile("Goodput", per_s(in_time / seconds)),
+    tile("Worst model, 5 minutes", worst ? `${name_of(worst[1])} ${percent(worst[0])}` : "no requests", worst ? grade(worst[0]) : ""),
+    tile("Models in service", `${ready} of ${live.models.length}`, ready === live.models.length ? "good" : "bad"),
+  );
+}
+
+// A chart that keeps its place and takes new data. `lines`: label, color, and whether it is dashed.
+function chart(where, id, title, lines, data, unit, options = {}) {
+  let known = state.charts.get(id);
+  const shape = JSON.stringify([lines, matchMedia("(prefers-color-scheme: dark)").matches]);
+  if (known && (known.shape !== shape || !known.box.isConnected)) {
+    known.plot.destroy();
+    known.box.remove();
+    known = null;
+  }
+  if (!known) {
+    const box = element("div", undefined, { className: "chart" });
+    box.append(element("h3", title), element("div"), element("p", options.note || ""));
+    where.append(box);
+    const axis = { stroke: style("--quiet"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line"), width: 1 } };
+    const plot = new uPlot({
+      width: Math.max(200, box.clientWidth - 24), height: 190, legend: { live: true }, cursor: { drag: { x: false, y: false } },
+      scales: { x: { time: !options.numbers, ...(options.x || {}) }, y: { range: (_, low, high) => [0, options.most || Math.max(high * 1.1, options.least || 1e-9)] } },
+      axes: [{ ...axis, values: options.ticks }, { ...axis, size: 62, values: (_, splits) => splits.map(unit) }],
+      series: [{ label: options.x_label || "time" }, ...lines.map(([label, color, dashed]) => ({
+        label, stroke: color, width: 2, dash: dashed ? [6, 4] : undefined, spanGaps: true, points: { show: false }, value: (_, value) => (value === null || value === undefined ? "" : unit(value)),
+        ...(options.bars ? { paths: uPlot.paths.bars({ size: [0.8, 60] }), fill: color } : {}),
+      }))],
+    }, data, box.children[1]);
+    state.charts.set(id, (known = { plot, box, shape }));
+    new ResizeObserver(() => plot.setSize({ width: Math.max(200, box.clientWidth - 24), height: 190 })).observe(box);
+  }
+  known.plot.setData(data);
+}
+
+// Rates over time: what `measure` gives for each pair of neighbouring samples.
+function over_time(measure) {
+  const times = [], values = [];
+  for (let place = 1; place < state.samples.length; place++) {
+    const [before, now] = [state.samples[place - 1], state.samples[place]];
+    times.push(now.wall_ms / 1000);
+    values.push(measure(before, now, (now.wall_ms - before.wall_ms) / 1000));
+  }
+  return [times, ...(values[0] || []).map((_, line) => values.map((row) => row[line]))];
+}
+
+const total = (sample, figure) => sum(sample.models.filter((model) => !model.ensemble || !sample.models.some((other) => !other.ensemble)).map(figure));
+
+function draw_overall(live) {
+  if (state.samples.length < 3) return;
+  const rates = over_time((before, now, seconds) => {
+    const in_time = Math.max(0, total(now, (model) => model.in_time) - total(before, (model) => model.in_time)) / seconds;
+    const missed = Math.max(0, total(now, missed_of) - total(before, missed_of)) / seconds;
+    return [in_time + missed, in_time, missed];
+  });
+  chart($("overall"), "rates", "Requests a second", [["offered", style("--quiet"), true], ["in time", style("--good")], ["missed", style("--bad")]], rates, (value) => fixed(value, value < 10 ? 1 : 0), { least: 1 });
+  const busy = over_time((before, now, seconds) => now.device_busy_s.map((busy, place) => Math.min(1, Math.max(0, busy - before.device_busy_s[place]) / seconds)));
+  const lines = live.device_busy_s.map((_, device) => [`device ${device}`, COLORS[device % COLORS.length]]);
+  chart($("overall"), "busy", "Busy share of the devices", lines, busy, (value) => fixed(100 * value, 0) + "%", { most: 1 });
+}
+
+// -- the timeline of devices
+
+function rows_of(device) {
+  const rows = [...new Set([...device.values()].map((launch) => launch.row))].sort();
+  return new Map(rows.map((row, place) => [row, place]));
+}
+
+function draw_timelines() {
+  const span = Number($("span").value), end = state.clock - 1e9 * state.back_s, begin = end - 1e9 * span;
+  state.boxes = [];
+  const devices = [...state.launches].sort(([a], [b]) => a - b);
+  if (!devices.length) {
+    $("timelines").replaceChildren(element("p", "No model has run in the last minute."));
+    return;
+  }
+  const models = [...new Set(devices.flatMap(([, device]) => [...device.values()].map((launch) => launch.model)))].sort();
+  $("legend").replaceChildren(...models.map((model) => {
+    const entry = element("li");
+    const mark = element("i");
+    mark.style.background = color_of(model);
+    entry.append(mark, model);
+    return entry;
+  }));
+  const boxes = devices.map(([number, device]) => {
+    const rows = rows_of(device);
+    const id = "device-" + number;
+    const box = $(id) || element("div", undefined, { className: "device", id });
+    if (!box.children.length) {
+      const canvas = element("canvas");
+      canvas.setAttribute("role", "img");
+      box.append(element("h3", "Device " + number), canvas);
+      canvas.addEventListener("pointermove", point);
+      canvas.addEventListener("pointerdown", point);
+    }
+    return [box, number, device, rows];
+  });
+  if ([...$("timelines").children].map((box) => box.id).join() !== boxes.map(([box]) => box.id).join()) $("timelines").replaceChildren(...boxes.map(([box]) => box));
+  for (const [box, number, device, rows] of boxes) draw_device(box.querySelector("canvas"), number, device, rows, begin, end);
+  $("shown").textContent = state.back_s ? `until ${fixed(state.back_s, 1)} s ago` : "until now";
+}
+
+function draw_device(canvas, number, device, rows, begin, end) {
+  const width = canvas.clientWidth, height = Math.max(1, rows.size) * 22 + 20, scale = devicePixelRatio || 1;
+  canvas.style.height = height + "px";
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  pen.font = "11px system-ui, sans-serif";
+  const x = (ns) => ((ns - begin) / (end - begin)) * width;
+  pen.strokeStyle = style("--line");
+  for (const [name, row] of rows) {
+    const [model, version, partition, lane] = name.split("\n");
+    pen.fillStyle = style("--quiet");
+    pen.fillText(`${model}${version === "1" ? "" : " " + version}, lane ${lane}${partition === "0" ? "" : ", partition " + partition}`, 4, row * 22 + 15);
+    pen.beginPath();
+    pen.moveTo(0, row * 22 + 21.5);
+    pen.lineTo(width, row * 22 + 21.5);
+    pen.stroke();
+  }
+  let shown = 0, busy = 0;
+  for (const launch of device.values()) {
+    if (launch.end_ns < begin || launch.begin_ns > end) continue;
+    shown++;
+    const left = x(launch.begin_ns), wide = Math.max(1, x(launch.end_ns) - left), top = rows.get(launch.row) * 22 + 2;
+    busy += Math.min(end, launch.end_ns) - Math.max(begin, launch.begin_ns);
+    pen.fillStyle = color_of(launch.model);
+    pen.fillRect(left, top, wide, 18);
+    if (wide > 4) {
+      pen.strokeStyle = style("--ground");
+      pen.strokeRect(left + 0.5, top + 0.5, wide - 1, 17);
+    }
+    const label = String(launch.rows);
+    if (wide > pen.measureText(label).width + 6) {
+      pen.fillStyle = "#fff";
+      pen.fillText(label, left + 4, top + 13);
+    }
+    state.boxes.push({ canvas, left, top, right: left + Math.max(wide, 3), launch });
+  }
+  pen.fillStyle = style("--quiet");
+  const seconds = (end - begin) / 1e9;
+  for (let place = 0; place <= 4; place++) {
+    const text = place === 4 ? (state.back_s ? `-${fixed(state.back_s, 1)} s` : "now") : `-${fixed(seconds * (1 - place / 4) + state.back_s, seconds < 2 ? 2 : 1)} s`;
+    const at = (width * place) / 4;
+    pen.textAlign = place === 0 ? "left" : place === 4 ? "right" : "center";
+    pen.fillText(text, at, height - 4);
+  }
+  pen.textAlign = "left";
+  canvas.setAttribute("aria-label", `Device ${number}: ${shown} launches on ${rows.size} lanes in ${seconds} s`);
+}
+
+function point(event) {
+  const box = event.currentTarget.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+  const found = state.boxes.find((one) => one.canvas === event.currentTarget && x >= one.left - 1 && x <= one.right + 1 && y >= one.top && y <= one.top + 18);
+  if (found) $("launch").textContent = describe(found.launch);
+}
+
+function describe(launch) {
+  const took = (launch.end_ns - launch.begin_ns) / 1e6, ago = (state.clock - launch.end_ns) / 1e9;
+  const padding = launch.computed_rows > launch.rows ? ` (${launch.computed_rows} were computed)` : "";
+  const steps = (launch.steps || []).map((step) => `step ${step.step} of ${step.pipeline} #${step.request}`).join(", ");
+  return `${launch.model} version ${launch.version}, lane ${launch.lane}, policy ${launch.policy}: batch ${launch.granted ?? launch.batch} of ${launch.rows} items${padding} ran for ${milliseconds(took)} and ended ${fixed(Math.max(0, ago), 2)} s ago${steps ? "; " + steps : ""}.`;
+}
+
+// -- models
+
+function draw_table(live) {
+  const heads = ["Model", "State", "SLO", "In time", "Requests", "p50", "p99", "Mean batch", "Waiting", "Missed, and why"];
+  if (!$("table").tHead.rows.length) {
+    const row = $("table").tHead.insertRow();
+    row.append(...heads.map((head, place) => element("th", head, { scope: "col", className: place === heads.length - 1 ? "text" : "" })));
+    $("table").tHead.parentElement.setAttribute("aria-label", "Models, over the last 10 s");
+  }
+  const rows = live.models.map((model) => {
+    const row = element("tr"), lately = between(model, 10), share = lately && lately.offered ? lately.in_time / lately.offered : null;
+    const name = element("td"), button = element("button", name_of(model) + (model.ensemble ? " (ensemble)" : ""), { type: "button" });
+    button.addEventListener("click", () => choose(key_of(model)));
+    name.append(button);
+    const launches = lately ? sum(lately.batches) : 0;
+    const batch = launches && !model.ensemble ? fixed(sum(lately.batches.map((count, place) => count * middle(live.batch_bounds, place))) / launches, 1) : "";
+    const time = (q) => (lately ? milliseconds(quantile(lately.latency, live.latency_bounds_ms, q)) : "");
+    const reasons = lately ? Object.entries(lately.reasons).filter(([, count]) => count).sort((a, b) => b[1] - a[1]).map(([reason, count]) => `${count} ${reason}`).join(", ") : "";
+    const ready = model.state === "READY";
+    row.append(
+      name, element("td", model.state.toLowerCase(), { className: ready ? "good" : "bad", title: model.reason || "" }),
+      element("td", model.slo_ms === null ? "none" : milliseconds(model.slo_ms)), element("td", share === null ? "" : percent(share), { className: grade(share) }),
+      element("td", lately ? per_s(lately.offered / lately.seconds) : ""), element("td", time(0.5)), element("td", time(0.99)), element("td", batch),
+      element("td", String(model.waiting)), element("td", ready ? reasons : model.reason || "", { className: "text" }),
+    );
+    if (state.chosen === key_of(model)) row.className = "chosen";
+    return row;
+  });
+  // The focus stays where it was.
+  const place = [...$("table").tBodies[0].querySelectorAll("button")].indexOf(document.activeElement);
+  $("table").tBodies[0].replaceChildren(...rows);
+  if (place >= 0) $("table").tBodies[0].querySelectorAll("button")[place]?.focus();
+}
+
+// The bounds of sizes are powers of two: sizes of a part are taken for their middle.
+const middle = (bounds, place) => (place === 0 ? 1 : place >= bounds.length ? bounds.at(-1) : place === 1 ? 2 : (bounds[place - 1] + 1 + bounds[place]) / 2);
+
+function choose(key) {
+  state.chosen = state.chosen === key ? null : key;
+  for (const id of [...state.charts.keys()].filter((id) => id.startsWith("model-"))) {
+    state.charts.get(id).plot.destroy();
+    state.charts.delete(id);
+  }
+  $("model").replaceChildren();
+  draw();
+  if (state.chosen) $("model").focus();
+}
+
+function draw_model(live) {
+  const model = live.by_key.get(state.chosen);
+  if (!model || state.samples.length < 3) return;
+  if (!$("model").children.length) $("model").append(element("h3", name_of(model)), element("p"), element("div", undefined, { className: "charts" }));
+  const [, about, charts] = $("model").children;
+  about.textContent = `Policy ${model.policy || "none"}, at most ${model.max_batch} items in a batch, ${model.slo_ms === null ? "no SLO" : "SLO " + milliseconds(model.slo_ms)}.`;
+  const [blue, orange] = COLORS;
+  const pair = (before, now) => [before.by_key.get(state.chosen), now.by_key.get(state.chosen)];
+  const latencies = over_time((before, now) => {
+    const [then, its] = pair(before, now);
+    const parts = its ? its.latency.map((count, place) => Math.max(0, count - (then ? then.latency[place] : 0))) : [];
+    return [quantile(parts, live.latency_bounds_ms, 0.5), quantile(parts, live.latency_bounds_ms, 0.99), model.slo_ms];
+  });
+  const lines = [["p50", blue], ["p99", orange], ["SLO", style("--bad"), true]];
+  chart(charts, "model-latency", "Time from arrival to result", lines, latencies, milliseconds, { note: "Of requests that got a result, by the parts of the server's histogram." });
+  const reasons = Object.keys(REASONS).filter((reason) => state.samples.some((sample) => { const its = sample.by_key.get(state.chosen); return its && (reason === "late" ? its.late : its.unanswered[reason]); }));
+  if (reasons.length) {
+    let stacked = over_time((before, now, seconds) => {
+      const [then, its] = pair(before, now);
+      let all = 0;
+      return reasons.map((reason) => (all += its ? Math.max(0, (reason === "late" ? its.late : its.unanswered[reason] || 0) - (then ? (reason === "late" ? then.late : then.unanswered[reason] || 0) : 0)) / seconds : 0));
+    });
+    const names = reasons.map((reason, place) => [reason, COLORS[(place + 3) % COLORS.length]]);
+    chart(charts, "model-missed", "Not in time, each second, one reason on the other", names, stacked, (value) => fixed(value, 1), { note: reasons.map((reason) => `${reason}: ${REASONS[reason]}`).join("; ") + ".", least: 1 });
+  }
+  if (!model.ensemble) {
+    const lately = between(model, 60);
+    const shown = lately ? lately.batches : model.batches, places = shown.map((_, place) => place);
+    const name = (place) => (place >= live.batch_bounds.length ? ">" + live.batch_bounds.at(-1) : place < 2 ? String(live.batch_bounds[place]) : `${live.batch_bounds[place - 1] + 1}-${live.batch_bounds[place]}`);
+    chart(charts, "model-batches", "Launches by size, last minute", [["launches", blue]], [places, shown], (value) => fixed(value, 0), { numbers: true, bars: true, ticks: (_, splits) => splits.map((place) => (Number.isInteger(place) ? name(place) : "")), x: { range: [-0.6, places.length - 0.4] }, x_label: "size (part)", note: `The largest batch has ${model.max_batch} items.`, least: 1 });
+    const sizes = model.profile.map(([size]) => size), at_load = new Map(model.profile_at_load);
+    chart(charts, "model-profile", "Time of a batch by its size", [["as refined", blue], ["at load", orange, true]], [sizes, model.profile.map(([, ms]) => ms), sizes.map((size) => at_load.get(size) ?? null)], milliseconds, { numbers: true, x_label: "items", note: "The scheduler plans with the refined times." });
+  }
+}
+
+// -- the cluster
+
+async function draw_cluster() {
+  const where = $("cluster-body"), live = state.samples.at(-1);
+  if (!live) return;
+  if (!live.in_cluster) {
+    where.replaceChildren(element("p", "This server is in no cluster."));
+    return;
+  }
+  try {
+    const cluster = await ask("/v2/cluster");
+    const peers = cluster.peers.map((peer) => `${peer.role} ${peer.name} at ${peer.address}`);
+    where.replaceChildren(
+      element("p", `This process is a ${cluster.role} (${cluster.name}) in epoch ${cluster.epoch}. ${cluster.leads ? "It leads." : cluster.leader === undefined ? "It knows no leader." : `Scheduler ${cluster.leader} leads.`}`),
+      element("ul"),
+    );
+    where.lastChild.append(...peers.map((peer) => element("li", peer)));
+  } catch (error) {
+    where.replaceChildren(element("p", `The cluster's state is not known: ${error.message}`));
+  }
+}
+
+// -- the page
+
+function draw() {
+  const live = state.samples.at(-1);
+  if (!live) return;
+  $("server").textContent = `${live.server} ${live.version}`;
+  draw_tiles(live);
+  draw_overall(live);
+  draw_timelines();
+  draw_table(live);
+  if (state.chosen) draw_model(live);
+}
+
+async function turn() {
+  if (!state.paused && !document.hidden) {
+    try {
+      await look();
+      $("status").textContent = `as of ${new Date(state.samples.at(-1).wall_ms).toLocaleTimeString()}`;
+      $("status").className = "";
+      draw();
+      if (state.samples.length === 1) draw_cluster();
+    } catch (error) {
+      $("status").textContent = `no figures: ${error.message}`;
+      $("status").className = "bad";
+    }
+  }
+  setTimeout(turn, EVERY_MS);
+}
+
+function pause() {
+  state.paused = !state.paused;
+  if (!state.paused) state.back_s = 0;
+  $("pause").setAttribute("aria-pressed", String(state.paused));
+  $("pause").textContent = state.paused ? "Go on" : "Pause";
+  $("status").textContent = state.paused ? "paused" : "";
+}
+
+function scroll(steps) {
+  if (!state.paused) pause();
+  const span = Number($("span").value);
+  state.back_s = Math.min(Math.max(0, state.back_s + (steps * span) / 2), PAST_S - span / 2);
+  draw_timelines();
+}
+
+addEventListener("DOMContentLoaded", () => {
+  $("pause").addEventListener("click", pause);
+  $("span").addEventListener("change", draw_timelines);
+  $("earlier").addEventListener("click", () => scroll(1));
+  $("later").addEventListener("click", () => scroll(-1));
+  addEventListener("resize", () => state.clock && draw_timelines());
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "BUTTON"].includes(event.target.tagName)) return;
+    if (event.key === " ") event.preventDefault(), pause();
+    if (event.key === "ArrowLeft") scroll(1);
+    if (event.key === "ArrowRight") scroll(-1);
+  });
+  $("login").addEventListener("submit", (event) => {
+    event.preventDefault();
+    state.key = $("key").value.trim();
+    sessionStorage.setItem("key", state.key);
+    turn_now();
+  });
+  const turn_now = () => look().then(draw, (error) => ($("status").textContent = error.message));
+  turn();
+  setInterval(() => state.paused || document.hidden || draw_cluster(), 5 * EVERY_MS);
+});

@@ -1,0 +1,188 @@
+//! The answer to `GET /v2/live`: what a server does now, for the page `/ui` and for terminals.
+//!
+//! Counts run from the start of the server. A reader that asks once a second gets rates from the
+//! differences. The history has the share of requests in time of the last hour, so that a reader that
+//! has just come has it too.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use downbeat_core::{Duration, Time};
+use serde::Serialize;
+
+use crate::metrics::trouble::Counts;
+use crate::unanswered::Unanswered;
+
+/// The length of a part of the history.
+pub const PART: Duration = Duration::from_millis(10_000);
+/// Parts that are remembered: an hour.
+pub const PARTS: usize = 360;
+/// Versions of models with a history. The memory is at most 3 MiB.
+const MOST_VERSIONS: usize = 256;
+
+/// The answer of `GET /v2/live`.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct LiveReport {
+    /// The name of the server.
+    pub server: String,
+    /// The version of Downbeat.
+    pub version: &'static str,
+    /// Now, milliseconds since 1970.
+    pub wall_ms: u64,
+    /// Now, nanoseconds of the server's clock, as in `GET /v2/timeline`.
+    pub now_ns: u64,
+    /// Upper bounds of [`LiveModel::latency`], milliseconds; the last part has no bound.
+    pub latency_bounds_ms: Vec<f64>,
+    /// Upper bounds of [`LiveModel::batches`], items; the last part has no bound.
+    pub batch_bounds: Vec<f64>,
+    /// Models and ensembles, by version.
+    pub models: Vec<LiveModel>,
+    /// By device: seconds in which it was busy.
+    pub device_busy_s: Vec<f64>,
+    /// How long a part of [`LiveModel::history`] is, seconds.
+    pub history_part_s: f64,
+    /// Whether `GET /v2/cluster` has an answer.
+    pub in_cluster: bool,
+}
+
+/// A version of a model.
+#[derive(Clone, PartialEq, Serialize, Debug, Default)]
+pub struct LiveModel {
+    /// The model's name.
+    pub model: String,
+    /// The version's number; empty: the model as a whole.
+    pub version: String,
+    /// The state, as in the repository index.
+    pub state: String,
+    /// Why it is not ready.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The device policy.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub policy: String,
+    /// Whether it is an ensemble, which has no batches of its own.
+    pub ensemble: bool,
+    /// How long a request may take, milliseconds.
+    pub slo_ms: Option<f64>,
+    /// Most items of a batch.
+    pub max_batch: u32,
+    /// Items that wait now.
+    pub waiting: u32,
+    /// Requests that were answered by their deadline.
+    pub in_time: u64,
+    /// Requests that were answered late.
+    pub late: u64,
+    /// Requests without an answer, by reason.
+    pub unanswered: BTreeMap<&'static str, u64>,
+    /// Items of the answered requests.
+    pub items: u64,
+    /// Answered requests by the time from arrival to result: one part more than there are bounds. Empty,
+    /// as `batches` is, if the version shares its histograms (`metrics_detailed_models`).
+    pub latency: Vec<u64>,
+    /// Launches by size: one part more than there are bounds.
+    pub batches: Vec<u64>,
+    /// The latency of a batch by its items, milliseconds, as refined in service.
+    pub profile: Vec<(u32, f64)>,
+    /// The same, as it was when the model was loaded.
+    pub profile_at_load: Vec<(u32, f64)>,
+    /// Parts of the last hour: seconds from a part's begin until now, offered requests, and requests in
+    /// time. Parts without requests are left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<(f64, u64, u64)>,
+}
+
+impl LiveModel {
+    /// Takes over the outcomes of requests.
+    pub fn take_counts(&mut self, counts: &Counts) {
+        (self.in_time, self.late, self.items) = (counts.in_time(), counts.late, counts.items);
+        let reasons = Unanswered::labels().into_iter().zip(counts.unanswered);
+        self.unanswered = reasons.filter(|(_, count)| *count > 0).collect();
+    }
+}
+
+/// The outcomes of requests in the last hour, by version of a model.
+#[derive(Debug, Default)]
+pub struct LiveHistory {
+    versions: BTreeMap<[String; 2], Past>,
+}
+
+#[derive(Debug, Default)]
+struct Past {
+    before: Counts,
+    /// A part's number since the start of the clock, offered requests, and requests in time.
+    parts: VecDeque<(u64, u64, u64)>,
+}
+
+impl LiveHistory {
+    /// Notes the outcomes of a version's requests until now. The first call only tells where to begin.
+    pub fn note(&mut self, now: Time, model: &str, version: &str, counts: &Counts) {
+        let part = now.as_nanos() / PART.as_nanos();
+        let name = [model, version].map(str::to_owned);
+        if !self.versions.contains_key(&name) && self.versions.len() >= MOST_VERSIONS {
+            return;
+        }
+        let past = self.versions.entry(name).or_default();
+        let total = |counts: &Counts| counts.in_time() + counts.missed();
+        let offered = total(counts).saturating_sub(total(&past.before));
+        let in_time = counts.in_time().saturating_sub(past.before.in_time());
+        past.before = *counts;
+        if offered == 0 {
+            return;
+        }
+        match past.parts.back_mut().filter(|(last, ..)| *last == part) {
+            Some(last) => (last.1, last.2) = (last.1 + offered, last.2 + in_time),
+            None => past.parts.push_back((part, offered, in_time)),
+        }
+        while past.parts.front().is_some_and(|(first, ..)| first + PARTS as u64 <= part) {
+            past.parts.pop_front();
+        }
+    }
+
+    /// The parts of a version, as [`LiveModel::history`] has them.
+    pub fn of(&self, now: Time, model: &str, version: &str) -> Vec<(f64, u64, u64)> {
+        let past = self.versions.get(&[model, version].map(str::to_owned));
+        let seconds = now.as_nanos() as f64 / 1e9;
+        let ago = |part: u64| seconds - part as f64 * PART.as_secs_f64();
+        let parts = past.into_iter().flat_map(|past| past.parts.iter());
+        parts.map(|(part, offered, in_time)| (ago(*part), *offered, *in_time)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn second(second: u64) -> Time {
+        Time::ZERO + Duration::from_millis(1_000 * second)
+    }
+
+    fn counts(answered: u64, late: u64, dropped: u64) -> Counts {
+        let mut counts = Counts { answered, late, ..Counts::default() };
+        counts.unanswered[Unanswered::Hopeless as usize] = dropped;
+        counts
+    }
+
+    #[test]
+    fn the_history_has_an_hour_in_parts_of_ten_seconds() {
+        let mut history = LiveHistory::default();
+        history.note(second(1), "m", "1", &counts(10, 1, 0));
+        history.note(second(2), "m", "1", &counts(20, 1, 2));
+        history.note(second(12), "m", "1", &counts(20, 1, 2));
+        history.note(second(25), "m", "1", &counts(25, 1, 2));
+        assert_eq!(history.of(second(30), "m", "1"), [(30.0, 22, 19), (10.0, 5, 5)]);
+        history.note(second(3_601), "m", "1", &counts(26, 2, 2));
+        assert_eq!(history.of(second(3_601), "m", "1"), [(3_581.0, 5, 5), (1.0, 1, 0)]);
+        assert!(history.of(second(30), "n", "1").is_empty());
+    }
+
+    #[test]
+    fn the_history_is_bounded() {
+        let mut history = LiveHistory::default();
+        for model in 0..2 * MOST_VERSIONS {
+            for time in 0..2 * PARTS as u64 {
+                history.note(second(10 * time), &model.to_string(), "1", &counts(time, 0, 0));
+            }
+        }
+        assert_eq!(history.versions.len(), MOST_VERSIONS);
+        assert!(history.versions.values().all(|past| past.parts.len() <= PARTS));
+    }
+}

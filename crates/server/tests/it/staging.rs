@@ -82,9 +82,10 @@ async fn a_start_without_time_has_the_defaults_or_the_stored_result() {
 
 #[tokio::test]
 async fn where_nothing_can_be_searched_the_reason_is_reported() {
-    for (settings, enabled, word) in [(json!({}), false, "[profiling]"), (json!({ "pad": true }), true, "lengths")] {
+    let padded = (json!({ "pad": true }), -1, true, "lengths");
+    for (settings, dim, enabled, word) in [(json!({}), 4, false, "[profiling]"), padded] {
         let models = Models::new();
-        models.add("m", 1, (1.0, 4.0), 4, "");
+        models.add("m", 1, (1.0, 4.0), dim, "");
         let change = |options: &mut ServerOptions| {
             staged(options, settings);
             options.profiling.enabled = enabled;

@@ -15,3 +15,4 @@ mod section_3_5;
 mod table_2;
 mod turns;
 mod what_if;
+mod why;

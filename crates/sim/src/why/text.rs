@@ -73,7 +73,9 @@ impl Story {
 
     fn tell_remedies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.remedies.as_slice() {
-            [] if self.outcome.is_bad() => f.write_str(" The log does not tell what would have saved it."),
+            [] if self.outcome == Outcome::Late || self.outcome.is_given_up() => {
+                f.write_str(" The log does not tell what would have saved it.")
+            }
             [] => Ok(()),
             remedies => {
                 f.write_str(" What would have saved it:")?;

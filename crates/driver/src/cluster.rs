@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::cluster::{Behaviour, Demand, DispatchPolicy, Matchmaker, ModelOptions, ModelQueue, Order, Shard};
 use downbeat_core::journal::cluster::{Input, TrialRecord};
-use downbeat_core::journal::{Journal, Machine};
+use downbeat_core::journal::{Journal, Machine, QueueName};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, ModelId, Time};
 use parking_lot::{Mutex, RwLock};
 
@@ -168,6 +168,17 @@ impl<H: Handler> Cluster<H> {
         self.shards[queue.shard()].put(ToShard::AddModel { model, options: Box::new(options), latest });
         self.work(Round::new(&mut H::Context::default()).matchmaker().shard(queue.shard()));
         queue
+    }
+
+    /// Names a model in the decision logs, if there are any.
+    pub fn name_model(&self, queue: QueueHandle, name: QueueName) {
+        if self.log.is_none() {
+            return;
+        }
+        let input = Box::new(Input::Name(queue.model, Box::new(name)));
+        self.matchmaker.put(ToMatchmaker::Command(input.clone()));
+        self.shards[queue.shard()].put(ToShard::Command(input));
+        self.work(Round::new(&mut H::Context::default()).matchmaker().shard(queue.shard()));
     }
 
     /// Removes a model. Its queued requests are dropped, and its running batches go on. A second

@@ -45,6 +45,24 @@ pub trait LogSink: Send + Sync + Debug {
     /// caller has an event to handle. `false`: the log ends before these bytes, and the machine is
     /// not logged any more.
     fn append(&self, machine: MachineKind, bytes: Vec<u8>) -> bool;
+
+    /// Whether the next bytes of a machine's log should be in a further file. The sink then gets them
+    /// by [`LogSink::begin_file`].
+    fn wants_file(&self, _machine: MachineKind) -> bool {
+        false
+    }
+
+    /// Takes the first bytes of a further file of a machine's log. `false`: as for
+    /// [`LogSink::append`].
+    fn begin_file(&self, _machine: MachineKind, _bytes: Vec<u8>) -> bool {
+        false
+    }
+
+    /// The time zero of [`Handler::now`], in nanoseconds since the Unix epoch, as the wall clock says
+    /// now; 0: the logs have no wall clock.
+    fn zero_unix_ns(&self) -> u64 {
+        0
+    }
 }
 
 /// Gives a sink the log of a machine that has at least `at_least` bytes. Ends the log if the sink
@@ -52,8 +70,15 @@ pub trait LogSink: Send + Sync + Debug {
 pub fn hand_over<M: Machine>(sink: &dyn LogSink, journal: &mut Journal<M>, at_least: usize) {
     if journal.pending() >= at_least {
         let mut bytes = Vec::with_capacity(journal.pending());
-        journal.take_log(&mut bytes);
-        if !sink.append(journal.machine().kind(), bytes) {
+        journal.take_log_at(sink.zero_unix_ns(), &mut bytes);
+        let machine = journal.machine().kind();
+        let mut goes_on = sink.append(machine, bytes);
+        if goes_on && sink.wants_file(machine) {
+            let mut bytes = Vec::new();
+            journal.begin_file(sink.zero_unix_ns(), &mut bytes);
+            goes_on = sink.begin_file(machine, bytes);
+        }
+        if !goes_on {
             journal.stop();
         }
     }

@@ -24,3 +24,4 @@ pub mod ports;
 pub mod reloaded;
 pub mod shared_memory;
 pub mod tls;
+mod trace;

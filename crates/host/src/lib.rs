@@ -9,7 +9,8 @@
 //! | [`shares`] | drives the machine that gives models their shares of a device (GSLICE) |
 //! | [`groups`] | the predictor of operator groups (Abacus), and its training in service |
 //! | [`device_map`], [`model_memory`] | the devices of every model, and the CPU memory of models |
-//! | [`decision_log`], [`pipeline_log`], [`gpu_watch`] | the files of the decision log, the requests of pipelines in it, and the state of GPUs |
+//! | [`decision_log`], [`pipeline_log`], [`request_log`] | the files of the decision log, the requests of pipelines in it, and those of clients |
+//! | [`gpu_watch`] | the state of GPUs |
 //!
 //! A host tells listeners what happens. It names no model registry and no frontend. Only `device`
 //! reaches a lane.
@@ -23,6 +24,7 @@ pub mod model_memory;
 pub mod pipeline_log;
 mod refiner;
 pub mod request;
+pub mod request_log;
 pub mod run;
 pub mod scheduler;
 pub mod shares;

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use downbeat_core::journal::QueueName;
 use downbeat_core::{Duration, Time};
 use downbeat_host::device::Placements;
 use downbeat_host::model_memory::HeldMemory;
@@ -96,6 +97,12 @@ impl KnownToFit {
 }
 
 impl LoadedVersion {
+    /// The name of the queue for requests with this key, in the decision log.
+    pub fn queue_name(&self, key: &[i64]) -> QueueName {
+        let (model, version) = (self.record.name.clone(), self.record.version.clone());
+        QueueName { model, version, shape: self.codec.shape_of(key), is_lent: false }
+    }
+
     /// A version that is on these devices, by this policy.
     pub fn new(hosts: Placements, policy: PolicyReport, metrics: ModelMetrics, queue_bound: u32) -> Self {
         let first = hosts.first();

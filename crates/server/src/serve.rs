@@ -94,7 +94,7 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     if let Some(folder) = &options.decision_log {
         tracing::info!(
             folder = %folder.display(),
-            "the server writes decision logs here; read them with downbeat log show FILE or downbeat log replay FILE"
+            "the server writes decision logs here; ask them with downbeat log why ID, and read them with downbeat log show FOLDER"
         );
     }
     let backend = in_cluster.then(|| BackendProcess::start(&registry, &options)).transpose()?;

@@ -31,6 +31,15 @@ impl Clock {
         self.origin.checked_add(time.since(Time::ZERO).into())
     }
 
+    /// The zero of this clock in nanoseconds since the Unix epoch, as the wall clock says now: for
+    /// display to people, never for computing. 0: the wall clock is before the epoch.
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    pub fn zero_unix_ns(&self) -> u64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let unix = since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(0));
+        unix.saturating_sub(self.now().as_nanos())
+    }
+
     /// Milliseconds since the Unix epoch: for display to people, never for computing.
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub fn unix_millis() -> u64 {

@@ -32,6 +32,12 @@ pub trait Service: Send + Sync + 'static {
         true
     }
 
+    /// Whether the server keeps the traces of requests: frontends then write a request's header
+    /// `traceparent` into its parameters.
+    fn keeps_traces(&self) -> bool {
+        false
+    }
+
     /// Whether every model that was asked for is ready, and the server does not drain.
     fn is_ready(&self) -> bool;
 

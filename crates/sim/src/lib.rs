@@ -3,7 +3,7 @@
 //! [`Simulation`] runs the production [`Scheduler`](downbeat_core::cluster::Scheduler) against
 //! generated or recorded arrivals. Devices take the time of their latency profile. A [`Checker`]
 //! judges every decision from outside. [`CapacityQuestion`] searches a cluster's capacity, and
-//! [`what_if`] replays a decision log. [`pipelines`] plays requests of several models. All results
+//! [`what_if`] replays a decision log, and [`why`] tells what became of a request in one. [`pipelines`] plays requests of several models. All results
 //! follow from the seed.
 //!
 //! Papers' figures, published systems and emulated GPUs are in `lab/downbeat-lab`.
@@ -20,6 +20,7 @@ mod scenario;
 pub mod simulation;
 pub mod tables;
 pub mod what_if;
+pub mod why;
 
 pub use arrivals::arrival::Arrival;
 pub use arrivals::feed::Feed;

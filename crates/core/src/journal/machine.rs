@@ -5,7 +5,8 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::RequestId;
+use super::names::{Names, QueueName};
+use crate::ids::{ModelId, RequestId};
 use crate::time::Time;
 
 /// A machine that has a log, and which of its kind it is.
@@ -27,6 +28,8 @@ pub enum MachineKind {
     Device(u32),
     /// The [`PipelineBook`](super::pipelines::PipelineBook).
     Pipelines,
+    /// The [`RequestBook`](super::requests::RequestBook).
+    Requests,
 }
 
 impl fmt::Display for MachineKind {
@@ -37,6 +40,7 @@ impl fmt::Display for MachineKind {
             MachineKind::Matchmaker => f.write_str("the matchmaker"),
             MachineKind::Device(number) => write!(f, "device {number}"),
             MachineKind::Pipelines => f.write_str("the pipelines"),
+            MachineKind::Requests => f.write_str("the requests by their clients' names"),
         }
     }
 }
@@ -101,6 +105,30 @@ pub trait Records: Clone + PartialEq + fmt::Debug + Default + 'static {
         None
     }
 
+    /// The model that an input or a decision is about.
+    fn model_of(_record: &Record<Self>) -> Option<ModelId> {
+        None
+    }
+
+    /// The name that an input gives a model.
+    fn name_in(_input: &Self::Input) -> Option<(ModelId, QueueName)> {
+        None
+    }
+
+    /// Whether a reader of later entries needs this input: it names or adds a model or a device. Such
+    /// inputs are rare.
+    fn is_setup(_input: &Self::Input) -> bool {
+        false
+    }
+
+    /// Adds an input to the setup of a log, with which its next file begins. An input about a model
+    /// that is gone, or that a newer one replaces, leaves the setup.
+    fn remember(setup: &mut Vec<(Time, Self::Input)>, now: Time, input: &Self::Input) {
+        if Self::is_setup(input) {
+            setup.push((now, input.clone()));
+        }
+    }
+
     /// Writes the short form of an input, `after` nanoseconds after the input before. False: it has
     /// none.
     fn write_input(&mut self, _log: &mut Vec<u8>, _now: Time, _after: i64, _input: &Self::Input) -> bool {
@@ -136,9 +164,10 @@ pub enum Record<R: Records> {
 
 /// An input or a decision: data that can be written, compared and told to people.
 pub trait Fact: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned {
-    /// Tells it in words. `now` is the time of the last input, the told one included.
+    /// Tells it in words. `now` is the time of the last input, the told one included. Models have
+    /// these `names`.
     ///
     /// # Errors
     /// If `f` takes no more.
-    fn tell(&self, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+    fn tell(&self, now: Time, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }

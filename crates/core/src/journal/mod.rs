@@ -9,12 +9,17 @@
 //! [`PipelineBook`](pipelines::PipelineBook) of a server has the requests of its pipelines.
 //!
 //! **Format.** A log begins with `DBLOG`, a byte for the version of the format, and the
-//! [`MachineKind`]. The entries follow, in the form of
+//! [`MachineKind`]. Blocks of entries follow. Each block has a [`BlockHead`] and can be read without
+//! the blocks before. The entries are in the form of
 //! [`postcard`](https://postcard.jamesmunns.com/wire-format). An entry is a tag and its content: an
 //! input, with the time since the input before, or a refusal, or a decision. [`Records`] names the
 //! types of the content, and may have shorter forms: a request takes about nine bytes in the form
-//! of `cluster/short.rs`. The format has version 4. A log that was cut off is read up to its last
+//! of `cluster/short.rs`. The format has version 5. A log that was cut off is read up to its last
 //! whole entry.
+//!
+//! **Names and clocks.** Inputs name the models of a log ([`Names`]). A block has the time of the
+//! wall clock, if the driver gives one. [`requests`] has the requests by the names that their
+//! clients gave them.
 //!
 //! **Cost.** `lab/downbeat-lab/examples/journal.rs` measures some nanoseconds a request. Nothing is
 //! allocated once the buffer has grown. A journal that is off costs a branch an input and a branch
@@ -39,13 +44,16 @@
 //! # Ok::<(), downbeat_core::journal::LogError>(())
 //! ```
 
+mod block;
 pub mod cluster;
 pub mod device;
 mod entry;
 mod machine;
+mod names;
 pub mod pipelines;
 mod reader;
 mod replay;
+pub mod requests;
 mod show;
 mod writer;
 
@@ -53,12 +61,14 @@ use crate::cluster::{Answer, Candidate, Grant, Matchmaker, Output, Reject, Reque
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 use crate::time::Time;
 
+pub use block::{BlockHead, BlockKind};
 use cluster::{ClusterRecords, Decision, Input};
 pub use entry::Entry;
 pub use machine::{Fact, Machine, MachineKind, Record, Records};
-pub use reader::{LogError, read};
+pub use names::{Names, QueueName};
+pub use reader::{LogError, machine_of, read, read_blocks};
 pub use replay::{Divergence, Replayed, replay};
-pub use show::{Form, show, show_with};
+pub use show::{Form, Lines, Shown, ShownEntries, heading, show, show_entries};
 use writer::Writer;
 
 /// A machine and the writer of its inputs and decisions, if it has one. The journal changes no
@@ -112,8 +122,23 @@ impl<M: Machine> Journal<M> {
 
     /// Moves the bytes that were written since the last call to the end of `into`.
     pub fn take_log(&mut self, into: &mut Vec<u8>) {
+        self.take_log_at(0, into);
+    }
+
+    /// As [`Journal::take_log`], with a wall clock: the driver's time zero is `zero_unix_ns`
+    /// nanoseconds after the Unix epoch.
+    pub fn take_log_at(&mut self, zero_unix_ns: u64, into: &mut Vec<u8>) {
         if let Some(writer) = &mut self.writer {
-            into.append(&mut writer.bytes);
+            writer.take(zero_unix_ns, into);
+        }
+    }
+
+    /// Begins a further file of the log: moves its first bytes to the end of `into`. They have the
+    /// setup of the machine so far, such as the names of models, so that the file can be read without
+    /// the files before. Take the log before: its bytes belong to the file before.
+    pub fn begin_file(&mut self, zero_unix_ns: u64, into: &mut Vec<u8>) {
+        if let Some(writer) = &mut self.writer {
+            writer.begin_file(zero_unix_ns, into);
         }
     }
 
@@ -125,7 +150,7 @@ impl<M: Machine> Journal<M> {
 
     /// Bytes that were written since the last [`Journal::take_log`].
     pub fn pending(&self) -> usize {
-        self.writer.as_ref().map_or(0, |writer| writer.bytes.len())
+        self.writer.as_ref().map_or(0, Writer::pending)
     }
 }
 

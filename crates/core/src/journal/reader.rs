@@ -1,5 +1,6 @@
 //! Reading a log.
 
+use super::block::{BlockHead, BlockKind};
 use super::entry::Entry;
 use super::machine::{MachineKind, Record, Records};
 use super::writer::{DECISION, INPUT, MAGIC, REFUSAL, VERSION, sum};
@@ -24,6 +25,12 @@ pub enum LogError {
     /// It has other records.
     #[error("this is the decision log of {0}: this command needs a log of the other kind")]
     Machine(MachineKind),
+    /// The first files of the log are gone.
+    #[error(
+        "the begin of the log is gone: the server removed its oldest files, as the options decision_log_bytes and \
+         decision_log_age say. A replay needs all files of a run"
+    )]
+    BeginIsGone,
     /// The bytes behind an entry are no entry.
     #[error("the log is damaged after entry {after}: {why}")]
     Damaged {
@@ -59,31 +66,84 @@ pub(super) fn header(bytes: &[u8]) -> Result<(MachineKind, &[u8]), LogError> {
 pub fn read<R: Records>(
     bytes: &[u8],
 ) -> Result<(MachineKind, impl Iterator<Item = Result<Entry<R>, LogError>>), LogError> {
-    let (machine, mut rest) = header(bytes)?;
+    let (machine, rest) = header(bytes)?;
     if !R::are_of(machine) {
         return Err(LogError::Machine(machine));
     }
-    let (mut records, mut now, mut number) = (R::default(), Time::ZERO, 0);
-    let entries = std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
+    Ok((machine, read_blocks(rest)))
+}
+
+/// The machine of a log, and the place of its first block. `bytes` has the begin of the log.
+///
+/// # Errors
+/// If it is no log, or of another version.
+pub fn machine_of(bytes: &[u8]) -> Result<(MachineKind, usize), LogError> {
+    header(bytes).map(|(machine, rest)| (machine, bytes.len() - rest.len()))
+}
+
+/// As [`read`], of whole blocks from anywhere in a log. The entries are numbered from 1.
+pub fn read_blocks<R: Records>(bytes: &[u8]) -> impl Iterator<Item = Result<Entry<R>, LogError>> {
+    let mut blocks = Blocks { rest: bytes, block: &[], is_cut: false, head: None, read: R::default(), number: 0 };
+    std::iter::from_fn(move || {
+        let next = blocks.next().transpose();
+        if !matches!(next, Some(Ok(_))) {
+            (blocks.rest, blocks.block) = (&[], &[]);
         }
-        let (record, after) = match take(&mut records, now, rest) {
-            Ok(taken) => taken,
-            Err(error) => {
-                rest = &[];
-                let is_cut = error == postcard::Error::DeserializeUnexpectedEnd;
-                return (!is_cut).then(|| Err(LogError::Damaged { after: number, why: error.to_string() }));
+        next
+    })
+}
+
+/// Blocks that are being read.
+struct Blocks<'a, R> {
+    /// The blocks that were not begun yet.
+    rest: &'a [u8],
+    /// The rest of the block that was begun, and whether the log ends within that block.
+    block: &'a [u8],
+    is_cut: bool,
+    /// The head of that block, with the time of the last input that was read.
+    head: Option<BlockHead>,
+    read: R,
+    /// The entries that were read.
+    number: u64,
+}
+
+impl<R: Records> Blocks<'_, R> {
+    fn next(&mut self) -> Result<Option<Entry<R>>, LogError> {
+        while self.block.is_empty() {
+            if self.rest.len() < BlockHead::LENGTH {
+                return Ok(None);
             }
-        };
-        rest = after;
-        number += 1;
-        if let Record::Input(at, _) = &record {
-            now = *at;
+            let head = BlockHead::read(self.rest).ok_or_else(|| self.damaged("a block should begin there"))?;
+            // The blocks before have the same inputs.
+            let is_repeated = head.kind == BlockKind::Prelude && self.head.is_some();
+            let behind = &self.rest[BlockHead::LENGTH..];
+            let length = (head.length as usize).min(behind.len());
+            let is_cut = length < head.length as usize;
+            (self.block, self.rest) = behind.split_at(length);
+            self.is_cut = is_cut;
+            if is_repeated {
+                self.block = &[];
+                continue;
+            }
+            (self.head, self.read) = (Some(head), R::default());
         }
-        Some(Ok(Entry { number, record }))
-    });
-    Ok((machine, entries))
+        let Some(head) = &mut self.head else { return Ok(None) };
+        let (record, after) = match take(&mut self.read, head.now, self.block) {
+            Ok(taken) => taken,
+            Err(postcard::Error::DeserializeUnexpectedEnd) if self.is_cut => return Ok(None),
+            Err(error) => return Err(self.damaged(&error.to_string())),
+        };
+        self.block = after;
+        self.number += 1;
+        if let Record::Input(at, _) = &record {
+            head.now = *at;
+        }
+        Ok(Some(Entry { number: self.number, zero_unix_ns: head.zero_unix_ns, record }))
+    }
+
+    fn damaged(&self, why: &str) -> LogError {
+        LogError::Damaged { after: self.number, why: why.to_owned() }
+    }
 }
 
 /// The first entry in `bytes`, and the bytes behind it.

@@ -3,10 +3,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 
+use super::block::{BlockHead, BlockKind};
 use super::entry::{At, Entry};
 use super::machine::{Machine, MachineKind, Record, Records};
+use super::names::Names;
 use super::pipelines::PipelineBook;
-use super::reader::{LogError, header, read};
+use super::reader::{LogError, header, machine_of, read};
+use super::requests::RequestBook;
 use crate::cluster::{Matchmaker, Scheduler, Shard};
 use crate::device::DeviceScheduler;
 use crate::time::Time;
@@ -63,16 +66,22 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, LogError> {
         MachineKind::Matchmaker => play(Matchmaker::new(), bytes),
         MachineKind::Device(number) => play(DeviceScheduler::numbered(number), bytes),
         MachineKind::Pipelines => play(PipelineBook::new(), bytes),
+        MachineKind::Requests => play(RequestBook::default(), bytes),
     }
 }
 
 fn play<M: Machine>(mut machine: M, bytes: &[u8]) -> Result<Replayed, LogError> {
+    let (_, first) = machine_of(bytes)?;
+    if BlockHead::read(&bytes[first..]).is_some_and(|head| head.kind == BlockKind::Prelude) {
+        return Err(LogError::BeginIsGone);
+    }
     let (_, entries) = read::<M::Records>(bytes)?;
     let mut replayed = Replayed { inputs: 0, decisions: 0, divergence: None };
     let mut decided: VecDeque<Record<M::Records>> = VecDeque::new();
-    let mut now = Time::ZERO;
+    let (mut now, mut names) = (Time::ZERO, Names::default());
     for entry in entries {
-        let Entry { number, record } = entry?;
+        let Entry { number, record, .. } = entry?;
+        names.hear(&record);
         let (again, logged) = match record {
             Record::Input(at, input) => {
                 let again = decided.pop_front();
@@ -90,7 +99,8 @@ fn play<M: Machine>(mut machine: M, bytes: &[u8]) -> Result<Replayed, LogError> 
             }
         };
         if again != logged {
-            let [logged, again] = [logged, again].map(|record| record.map(|record| record.told(now).to_string()));
+            let [logged, again] =
+                [logged, again].map(|record| record.map(|record| record.told(now, &names).to_string()));
             replayed.divergence = Some(Box::new(Divergence { entry: number, at: now, logged, replayed: again }));
             break;
         }

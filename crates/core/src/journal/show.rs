@@ -6,9 +6,11 @@ use super::cluster::ClusterRecords;
 use super::device::DeviceRecords;
 use super::entry::json;
 use super::machine::{MachineKind, Record, Records};
+use super::names::{Names, QueueName};
 use super::pipelines::{PipelineRecords, StepOf};
-use super::reader::{LogError, header, read};
-use crate::ids::RequestId;
+use super::reader::{LogError, machine_of, read};
+use super::requests::RequestRecords;
+use crate::ids::{ModelId, RequestId};
 use crate::time::Time;
 
 /// A form in which a log is shown.
@@ -22,53 +24,99 @@ pub enum Form {
     Json,
 }
 
+/// An entry as it is shown.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Shown {
+    /// The time of the last input, this one included.
+    pub at: Time,
+    /// The same in nanoseconds since the Unix epoch; `None`: the log has no wall clock.
+    pub unix_ns: Option<u64>,
+    /// The model that the entry is about, if it is about one.
+    pub model: Option<ModelId>,
+    /// The name of that model, if the log has it.
+    pub name: Option<QueueName>,
+    /// Whether the entry names a model, or adds a model or a device.
+    pub is_setup: bool,
+    /// The entry in the wanted form.
+    pub line: String,
+}
+
 /// Lines, until the first error.
 pub type Lines<'a> = Box<dyn Iterator<Item = Result<String, LogError>> + 'a>;
+
+/// Entries, until the first error.
+pub type ShownEntries<'a> = Box<dyn Iterator<Item = Result<Shown, LogError>> + 'a>;
 
 /// The log, entry by entry, under a line that names its machine.
 ///
 /// # Errors
 /// If it is no log, or of another version.
 pub fn show(bytes: &[u8], form: Form) -> Result<Lines<'_>, LogError> {
-    show_with(bytes, form, BTreeMap::new())
+    let head = heading(machine_of(bytes)?.0, form);
+    let entries = show_entries(bytes, form, BTreeMap::new())?;
+    Ok(Box::new(std::iter::once(Ok(head)).chain(entries.map(|entry| Ok(entry?.line)))))
 }
 
-/// As [`show`]. The arrival and the drop of a request that is one of these `steps` name the step.
-///
-/// # Errors
-/// As [`show`].
-pub fn show_with(bytes: &[u8], form: Form, steps: BTreeMap<RequestId, StepOf>) -> Result<Lines<'_>, LogError> {
-    match header(bytes)?.0 {
-        MachineKind::Device(_) => lines::<DeviceRecords>(bytes, form, steps),
-        MachineKind::Pipelines => lines::<PipelineRecords>(bytes, form, steps),
-        _ => lines::<ClusterRecords>(bytes, form, steps),
+/// The line above the entries of a machine.
+pub fn heading(machine: MachineKind, form: Form) -> String {
+    match form {
+        Form::Text => format!("decision log of {machine}: entry, milliseconds, event, -> decision"),
+        Form::Json => format!(r#"{{"at":0,"begin":{}}}"#, json(&machine.to_string())),
     }
 }
 
-fn lines<R: Records>(bytes: &[u8], form: Form, steps: BTreeMap<RequestId, StepOf>) -> Result<Lines<'_>, LogError> {
-    let (machine, entries) = read::<R>(bytes)?;
-    let head = match form {
-        Form::Text => format!("decision log of {machine}: entry, milliseconds, event, -> decision"),
-        Form::Json => format!(r#"{{"at":0,"begin":{}}}"#, json(&machine.to_string())),
-    };
-    let mut now = Time::ZERO;
-    let lines = entries.map(move |entry| {
+/// The entries of a log. The arrival and the drop of a request that is one of these `steps` name the
+/// step.
+///
+/// # Errors
+/// As [`show`].
+pub fn show_entries(
+    bytes: &[u8],
+    form: Form,
+    steps: BTreeMap<RequestId, StepOf>,
+) -> Result<ShownEntries<'_>, LogError> {
+    match machine_of(bytes)?.0 {
+        MachineKind::Device(_) => shown::<DeviceRecords>(bytes, form, steps),
+        MachineKind::Pipelines => shown::<PipelineRecords>(bytes, form, steps),
+        MachineKind::Requests => shown::<RequestRecords>(bytes, form, steps),
+        _ => shown::<ClusterRecords>(bytes, form, steps),
+    }
+}
+
+fn shown<R: Records>(
+    bytes: &[u8],
+    form: Form,
+    steps: BTreeMap<RequestId, StepOf>,
+) -> Result<ShownEntries<'_>, LogError> {
+    let (_, entries) = read::<R>(bytes)?;
+    let (mut now, mut names) = (Time::ZERO, Names::default());
+    Ok(Box::new(entries.map(move |entry| {
         let entry = entry?;
+        names.hear(&entry.record);
         if let Record::Input(at, _) = &entry.record {
             now = *at;
         }
-        let request = match &entry.record {
-            Record::Input(_, input) => R::request_in(input),
-            Record::Decision(decision) => R::request_ended_by(decision),
-            Record::Refused(_) => None,
+        let (request, is_setup) = match &entry.record {
+            Record::Input(_, input) => (R::request_in(input), R::is_setup(input)),
+            Record::Decision(decision) => (R::request_ended_by(decision), false),
+            Record::Refused(_) => (None, false),
         };
         let step = request.and_then(|request| steps.get(&request));
-        Ok(match (form, step) {
-            (Form::Text, None) => entry.text(now),
-            (Form::Text, Some(step)) => format!("{}; {step}", entry.text(now)),
-            (Form::Json, None) => entry.json(now, ""),
-            (Form::Json, Some(step)) => entry.json(now, &format!(r#","step":{}"#, json(step))),
-        })
-    });
-    Ok(Box::new(std::iter::once(Ok(head)).chain(lines)))
+        let model = R::model_of(&entry.record);
+        let line = match (form, step) {
+            (Form::Text, None) => entry.text(now, &names),
+            (Form::Text, Some(step)) => format!("{}; {step}", entry.text(now, &names)),
+            (Form::Json, step) => {
+                let name = model.and_then(|model| names.get(model));
+                let mut more = name.map_or(String::new(), |name| format!(r#","model":{}"#, json(&name.to_string())));
+                if let Some(step) = step {
+                    more += &format!(r#","step":{}"#, json(step));
+                }
+                entry.json(now, &more)
+            }
+        };
+        let unix_ns = entry.unix_ns(now);
+        let name = model.and_then(|model| names.get(model)).cloned();
+        Ok(Shown { at: now, unix_ns, model, name, is_setup, line })
+    })))
 }

@@ -143,7 +143,7 @@ fn allocates_nothing(journal: fn(Scheduler) -> Journal<Scheduler>) {
 fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
     // 2^60, as postcard writes it.
     let huge = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10];
-    let (scheduler, device) = (b"DBLOG\x04\0", b"DBLOG\x04\x03\0");
+    let (scheduler, device) = (b"DBLOG\x05\0", b"DBLOG\x05\x03\0");
     let cases: [(&[u8], &[u8]); 6] = [
         // A dispatch with so many members (2^60, as in all cases).
         (scheduler, &[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
@@ -160,7 +160,9 @@ fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
         (device, &[0x42, 2]),
     ];
     for (number, (header, entry)) in cases.into_iter().enumerate() {
-        let log = [header, entry, &huge, &[1; 40]].concat();
+        // The head of a block that is longer than the file.
+        let block = [[0x43, 0xff, 0xff, 0xff, 0xff].as_slice(), &[0; 16]].concat();
+        let log = [header, &block, entry, &huge, &[1; 40]].concat();
         let before = BYTES.get();
         assert!(replay(&log).is_ok(), "it is taken for one that was cut off: case {number}");
         assert_eq!(show(&log, Form::Text).unwrap().count(), 1, "the head: case {number}");

@@ -2,6 +2,7 @@
 //! no harm.
 
 use downbeat_core::cluster::*;
+use downbeat_core::journal::Names;
 use downbeat_core::journal::cluster::*;
 use downbeat_core::journal::*;
 use downbeat_core::{
@@ -220,17 +221,17 @@ fn what_is_no_log_is_an_error_in_words() {
     assert_eq!(error(b""), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"DBLOG"), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"model = \"mlp\"\n"), "not a decision log: it does not begin with 'DBLOG'");
-    assert_eq!(error(b"DBLOG\x04"), "the log is damaged after entry 0: it names no machine");
-    assert_eq!(error(b"DBLOG\x04\x09"), "the log is damaged after entry 0: it names no machine");
-    assert_eq!(error(b"DBLOG\x04\x01\x02\x02"), "the log is damaged after entry 0: shards are counted from zero");
-    let damaged = error(b"DBLOG\x04\0\x63");
+    assert_eq!(error(b"DBLOG\x05"), "the log is damaged after entry 0: it names no machine");
+    assert_eq!(error(b"DBLOG\x05\x09"), "the log is damaged after entry 0: it names no machine");
+    assert_eq!(error(b"DBLOG\x05\x01\x02\x02"), "the log is damaged after entry 0: shards are counted from zero");
+    let damaged = error(&[b"DBLOG\x05\0\x63".as_slice(), &[0; 30]].concat());
     assert!(damaged.starts_with("the log is damaged after entry 0: "), "{damaged}");
 }
 
 #[test]
 fn a_log_of_another_version_is_refused_with_its_version() {
     let error = |bytes: &[u8]| replay(bytes).unwrap_err().to_string();
-    let cannot = "which this program cannot read: it reads version 4; use the downbeat that wrote the log";
+    let cannot = "which this program cannot read: it reads version 5; use the downbeat that wrote the log";
     assert_eq!(error(b"DBLOG\x03\0\0"), format!("a decision log of version 3, {cannot}"));
     assert_eq!(error(b"DBLOG\x07\0"), format!("a decision log of version 7, {cannot}"));
     // Before version 4 a device had lines of JSON.
@@ -241,9 +242,9 @@ fn a_log_of_another_version_is_refused_with_its_version() {
 
 #[test]
 fn the_log_of_another_machine_is_named() {
-    let error = read::<device::DeviceRecords>(b"DBLOG\x04\x01\x02\x03").err().unwrap().to_string();
+    let error = read::<device::DeviceRecords>(b"DBLOG\x05\x01\x02\x03").err().unwrap().to_string();
     assert_eq!(error, "this is the decision log of shard 2 of 3: this command needs a log of the other kind");
-    let error = read::<ClusterRecords>(b"DBLOG\x04\x03\x02").err().unwrap().to_string();
+    let error = read::<ClusterRecords>(b"DBLOG\x05\x03\x02").err().unwrap().to_string();
     assert!(error.starts_with("this is the decision log of device 2: "), "{error}");
 }
 
@@ -406,8 +407,11 @@ fn a_trial_is_told_and_takes_few_bytes() {
         sizes.push(journal.pending());
     }
     journal.take_log(&mut log);
-    let lines: Vec<String> =
-        read::<ClusterRecords>(&log).unwrap().1.map(|entry| entry.unwrap().text(at(1_000))).collect();
+    let lines: Vec<String> = read::<ClusterRecords>(&log)
+        .unwrap()
+        .1
+        .map(|entry| entry.unwrap().text(at(1_000), &Names::default()))
+        .collect();
     let before = "before{*} bad (worst model), 1% (2%) at 100%, 1% (2%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts, order fair: m0 to m2 as follows from the load";
     let expected = [
         format!("trial 7 of 3 candidates: what is done goes on\n{:>27}{}", "", before.replace("{*}", "*")),
@@ -423,5 +427,5 @@ fn a_trial_is_told_and_takes_few_bytes() {
         assert!(line.ends_with(expected.as_str()), "{line}\n\n{expected}");
     }
     assert_eq!(lines.len(), 2);
-    assert!(sizes[0] < 40 && sizes[1] < 120, "{sizes:?} bytes");
+    assert!(sizes[0] < 40 + BlockHead::LENGTH && sizes[1] < 120 + BlockHead::LENGTH, "{sizes:?} bytes");
 }

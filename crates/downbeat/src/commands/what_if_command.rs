@@ -47,8 +47,9 @@ impl FromStr for Slo {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (model, ms) =
-            text.split_once('=').ok_or_else(|| format!("'{text}' is not an SLO; expected MODEL=MS, such as m0=30"))?;
+        let (model, ms) = text
+            .split_once('=')
+            .ok_or_else(|| format!("'{text}' is not an SLO; expected MODEL=MS, such as encoder=30"))?;
         Ok(Slo { model: model.trim().to_owned(), slo: positive_millis(ms)? })
     }
 }
@@ -85,7 +86,7 @@ impl FromStr for More {
 /// Examples:
 ///   downbeat what-if decisions --devices 2,3,4
 ///   downbeat what-if decisions --more detect=1,classify=1 --rate 1.2 --slo-ms photos=50
-///   downbeat what-if decisions --rate 1.5 --policy adaptive,deferred,eager+head --slo-ms m0=30 --html what-if.html
+///   downbeat what-if decisions --rate 1.5 --policy adaptive,deferred,eager+head --slo-ms encoder=30 --html what-if.html
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct WhatIfArgs {
@@ -193,8 +194,8 @@ impl Requests {
         let recorded = Recorded::read(&self.logs)?;
         let mut setting = Setting { rate: self.rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
         for Slo { model, slo } in &self.slos {
-            let id = recorded.model(model).with_context(|| format!("--slo-ms {model}"))?;
-            setting.slos.insert(id, *slo);
+            let ids = recorded.models_called(model).with_context(|| format!("--slo-ms {model}"))?;
+            setting.slos.extend(ids.into_iter().map(|id| (id, *slo)));
         }
         Ok((recorded, setting))
     }

@@ -278,6 +278,18 @@ pub fn seconds_from(least: Duration) -> Form<Duration> {
     scalar("SECONDS", values, Value::is_number, parse, |span: &Duration| span.as_secs_f64().to_string())
 }
 
+/// Hours, from one to ten years.
+pub fn hours() -> Form<Duration> {
+    /// An hour in milliseconds.
+    const HOUR: u64 = 3_600_000;
+    let parse = |text: &str| match text.trim().parse::<u64>() {
+        Ok(hours @ 1..=87_600) => Ok(Duration::from_millis(hours * HOUR)),
+        _ => Err(format!("{text}: must be a number of hours from 1 to 87600")),
+    };
+    let write = |span: &Duration| (span.as_nanos() / (HOUR * 1_000_000)).to_string();
+    scalar("HOURS", "hours, 1 to 87600".to_owned(), Value::is_number, parse, write)
+}
+
 /// Seconds, from `least` to a day, or 0.
 pub fn seconds_or_zero(least: Duration) -> Form<Duration> {
     let parse = move |text: &str| match units::parse_seconds(text)? {

@@ -18,7 +18,7 @@ use downbeat_service::options::{
 
 use crate::options::draft::{ControlMode, Draft};
 use crate::options::forms::{
-    address, bytes, bytes_or_zero, list, mebibytes, micros, millis, name, number, parsed, path, port, seconds,
+    address, bytes, bytes_or_zero, hours, list, mebibytes, micros, millis, name, number, parsed, path, port, seconds,
     seconds_from, seconds_or_zero, share, source, steps, switch,
 };
 use crate::options::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
@@ -419,7 +419,11 @@ fn operation() -> Vec<Key<Draft>> {
             .flag("exit-when-not-live", "End the server if only a new process helps, for example after the last GPU is lost, instead of reporting at /v2/health/live that the server is not live (see \"Liveness\")")
             .arity(Arity::Optional),
         optional("decision_log", path("FOLDER"), |d| &mut d.options.decision_log, "nothing is written", "\"decisions\"")
-            .flag("decision-log", "Folder for the decision log: the inputs and decisions of the scheduler and of the devices, with the reasons; read it with downbeat log show FILE and downbeat log replay FILE"),
+            .flag("decision-log", "Folder for the decision log: the inputs and decisions of the scheduler and of the devices, with the reasons; ask it with downbeat log why ID, and read it with downbeat log show FOLDER (see \"Decision log\")"),
+        key("decision_log_bytes", bytes(), |d| &mut d.options.decision_log_bytes)
+            .flag("decision-log-bytes", "Most bytes of the decision log; the server removes the oldest files beyond it"),
+        key("decision_log_age_h", hours(), |d| &mut d.options.decision_log_age)
+            .flag("decision-log-age", "How long the decision log keeps a file; the server removes older ones"),
         key("log.format", parsed("FORMAT", log_format, LogFormat::to_string).of(LogFormat::names()), |d| &mut d.options.log.format)
             .flag("log-format", "Form of log lines: text or json"),
         triton("log-info", switch(), |d, info| level(d, !info, "warn")),

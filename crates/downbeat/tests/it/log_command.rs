@@ -107,7 +107,7 @@ fn a_log_plays_again() {
 
 #[test]
 fn what_is_no_log_is_said_so() {
-    let version = "which this program cannot read: it reads version 4; use the downbeat that wrote the log";
+    let version = "which this program cannot read: it reads version 5; use the downbeat that wrote the log";
     for (bytes, error) in [
         (&b"max_batch_size: 8\n"[..], "not a decision log: it does not begin with 'DBLOG'".to_owned()),
         (b"DBLOG\x03\0\0", format!("a decision log of version 3, {version}")),
@@ -177,7 +177,7 @@ fn a_device_log_that_was_cut_off_is_shown_up_to_there() {
         assert_eq!((stderr(&output).as_str(), output.status.code()), ("", Some(0)));
         assert_eq!(stdout(&output).lines().count(), 4, "{}", stdout(&output));
     });
-    let damaged = [&log[..log.len() - 5], &[0x3f]].concat();
+    let damaged = [&log[..log.len() - 5], &[0x3f, 0, 0, 0, 0]].concat();
     in_file(&damaged, |file| {
         let output = run(&["log", "show", file.to_str().unwrap()]);
         assert!(
@@ -198,7 +198,8 @@ fn a_device_log_is_played_again() {
         assert_eq!(output.status.code(), Some(0));
     });
     // A refusal, in words.
-    let other = [&log[..], b"\x41\x02so"].concat();
+    let block = [b"\x43\x04\0\0\0".as_slice(), &6_000_000u64.to_le_bytes(), &[0; 8]].concat();
+    let other = [&log[..], &block, b"\x41\x02so"].concat();
     in_file(&other, |file| {
         let output = run(&["log", "replay", file.to_str().unwrap()]);
         let said = stdout(&output);

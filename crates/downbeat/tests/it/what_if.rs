@@ -40,7 +40,7 @@ fn log(requests: u64) -> Vec<u8> {
 fn in_folder(log: &[u8], test: impl FnOnce(&Path, &str)) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("shard-0.log"), log).unwrap();
-    std::fs::write(folder.path().join("device-0.log"), b"DBLOG\x04\x03\0").unwrap();
+    std::fs::write(folder.path().join("device-0.log"), b"DBLOG\x05\x03\0").unwrap();
     test(folder.path(), folder.path().to_str().unwrap());
 }
 
@@ -108,7 +108,7 @@ fn what_cannot_be_played_is_refused() {
             &[logs, "--slo-ms", "m7=5"],
             "--slo-ms m7: the log has no requests of a model m7; models with requests are m0",
         );
-        refuses(&[logs, "--slo-ms", "m0"], "expected MODEL=MS, such as m0=30");
+        refuses(&[logs, "--slo-ms", "m0"], "expected MODEL=MS, such as encoder=30");
         refuses(&[logs, "--slo-ms", "m0=0"], "must be more than 0");
         for rate in ["0", "-1", "nan", "inf"] {
             refuses(&[logs, "--rate", rate], "the rate must be from 0.001 to 1000");

@@ -20,6 +20,7 @@ use crate::access::Caller;
 use crate::compression::Coding;
 use crate::extension;
 use crate::shared_memory::SharedMemory;
+use crate::trace;
 
 /// The codings of a call.
 #[derive(Clone, Copy)]
@@ -105,6 +106,7 @@ impl<S: Service> Inference<S> {
         let (mut request, mut held) = read_request(client, message, held).await?;
         timeout::bound(&mut request, timeout::call_timeout_us(&head.headers));
         caller.mark(&mut request);
+        trace::mark(&*self.service, &head.headers, &mut request);
         let response = extension::infer(&*self.service, &self.memory, client, request, &mut held).await?;
         let pieces =
             answer::pieces(client, response_to_message(response), false, codings.answers, &self.budget).await?;

@@ -25,7 +25,7 @@ use super::sender::Sender;
 use super::state::HttpState;
 use crate::access::Caller;
 use crate::compression::Coding;
-use crate::extension;
+use crate::{extension, trace};
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
 /// Numbers in JSON are two characters or more, and eight bytes or less as a tensor. `NaN,` is four,
@@ -107,6 +107,7 @@ where
         }
     };
     caller.mark(&mut request);
+    trace::mark(state.service(), headers, &mut request);
     let response = extension::infer(state.service(), state.memory(), client, request, &mut held).await?;
 
     let cost: usize = response.outputs.iter().map(|output| writing_cost(&forms, output)).sum();

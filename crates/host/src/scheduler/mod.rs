@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::cluster::{ModelOptions, Order};
 use downbeat_core::device::PartitionId;
+use downbeat_core::journal::QueueName;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Moment, QueueHandle, Setup};
 use downbeat_engine::Part;
@@ -39,6 +40,7 @@ use crate::groups::group_predictor::GroupPredictor;
 use crate::groups::retraining::GroupRetrainer;
 use crate::pipeline_log::PipelineLog;
 use crate::request::queue::Queue;
+use crate::request_log::RequestLog;
 use crate::run::watchdog::Watchdog;
 
 pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
@@ -57,6 +59,7 @@ pub struct Driver {
     predictor: Arc<GroupPredictor>,
     log: Option<Arc<DecisionLog>>,
     pipelines: Option<PipelineLog>,
+    requests: Option<RequestLog>,
     tenants: TenantMetrics,
 }
 
@@ -104,7 +107,8 @@ impl Driver {
         }
         let (next_request, next_model, threads) = Default::default();
         let predictor = Arc::new(GroupPredictor::open(&options.device, rehearsal_cpu > 0.0));
-        let pipelines = sink.map(PipelineLog::new);
+        let pipelines = sink.clone().map(PipelineLog::new);
+        let requests = sink.map(|sink| RequestLog::new(sink, clock));
         let driver = Driver {
             cluster,
             next_request,
@@ -113,6 +117,7 @@ impl Driver {
             predictor,
             log,
             pipelines,
+            requests,
             tenants: metrics.tenants(),
         };
         for host in driver.hosts() {
@@ -175,11 +180,17 @@ impl Driver {
         self.cluster.flush_log();
         self.hosts().iter().for_each(|host| host.flush_log());
         self.pipelines.iter().for_each(PipelineLog::flush);
+        self.requests.iter().for_each(RequestLog::flush);
     }
 
     /// The log of the requests of pipelines; `None`: nothing is logged.
     pub fn pipeline_log(&self) -> Option<&PipelineLog> {
         self.pipelines.as_ref()
+    }
+
+    /// The log of clients' requests; `None`: nothing is logged.
+    pub fn request_log(&self) -> Option<&RequestLog> {
+        self.requests.as_ref()
     }
 
     /// Writes the decision log to its end. Later decisions are not logged.
@@ -279,24 +290,32 @@ impl Driver {
     /// `placed`, with the latencies of `profiles`, by site. `models`: the version on each device.
     pub fn add_queue(
         &self,
-        model: &str,
+        name: QueueName,
         options: ModelOptions,
         placed: &ModelDevices,
         profiles: Vec<LatencyProfile>,
         models: Box<[Arc<Placement>]>,
     ) -> Arc<Queue> {
         let place = self.cluster.add_model(options.clone());
-        self.rehearser().added(place, model, &options);
+        self.rehearser().added(place, &name.model, &options);
+        self.cluster.name_model(place, name);
         Arc::new(Queue::new(place, options, placed, profiles, models, self.clock().now()))
     }
 
     /// Adds a queue beside `own`, for requests beyond their tenants' shares. It gets only time that no
     /// other queue needs, in batches of at most `max_batch`. The rehearsal does not hear of it.
-    pub fn add_lent_queue(&self, own: &Queue, max_batch: u32, models: Box<[Arc<Placement>]>) -> Arc<Queue> {
+    pub fn add_lent_queue(
+        &self,
+        name: QueueName,
+        own: &Queue,
+        max_batch: u32,
+        models: Box<[Arc<Placement>]>,
+    ) -> Arc<Queue> {
         let profiles = own.profiles();
         let options = ModelOptions { max_batch, ..own.options_beside(&profiles) };
         let place = self.cluster.add_model(options.clone());
         self.cluster.set_lent(place);
+        self.cluster.name_model(place, name);
         Arc::new(Queue::new(place, options, &own.placed, profiles, models, self.clock().now()))
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use downbeat_engine_ort::GpuInfo;
-use downbeat_host::decision_log::DecisionLog;
+use downbeat_host::decision_log::{DecisionLog, LogBounds};
 use downbeat_host::device::DeviceHost;
 use downbeat_host::device_map::{self, DeviceMap};
 use downbeat_host::gpu_watch::GpuWatch;
@@ -63,8 +63,8 @@ impl Registry {
         let device_map = DeviceMap::new(options.placement.clone(), devices, &gpus, &known, parts)?;
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
-        let log = open_decision_log(&options, device_map.kinds.len(), &metrics)?;
         let clock = Clock::start();
+        let log = open_decision_log(&options, device_map.kinds.len(), clock, &metrics)?;
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.of_most().clone())?;
         let (parts, kinds) = (&partitions.parts, &device_map.kinds);
         let driver = Arc::new(Driver::start(clock, parts, kinds, &options, &metrics, &watchdog, log)?);
@@ -155,11 +155,13 @@ fn definitions(repository: &ModelRepositories, names: &[String]) -> Vec<ModelDef
 fn open_decision_log(
     options: &ServerOptions,
     kinds: usize,
+    clock: Clock,
     metrics: &Arc<Metrics>,
 ) -> anyhow::Result<Option<DecisionLog>> {
     let shards = options.scheduler_shards().clamp(1, MAX_SHARDS);
     let folder = options.decision_log.as_deref();
-    folder.map(|folder| DecisionLog::open(folder, shards, kinds, metrics)).transpose()
+    let bounds = LogBounds { bytes: options.decision_log_bytes as u64, age: options.decision_log_age };
+    folder.map(|folder| DecisionLog::open(folder, (shards, kinds), bounds, clock, metrics)).transpose()
 }
 
 /// The watch of the GPUs, if the server has GPUs.

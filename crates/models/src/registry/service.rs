@@ -79,6 +79,10 @@ impl Service for Registry {
         self.watchdog.hopeless().is_none()
     }
 
+    fn keeps_traces(&self) -> bool {
+        self.driver.request_log().is_some()
+    }
+
     fn is_ready(&self) -> bool {
         if self.serving.is_draining() || !self.is_live() {
             return false;

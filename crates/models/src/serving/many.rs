@@ -67,7 +67,12 @@ impl Serving {
                 let _ = about.answers.0.set(Arc::new(taker));
             }
         };
-        match self.infer_to(&served, request, None, taker).await {
+        let trail = self.request_trail(&request);
+        let result = self.infer_to(&served, request, (None, trail.clone()), taker).await;
+        if let Some(trail) = trail {
+            trail.ended(&result);
+        }
+        match result {
             // The code may go on: its answers are sent by the taker.
             Ok(_) => sender.closed().await,
             Err(error) if sender.is_unused() => drop(early.send(error)),

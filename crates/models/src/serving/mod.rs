@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use downbeat_core::journal::QueueName;
 use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
 use downbeat_core::tenants::{ItemCost, Standing, largest_lent_batch};
 use downbeat_core::{Duration, LatencyProfile, Time};
@@ -21,6 +22,7 @@ use downbeat_host::request::call::Call;
 use downbeat_host::request::queue::Queue;
 use downbeat_host::request::reply::Reply;
 use downbeat_host::request::ticket::{Decider, Ticket};
+use downbeat_host::request_log::RequestTrail;
 use downbeat_host::run::watchdog::Watchdog;
 use downbeat_host::scheduler::Driver;
 use downbeat_protocol::{InferRequest, InferResponse, Parameters, inference as pb};
@@ -31,6 +33,7 @@ use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal::queue_full;
 use downbeat_service::tenants::{Charge, NamedPart, Tenants};
 use downbeat_service::unanswered::Unanswered;
+use futures_util::FutureExt;
 use intake::InputBytes;
 use parking_lot::{Mutex, RwLock};
 use pipeline::Weighing;
@@ -260,8 +263,19 @@ impl Serving {
         request: InferRequest,
         within: Option<&Within>,
     ) -> impl Future<Output = Inferred> + Send {
+        let trail = self.request_trail(&request);
         // No `async fn`: its future would move the request once more.
-        self.infer_to(served, request, within, |_, _| ())
+        self.infer_to(served, request, (within, trail.clone()), |_, _| ()).inspect(move |result| {
+            if let Some(trail) = &trail {
+                trail.ended(result);
+            }
+        })
+    }
+
+    /// The trail of a request in the decision log; `None`: there is no log.
+    fn request_trail(&self, request: &InferRequest) -> Option<Arc<RequestTrail<'_>>> {
+        let log = self.driver.request_log()?;
+        Some(Arc::new(log.begin(self.driver.next_request(), request)))
     }
 
     /// As [`Serving::infer`]. `on_admitted` sees the request before it is handed over.
@@ -269,7 +283,7 @@ impl Serving {
         &self,
         served: &Model,
         mut request: InferRequest,
-        within: Option<&Within>,
+        (within, trail): (Option<&Within>, Option<Arc<RequestTrail<'_>>>),
         on_admitted: impl FnOnce(&Admitted, &Arc<LoadedVersion>),
     ) -> Inferred {
         let arrival = self.driver.clock().now();
@@ -287,6 +301,9 @@ impl Serving {
         let is_empty = admitted.is_empty;
         let leaving = Leaving::of(&admitted, limits.deadline);
         on_admitted(&admitted, loaded);
+        if let Some(trail) = &trail {
+            trail.has_terms(admitted.rows, limits.deadline);
+        }
         let _input_bytes = self.take_in(served, loaded, &admitted)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted, charge| Call {
@@ -305,7 +322,10 @@ impl Serving {
         // wait for batches of their own.
         let is_alone =
             served.occupancy.in_flight(Ordering::Relaxed) == 1 && within.is_none_or(|within| within.is_alone);
-        let id = self.driver.next_request();
+        let id = match &trail {
+            None => self.driver.next_request(),
+            Some(trail) => trail.request(),
+        };
         if let Some(within) = within {
             within.mark.set_asked(id);
         }
@@ -342,6 +362,7 @@ impl Serving {
         let ticket = Ticket::new(decider, loaded.clone(), id, arrival);
         let Some(outputs) = limits.wait(answer, || self.driver.clock().now().since(arrival)).await else {
             ticket.time_out();
+            trail.iter().for_each(|trail| trail.timed_out());
             return Err(limits.overrun(&request.model_name));
         };
         ticket.close();
@@ -418,7 +439,8 @@ impl Serving {
         let most = own.refiners.first().map_or(most, |refiner| {
             largest_lent_batch(refiner.lock().profile(), most, self.shortest_slo(), self.tenants.devices())
         });
-        let queue = self.driver.add_lent_queue(own, most, loaded.hosts.models());
+        let name = QueueName { is_lent: true, ..loaded.queue_name(&shape_key(loaded, admitted)) };
+        let queue = self.driver.add_lent_queue(name, own, most, loaded.hosts.models());
         self.put_queue(loaded, key, queue)
     }
 
@@ -524,7 +546,7 @@ impl Serving {
             return Err(ServiceError::Internal(format!("model '{}' has no queue", loaded.name)));
         };
         let profile = guessed_profiles(own(), &key, slo);
-        let (name, options) = (&definition.name, first.options_beside(&profile));
+        let (name, options) = (loaded.queue_name(&key), first.options_beside(&profile));
         let queue = self.driver.add_queue(name, options, &first.placed, profile, loaded.hosts.models());
         Ok(self.put_queue(loaded, key, queue))
     }

@@ -238,6 +238,10 @@ with_defaults! {
         /// Folder of the decision log: the scheduler's inputs and decisions, with the reasons.
         /// `None`: no log.
         pub decision_log: Option<PathBuf> = None,
+        /// The most bytes of the decision log. Its oldest files are removed beyond it.
+        pub decision_log_bytes: usize = 4 << 30,
+        /// How long a file of the decision log is kept.
+        pub decision_log_age: Duration = Duration::from_millis(7 * 86_400_000),
         /// The server's log.
         pub log: LogOptions = LogOptions::default(),
         /// Options that were given and have no effect. The log has a line for each at the start.

@@ -12,7 +12,7 @@ use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time, median};
 
 use super::device_part::{DevicePart, Ran};
 use super::part::{Fate, Part, Seen};
-use super::recorded::{BadLog, logs_in};
+use super::recorded::{BadLog, logs_in, whole_log};
 use crate::device_replay::ReplayedModel;
 
 /// The most items that wait, where the log names no bound.
@@ -119,10 +119,11 @@ impl DeviceLog {
         for entry in std::fs::read_dir(folder).map_err(failed)? {
             let file = entry.map_err(failed)?.path();
             let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            files.extend((name.starts_with("device-") && name.ends_with(".log")).then_some(file));
+            let is_ours = name.starts_with("device-") && name.ends_with(".log") && name.matches('.').count() == 1;
+            files.extend(is_ours.then_some(file));
         }
         let files = files.into_iter().map(|file| {
-            let bytes = std::fs::read(&file).map_err(|error| BadLog::Read(file.clone(), error))?;
+            let bytes = whole_log(&file)?;
             Ok((file, bytes))
         });
         DeviceLog::of(&files.collect::<Result<Vec<_>, BadLog>>()?)

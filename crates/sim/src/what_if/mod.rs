@@ -25,5 +25,7 @@ pub use comparison::{Comparison, Row};
 pub use device_advice::{DeviceAdvice, DeviceRow, HalfFigures, ModelAdvice};
 pub use device_log::{BadDeviceLog, DeviceLog, LoggedModel};
 pub use figures::{Figures, ModelFigures};
-pub use recorded::{BadLog, Recorded, RecordedModel};
+pub(crate) use part::Part;
+pub(crate) use recorded::Parts;
+pub use recorded::{BadLog, Recorded, RecordedModel, whole_log};
 pub use setting::{BadSetting, Setting};

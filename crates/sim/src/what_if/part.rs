@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use downbeat_core::cluster::{DropReason, ModelOptions, NetworkBudget, OrderPolicy, Output, Request, StartBound};
 use downbeat_core::journal::cluster::{ClusterRecords, Decision, Input};
-use downbeat_core::journal::{Entry, LogError, MachineKind, Record, read};
+use downbeat_core::journal::{LogError, MachineKind, Names, Record, read};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
 /// The content of one file.
-#[derive(Debug)]
-pub(super) struct Part {
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
     pub machine: MachineKind,
+    /// The names of models.
+    pub names: Names,
     /// The models, with their last profiles and dispatch policies.
     pub models: BTreeMap<ModelId, ModelOptions>,
     pub requests: Vec<Seen>,
@@ -38,7 +40,7 @@ pub(super) struct Part {
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     pub at: Time,
     pub request: Request,
     pub fate: Fate,
@@ -46,7 +48,7 @@ pub(super) struct Seen {
 
 /// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fate {
+pub(crate) enum Fate {
     /// The log does not tell: the request was cancelled, or the log ended before.
     Unknown,
     Rejected,
@@ -57,7 +59,7 @@ pub(super) enum Fate {
 
 /// A batch that was sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Batch {
+pub(crate) struct Batch {
     pub key: (DeviceId, BatchId),
     pub model: ModelId,
     /// Items.
@@ -87,8 +89,18 @@ impl Part {
     /// Reads a log file.
     pub fn read(bytes: &[u8]) -> Result<Part, LogError> {
         let (machine, entries) = read::<ClusterRecords>(bytes)?;
-        let mut part = Part {
+        let mut part = Part::of(machine);
+        for entry in entries {
+            part.add(entry?.record);
+        }
+        Ok(part)
+    }
+
+    /// A part without entries.
+    pub fn of(machine: MachineKind) -> Part {
+        Part {
             machine,
+            names: Names::default(),
             models: BTreeMap::new(),
             requests: Vec::new(),
             batches: Vec::new(),
@@ -103,16 +115,16 @@ impl Part {
             present: BTreeMap::new(),
             added_models: 0,
             added_devices: 0,
-        };
-        for entry in entries {
-            let Entry { record, .. } = entry?;
-            match record {
-                Record::Input(now, input) => part.input(now, input),
-                Record::Refused(_) => part.refused(),
-                Record::Decision(decision) => part.decision(decision),
-            }
         }
-        Ok(part)
+    }
+
+    /// Adds the next entry of the log.
+    pub fn add(&mut self, record: Record<ClusterRecords>) {
+        match record {
+            Record::Input(now, input) => self.input(now, input),
+            Record::Refused(_) => self.refused(),
+            Record::Decision(decision) => self.decision(decision),
+        }
     }
 
     /// Applies one input of the log.
@@ -139,6 +151,7 @@ impl Part {
                     options.dispatch = dispatch;
                 }
             }
+            Input::Name(model, name) => self.names.add(model, *name),
             Input::SetNetwork(network) => self.network = network,
             Input::SetWakeMargin(margin) => self.wake_margin = margin,
             Input::AddDevice(kind) => {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use downbeat_core::cluster::{ModelOptions, NetworkBudget, OrderPolicy};
-use downbeat_core::journal::{LogError, MachineKind};
+use downbeat_core::journal::{LogError, MachineKind, QueueName, machine_of};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, Time};
 
 use super::comparison::Row;
@@ -43,6 +43,8 @@ pub struct Recorded {
 pub struct RecordedModel {
     /// The log's id of the model.
     pub id: ModelId,
+    /// The name of the model, or of its queue for requests of one shape; `None`: the log has no name.
+    pub queue: Option<QueueName>,
     /// The last options of the model, with its last profiles.
     pub options: ModelOptions,
     /// The median time from arrival to deadline; `None`: none of its requests has a deadline.
@@ -89,12 +91,27 @@ pub enum BadLog {
 
 /// All files of a log.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(crate) struct Parts {
     pub parts: Vec<Part>,
     completions: HashMap<(DeviceId, BatchId), Time>,
     /// Whether the log has the batches' completions.
     has_completions: bool,
     network: NetworkBudget,
+}
+
+impl RecordedModel {
+    /// The name for people: of the queue, or the log's id.
+    pub fn name(&self) -> String {
+        self.queue.as_ref().map_or_else(|| self.id.to_string(), ToString::to_string)
+    }
+
+    /// Whether a word names this model: the owner's name, which all queues of the model share, the name
+    /// of the queue, or the log's id.
+    pub(super) fn is_called(&self, word: &str) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.model == word)
+            || self.name() == word
+            || self.id.to_string() == word
+    }
 }
 
 impl Recorded {
@@ -111,7 +128,11 @@ impl Recorded {
     /// # Errors
     /// As [`Recorded::read`].
     pub fn of(files: &[(PathBuf, Vec<u8>)]) -> Result<Recorded, BadLog> {
-        let all = Parts::of(files)?;
+        Recorded::of_parts(Parts::of(files)?)
+    }
+
+    /// As [`Recorded::read`], but of these parts.
+    pub(crate) fn of_parts(all: Parts) -> Result<Recorded, BadLog> {
         let (kind, devices) = all.devices()?;
         let mut seen: Vec<(&Part, &Seen)> =
             all.parts.iter().flat_map(|part| part.requests.iter().map(move |seen| (part, seen))).collect();
@@ -143,14 +164,57 @@ impl Recorded {
     }
 }
 
+/// The content of a log: a file, with the earlier files that it continues.
+///
+/// # Errors
+/// If a file cannot be read, or an earlier one is no log.
+pub fn whole_log(file: &Path) -> Result<Vec<u8>, BadLog> {
+    let failed = |path: &Path, error| BadLog::Read(path.to_owned(), error);
+    let read = |path: &Path| std::fs::read(path).map_err(|error| failed(path, error));
+    let mut whole = Vec::new();
+    for earlier in earlier_files(file).map_err(|error| failed(file, error))? {
+        let bytes = read(&earlier)?;
+        let (_, first) = machine_of(&bytes).map_err(|error| BadLog::Log(earlier.clone(), error))?;
+        whole.extend_from_slice(if whole.is_empty() { &bytes } else { &bytes[first..] });
+    }
+    let mut newest = read(file)?;
+    if whole.is_empty() {
+        return Ok(newest);
+    }
+    // A file that has just begun may be empty.
+    let first =
+        if newest.is_empty() { 0 } else { machine_of(&newest).map_err(|error| BadLog::Log(file.to_owned(), error))?.1 };
+    whole.extend(newest.drain(first..));
+    Ok(whole)
+}
+
+/// The files that a log continues, the oldest first: `shard-0.000001.log` and so on for
+/// `shard-0.log`.
+fn earlier_files(file: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let number = name.strip_prefix(&format!("{stem}.")).and_then(|rest| rest.strip_suffix(".log"));
+        if number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
 /// The files of a log, with their content: files, or the folder that `downbeat serve` writes them to.
+/// A file comes with the earlier files that it continues.
 pub(super) fn files_of(paths: &[PathBuf]) -> Result<Vec<(PathBuf, Vec<u8>)>, BadLog> {
     let mut files: BTreeSet<PathBuf> = BTreeSet::new();
     for path in paths {
         if path.is_dir() { files.extend(logs_in(path)?) } else { files.extend([path.clone()]) }
     }
     let read = |file: PathBuf| {
-        let bytes = std::fs::read(&file).map_err(|error| BadLog::Read(file.clone(), error))?;
+        let bytes = whole_log(&file)?;
         Ok((file, bytes))
     };
     files.into_iter().map(read).collect()
@@ -163,7 +227,8 @@ pub(super) fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_ours = name == "matchmaker.log" || name.starts_with("shard-") && name.ends_with(".log");
+        let is_newest = name.matches('.').count() == 1;
+        let is_ours = name == "matchmaker.log" || name.starts_with("shard-") && name.ends_with(".log") && is_newest;
         // A part without records has an empty file.
         if is_ours && entry.metadata().map_err(failed)?.len() > 0 {
             files.push(entry.path());
@@ -184,12 +249,16 @@ impl Parts {
                 error => BadLog::Log(file.clone(), error),
             })
         });
-        let mut parts: Vec<Part> = parts.collect::<Result<_, _>>()?;
+        Ok(Parts::join(parts.collect::<Result<_, _>>()?))
+    }
+
+    /// The parts of one log.
+    pub fn join(mut parts: Vec<Part>) -> Parts {
         let completions: HashMap<_, _> =
             parts.iter_mut().flat_map(|part| std::mem::take(&mut part.completions)).collect();
         let has_completions = parts.iter().any(|part| !matches!(part.machine, MachineKind::Shard { .. }));
         let network = parts.iter().map(|part| part.network).find(|network| *network != NetworkBudget::default());
-        Ok(Parts { parts, completions, has_completions, network: network.unwrap_or_default() })
+        Parts { parts, completions, has_completions, network: network.unwrap_or_default() }
     }
 
     /// By kind: the largest number of devices at one time.
@@ -229,7 +298,8 @@ impl Parts {
             options.profiles = options.profiles.get(kind).unwrap_or_else(|| options.profiles.first()).clone().into();
             options.shares_limit = options.shares_limit.and_then(|other| places.get(&other).copied()).map(ModelId);
             let executions = self.executions(id, options.profiles.first());
-            Ok(RecordedModel { id, options, slo: median(budgets), executions })
+            let queue = self.parts.iter().find_map(|part| part.names.get(id)).cloned();
+            Ok(RecordedModel { id, queue, options, slo: median(budgets), executions })
         });
         models.collect()
     }
@@ -274,7 +344,7 @@ impl Parts {
         let all = Figures::sum(counts.values().map(|(figures, _)| figures)).finished(span, waits);
         let figures = models.iter().filter_map(|model| {
             let (figures, waits) = counts.remove(&model.id)?;
-            Some(ModelFigures { model: model.id.to_string(), figures: figures.finished(span, waits) })
+            Some(ModelFigures { model: model.name(), figures: figures.finished(span, waits) })
         });
         let models = figures.collect();
         let (mut busy, mut over) = (0.0, begin + span);
@@ -339,10 +409,11 @@ impl Parts {
                     .to_owned(),
             );
         }
-        let uneven = models.iter().filter_map(|RecordedModel { id, executions, .. }| {
+        let uneven = models.iter().filter_map(|model| {
+            let (name, executions) = (model.name(), &model.executions);
             let [middle, most] = [executions.len() / 2, executions.len() * 99 / 100].map(|at| executions.get(at));
             let mean = executions.iter().sum::<f64>() / executions.len() as f64;
-            Some(format!("{id} {:.2} (p99 {:.2}, mean {mean:.2})", middle?, most?))
+            Some(format!("{name} {:.2} (p99 {:.2}, mean {mean:.2})", middle?, most?))
         });
         let uneven: Vec<String> = uneven.collect();
         if !uneven.is_empty() {
@@ -353,7 +424,7 @@ impl Parts {
         }
         let limited = models.iter().filter(|model| model.options.max_in_flight < devices);
         let limited: Vec<String> =
-            limited.map(|model| format!("{} {}", model.id, model.options.max_in_flight)).collect();
+            limited.map(|model| format!("{} {}", model.name(), model.options.max_in_flight)).collect();
         if !limited.is_empty() {
             notes.push(format!("At most as many batches run at once as in the log: {}.", limited.join(", ")));
         }

@@ -74,14 +74,15 @@ fn scaled(span: Duration, factor: f64) -> Duration {
 }
 
 impl Recorded {
-    /// The model with this name in the log.
+    /// The models with this name in the log: several, if requests of each shape have a queue.
     ///
     /// # Errors
     /// If no model has this name.
-    pub fn model(&self, name: &str) -> Result<ModelId, BadSetting> {
-        let found = self.models.iter().find(|model| model.id.to_string() == name).map(|model| model.id);
-        let known = || self.models.iter().map(|model| model.id.to_string()).collect::<Vec<_>>().join(", ");
-        found.ok_or_else(|| BadSetting::UnknownModel(name.to_owned(), known()))
+    pub fn models_called(&self, name: &str) -> Result<Vec<ModelId>, BadSetting> {
+        let found: Vec<ModelId> =
+            self.models.iter().filter(|model| model.is_called(name)).map(|model| model.id).collect();
+        let known = || self.models.iter().map(RecordedModel::name).collect::<Vec<_>>().join(", ");
+        if found.is_empty() { Err(BadSetting::UnknownModel(name.to_owned(), known())) } else { Ok(found) }
     }
 
     /// The simulation of the log's requests under this setting.
@@ -185,10 +186,11 @@ impl Recorded {
     }
 
     pub(super) fn row(&self, setting: &Setting, report: &Report) -> Row {
-        let figures = self.models.iter().zip(&report.models).map(|(model, of)| ModelFigures {
-            model: model.id.to_string(),
-            figures: Figures::simulated(of, report.span),
-        });
+        let figures = self
+            .models
+            .iter()
+            .zip(&report.models)
+            .map(|(model, of)| ModelFigures { model: model.name(), figures: Figures::simulated(of, report.span) });
         let models: Vec<ModelFigures> = figures.collect();
         let waits = report.models.iter().flat_map(|model| model.waits.iter().copied());
         Row {

@@ -16,3 +16,4 @@ mod staging;
 mod table_2;
 mod turns;
 mod what_if;
+mod why;

@@ -306,7 +306,7 @@ fn what_cannot_be_played_is_said() {
 
     let (_, recorded) = recorded(&simulation("eager", 1, 100.0));
     assert_eq!(
-        recorded.model("m7").unwrap_err().to_string(),
+        recorded.models_called("m7").unwrap_err().to_string(),
         "the log has no requests of a model m7; models with requests are m0, m1"
     );
     for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {

@@ -33,7 +33,7 @@ impl Machine for Scheduler {
             Input::AddDevice(kind) => return Reply::Device(self.add_device(now, kind)),
             Input::RemoveDevice(device) => self.remove_device(now, device),
             Input::SetLoad(device, until) => self.set_load(device, until),
-            Input::Trial(_) => {}
+            Input::Trial(_) | Input::Name(..) => {}
             _ => return Reply::Foreign,
         }
         Reply::Done
@@ -81,7 +81,7 @@ impl Machine for Shard {
             Input::SetDevices(kind, devices) => self.set_devices(now, kind, devices),
             Input::SetOtherDemand(demand) => self.set_other_demand(now, demand),
             Input::Grant(grant) => self.handle_grant(now, grant),
-            Input::Trial(_) => {}
+            Input::Trial(_) | Input::Name(..) => {}
             _ => return Reply::Foreign,
         }
         Reply::Done
@@ -133,7 +133,7 @@ impl Machine for Matchmaker {
             Input::Completion { device, batch } => {
                 self.completed(now, device, batch);
             }
-            Input::Timeout => {}
+            Input::Timeout | Input::Name(..) => {}
             _ => return Reply::Foreign,
         }
         Reply::Done

@@ -9,6 +9,7 @@ use crate::cluster::{
 };
 use crate::device_profiles::DeviceProfiles;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
+use crate::journal::names::QueueName;
 use crate::time::{Duration, Time};
 
 /// An input of a [`Scheduler`](crate::cluster::Scheduler), a [`Shard`](crate::cluster::Shard) or a
@@ -82,6 +83,8 @@ pub enum Input {
     SetModelNetwork(ModelId, Vec<(DeviceKind, NetworkBudget)>),
     /// The queue of a model gets only device time that no other queue needs.
     SetLent(ModelId),
+    /// A model has a name. This changes nothing: it is for readers of the log.
+    Name(ModelId, Box<QueueName>),
 }
 
 /// The immediate answer of a machine to an input.

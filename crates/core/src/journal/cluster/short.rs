@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::record::{Decision, Input, Reply};
-use crate::cluster::{DispatchReason, Output, Reject, Request, StartBound};
+use crate::cluster::{Answer, DispatchReason, ModelOptions, Output, Reject, Request, StartBound};
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 use crate::journal::machine::{MachineKind, Record, Records};
+use crate::journal::names::QueueName;
 use crate::journal::writer::{Writer, difference, push, sum};
 use crate::time::{Duration, Time};
 
@@ -68,7 +69,7 @@ impl Records for ClusterRecords {
     type Decision = Decision;
 
     fn are_of(machine: MachineKind) -> bool {
-        !matches!(machine, MachineKind::Device(_) | MachineKind::Pipelines)
+        !matches!(machine, MachineKind::Device(_) | MachineKind::Pipelines | MachineKind::Requests)
     }
 
     fn refusal(reply: &Reply) -> Option<Reject> {
@@ -97,6 +98,70 @@ impl Records for ClusterRecords {
         if let Decision::Output(Output::Drop { request, .. }) = decision { Some(*request) } else { None }
     }
 
+    fn model_of(record: &Record<Self>) -> Option<ModelId> {
+        match record {
+            Record::Input(_, input) => model_of_input(input),
+            Record::Refused(_) => None,
+            Record::Decision(Decision::Output(Output::Dispatch { model, .. } | Output::Drop { model, .. })) => {
+                Some(*model)
+            }
+            Record::Decision(Decision::Candidate(model, ..)) => Some(*model),
+            Record::Decision(Decision::Answer(Answer::Started { grant, .. } | Answer::Declined { grant })) => {
+                Some(grant.model)
+            }
+            Record::Decision(Decision::Grant(grant)) => Some(grant.model),
+        }
+    }
+
+    fn is_setup(input: &Input) -> bool {
+        match input {
+            Input::AddModel(..)
+            | Input::AddLimit(_)
+            | Input::AddSharedLimit(_)
+            | Input::RemoveModel(_)
+            | Input::SetNetwork(_)
+            | Input::SetModelNetwork(..)
+            | Input::AddDevice(_)
+            | Input::RemoveDevice(_)
+            | Input::SetDevices(..)
+            | Input::SetWakeMargin(_)
+            | Input::SetLent(_)
+            | Input::Name(..) => true,
+            _ => false,
+        }
+    }
+
+    fn remember(setup: &mut Vec<(Time, Input)>, now: Time, input: &Input) {
+        let options_of = |setup: &mut Vec<(Time, Input)>, wanted: ModelId, change: &dyn Fn(&mut ModelOptions)| {
+            for (_, before) in setup {
+                if let Input::AddModel(model, options) = before
+                    && *model == wanted
+                {
+                    change(options);
+                }
+            }
+        };
+        match input {
+            Input::SetProfile(model, profiles) => {
+                options_of(setup, *model, &|options| options.profiles = (**profiles).clone());
+            }
+            Input::SetDispatch(model, dispatch) => {
+                options_of(setup, *model, &|options| options.dispatch = dispatch.clone());
+            }
+            Input::RemoveModel(gone) => setup.retain(|(_, before)| model_of_input(before) != Some(*gone)),
+            Input::SetDevices(kind, _) => {
+                setup.retain(|(_, before)| !matches!(before, Input::SetDevices(other, _) if other == kind));
+                setup.push((now, input.clone()));
+            }
+            input if Self::is_setup(input) => setup.push((now, input.clone())),
+            _ => {}
+        }
+    }
+
+    fn name_in(input: &Input) -> Option<(ModelId, QueueName)> {
+        if let Input::Name(model, name) = input { Some((*model, (**name).clone())) } else { None }
+    }
+
     fn write_input(&mut self, log: &mut Vec<u8>, now: Time, after: i64, input: &Input) -> bool {
         match input {
             Input::Request(request) => self.write_request(log, now, after, request),
@@ -117,6 +182,29 @@ impl Records for ClusterRecords {
     fn read_short<'a>(&mut self, now: Time, bytes: &'a [u8]) -> postcard::Result<(Record<Self>, &'a [u8])> {
         let (short, rest) = postcard::take_from_bytes(bytes)?;
         Ok((self.record(now, short), rest))
+    }
+}
+
+/// The model that an input is about.
+fn model_of_input(input: &Input) -> Option<ModelId> {
+    match input {
+        Input::Request(request) => Some(request.model),
+        Input::Answer(Answer::Started { grant, .. } | Answer::Declined { grant }) | Input::Grant(grant) => {
+            Some(grant.model)
+        }
+        Input::Cancel { model, .. }
+        | Input::AddModel(model, _)
+        | Input::AddSharedLimit(model)
+        | Input::RemoveModel(model)
+        | Input::SetProfile(model, _)
+        | Input::SetDispatch(model, _)
+        | Input::SetBehaviour(model, _)
+        | Input::SetModelNetwork(model, _)
+        | Input::SetLent(model)
+        | Input::Flush(model)
+        | Input::Candidate(model, ..)
+        | Input::Name(model, _) => Some(*model),
+        _ => None,
     }
 }
 

@@ -10,23 +10,26 @@ use crate::cluster::{
 use crate::ids::ModelId;
 use crate::journal::entry::At;
 use crate::journal::machine::Fact;
+use crate::journal::names::Names;
 use crate::time::{Duration, Time};
 
 impl Fact for Input {
-    fn tell(&self, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn tell(&self, now: Time, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Input::Request(request) => tell_request(request, now, f),
-            Input::Cancel { model, ticket } => write!(f, "cancel {ticket:?} of {model}"),
+            Input::Request(request) => tell_request(request, now, names, f),
+            Input::Cancel { model, ticket } => write!(f, "cancel {ticket:?} of {model}", model = names.of(*model)),
             Input::Completion { device, batch } => write!(f, "{batch} is done on {device}"),
             Input::Timeout => f.write_str("wake-up"),
-            Input::AddModel(model, options) => tell_new_model(*model, options, f),
+            Input::AddModel(model, options) => tell_new_model(*model, options, names, f),
             Input::AddLimit(u32::MAX) => f.write_str("add a model"),
             Input::AddLimit(most) => write!(f, "add a model with at most {most} batches at once"),
-            Input::AddSharedLimit(other) => write!(f, "add a model that shares the limit of {other}"),
-            Input::Flush(model) => write!(f, "what waits for {model} waits for no others"),
-            Input::RemoveModel(model) => write!(f, "remove {model}"),
+            Input::AddSharedLimit(other) => {
+                write!(f, "add a model that shares the limit of {other}", other = names.of(*other))
+            }
+            Input::Flush(model) => write!(f, "what waits for {model} waits for no others", model = names.of(*model)),
+            Input::RemoveModel(model) => write!(f, "remove {model}", model = names.of(*model)),
             Input::SetProfile(model, profiles) => {
-                write!(f, "new profile of {model}:")?;
+                write!(f, "new profile of {model}:", model = names.of(*model))?;
                 for (kind, profile) in profiles.iter() {
                     let most = profile.max_batch();
                     kind.map_or(Ok(()), |kind| write!(f, " on {kind}"))?;
@@ -34,16 +37,23 @@ impl Fact for Input {
                 }
                 Ok(())
             }
-            Input::SetDispatch(model, dispatch) => write!(f, "dispatch of {model}: {dispatch:?}"),
-            Input::SetBehaviour(model, None) => write!(f, "{model} does what follows from the load"),
-            Input::SetBehaviour(model, Some(behaviour)) => tell_behaviour(*model, behaviour, f),
-            Input::Trial(trial) => write!(f, "{trial}"),
+            Input::SetDispatch(model, dispatch) => {
+                write!(f, "dispatch of {model}: {dispatch:?}", model = names.of(*model))
+            }
+            Input::SetBehaviour(model, None) => {
+                write!(f, "{model} does what follows from the load", model = names.of(*model))
+            }
+            Input::SetBehaviour(model, Some(behaviour)) => tell_behaviour(*model, behaviour, names, f),
+            Input::Trial(trial) => trial.tell(names, f),
+            Input::Name(model, name) => write!(f, "{model} is '{name}', version {}", name.version),
             Input::SetOrder(order) => write!(f, "whose turn it is: {order}"),
-            Input::SetLent(model) => write!(f, "{model} gets only time that no other queue needs"),
+            Input::SetLent(model) => {
+                write!(f, "{model} gets only time that no other queue needs", model = names.of(*model))
+            }
             Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
             Input::SetNetwork(network) => write!(f, "network: {}", Budget(network)),
             Input::SetModelNetwork(model, networks) => {
-                write!(f, "network of {model}:")?;
+                write!(f, "network of {model}:", model = names.of(*model))?;
                 networks.iter().try_for_each(|(kind, network)| write!(f, " {} on {kind};", Budget(network)))
             }
             Input::AddDevice(kind) => write!(f, "add a device of kind {kind}"),
@@ -52,19 +62,19 @@ impl Fact for Input {
             Input::SetLoad(device, until) => write!(f, "{device} runs what others sent there, until {}", At(*until)),
             Input::SetDevices(kind, devices) => write!(f, "{devices} devices of kind {kind}"),
             Input::SetOtherDemand(demand) => write!(f, "the other shards' demand: {demand:?}"),
-            Input::Grant(grant) => write!(f, "{} is granted to {}", grant.device, grant.model),
+            Input::Grant(grant) => write!(f, "{} is granted to {}", grant.device, names.of(grant.model)),
             Input::Candidate(model, kind, candidate) => {
-                write!(f, "candidate of {model} for {kind}: {}", Offer(candidate))
+                write!(f, "candidate of {model} for {kind}: {}", Offer(candidate), model = names.of(*model))
             }
-            Input::Answer(answer) => write!(f, "{}", AnswerText(answer)),
+            Input::Answer(answer) => tell_answer(answer, names, f),
         }
     }
 }
 
 /// Writes a request's terms. The text counts the deadline and the longest wait from `now`.
-fn tell_request(request: &Request, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn tell_request(request: &Request, now: Time, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Request { id, model, deadline, queue_expiry, level, size } = *request;
-    write!(f, "request {id} of {model}")?;
+    write!(f, "request {id} of {model}", model = names.of(model))?;
     match deadline {
         Time::MAX => f.write_str(", without a deadline")?,
         deadline => write!(f, ", due in {}", deadline.since(now))?,
@@ -79,8 +89,8 @@ fn tell_request(request: &Request, now: Time, f: &mut fmt::Formatter<'_>) -> fmt
 }
 
 /// Writes a new model's profiles and policies.
-fn tell_new_model(model: ModelId, options: &ModelOptions, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(f, "add {model}: ")?;
+fn tell_new_model(model: ModelId, options: &ModelOptions, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "add {model}: ", model = names.of(model))?;
     for (kind, profile) in options.profiles.iter() {
         let most = options.max_batch.max(1);
         let (one, all) = (profile.latency(1), profile.latency(most));
@@ -97,11 +107,12 @@ fn tell_new_model(model: ModelId, options: &ModelOptions, f: &mut fmt::Formatter
 }
 
 /// Writes the rules that a model's candidates and drops follow.
-fn tell_behaviour(model: ModelId, behaviour: &Behaviour, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn tell_behaviour(model: ModelId, behaviour: &Behaviour, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Behaviour { wait, throughput, size, limit, margin } = *behaviour;
     write!(
         f,
-        "{model} waits {wait}% of the way to its window; drops aim at {throughput}% of the staggered batch's throughput, {size}% of its size at most"
+        "{model} waits {wait}% of the way to its window; drops aim at {throughput}% of the staggered batch's throughput, {size}% of its size at most",
+        model = names.of(model)
     )?;
     if limit > 0 {
         write!(f, "; batches are for {limit}% of it at most")?;
@@ -119,10 +130,10 @@ impl fmt::Display for Budget<'_> {
 }
 
 impl Fact for Decision {
-    fn tell(&self, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn tell(&self, now: Time, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Decision::Output(Output::Dispatch { batch, device, model, members, size, start, expected, reason }) => {
-                write!(f, "send {batch} of {model} to {device}: {size} items")?;
+                write!(f, "send {batch} of {model} to {device}: {size} items", model = names.of(*model))?;
                 if *start > now {
                     write!(f, " to start in {}", start.since(now))?;
                 }
@@ -131,7 +142,7 @@ impl Fact for Decision {
             }
             Decision::Output(Output::Drop { request, model, reason, detail }) => {
                 let DropDetail { size, deadline, needed, target } = *detail;
-                write!(f, "drop {request} of {model}: ")?;
+                write!(f, "drop {request} of {model}: ", model = names.of(*model))?;
                 let left = deadline.since(now);
                 match reason {
                     DropReason::Hopeless => write!(f, "hopeless, it needs {needed} alone and has {left}")?,
@@ -147,11 +158,11 @@ impl Fact for Decision {
                 if size == 1 { Ok(()) } else { write!(f, " ({size} items)") }
             }
             Decision::Candidate(model, kind, candidate) => {
-                write!(f, "candidate of {model} for {kind}: {}", Offer(candidate))
+                write!(f, "candidate of {model} for {kind}: {}", Offer(candidate), model = names.of(*model))
             }
-            Decision::Answer(answer) => write!(f, "{}", AnswerText(answer)),
+            Decision::Answer(answer) => tell_answer(answer, names, f),
             Decision::Grant(grant) => {
-                write!(f, "grant {} to {}", grant.device, grant.model)?;
+                write!(f, "grant {} to {}", grant.device, names.of(grant.model))?;
                 if grant.free_at > now { write!(f, ", free in {}", grant.free_at.since(now)) } else { Ok(()) }
             }
         }
@@ -191,15 +202,12 @@ impl fmt::Display for Offer<'_> {
     }
 }
 
-struct AnswerText<'a>(&'a Answer);
-
-impl fmt::Display for AnswerText<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Answer::Started { grant, batch, arrives, expected } => {
-                write!(f, "{batch} of {} is on {} from {} for {expected}", grant.model, grant.device, At(*arrives))
-            }
-            Answer::Declined { grant } => write!(f, "{} has nothing for {}", grant.model, grant.device),
+fn tell_answer(answer: &Answer, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match answer {
+        Answer::Started { grant, batch, arrives, expected } => {
+            let (model, device) = (names.of(grant.model), grant.device);
+            write!(f, "{batch} of {model} is on {device} from {} for {expected}", At(*arrives))
         }
+        Answer::Declined { grant } => write!(f, "{} has nothing for {}", names.of(grant.model), grant.device),
     }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Behaviour, Ground, Order, RATES, RehearsalDecision, Tried};
 use crate::ids::ModelId;
+use crate::journal::names::Names;
 use crate::time::Duration;
 
 /// The result of a trial of the [`crate::cluster::Rehearsal`], in the log of a shard.
@@ -83,9 +84,9 @@ impl CandidateRecord {
     }
 }
 
-/// As people read it: a line, and one for each candidate.
-impl fmt::Display for TrialRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl TrialRecord {
+    /// Tells the result to people: a line, and one for each candidate.
+    pub(super) fn tell(&self, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let TrialRecord { number, tried, taken, why, candidates } = self;
         write!(f, "trial {number} of {tried} candidates: ")?;
         match why {
@@ -95,7 +96,8 @@ impl fmt::Display for TrialRecord {
         for (index, candidate) in candidates.iter().enumerate() {
             let name = if index == 0 { "before".to_owned() } else { index.to_string() };
             let taken = if index == *taken as usize { '*' } else { ' ' };
-            write!(f, "\n{:>33}{taken} {candidate}", name)?;
+            write!(f, "\n{:>33}{taken} ", name)?;
+            candidate.tell(names, f)?;
         }
         Ok(())
     }
@@ -114,8 +116,8 @@ impl fmt::Display for Ground {
     }
 }
 
-impl fmt::Display for CandidateRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl CandidateRecord {
+    fn tell(&self, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CandidateRecord { behaviours, order, parts, bad, devices, delay } = self;
         f.write_str("bad (worst model)")?;
         for ((worst, all), rate) in bad.iter().zip(RATES) {
@@ -127,8 +129,9 @@ impl fmt::Display for CandidateRecord {
         let mut first = 0u64;
         for (count, behaviour) in behaviours {
             let last = first + u64::from(count.saturating_sub(1));
-            let name =
-                |index: u64| u32::try_from(index).map_or_else(|_| index.to_string(), |id| ModelId(id).to_string());
+            let name = |index: u64| {
+                u32::try_from(index).map_or_else(|_| index.to_string(), |id| names.of(ModelId(id)).to_string())
+            };
             match last - first {
                 0 => write!(f, " {}", name(first))?,
                 _ => write!(f, " {} to {}", name(first), name(last))?,

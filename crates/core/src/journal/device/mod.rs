@@ -4,7 +4,8 @@ mod text;
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::{Machine, MachineKind, Records};
+use super::machine::{Machine, MachineKind, Record, Records};
+use super::names::QueueName;
 use crate::device::{
     BadLayout, BadMove, BadPolicy, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch,
     GroupSettings, Layout, ModelSpec, Span,
@@ -92,8 +93,66 @@ impl Records for DeviceRecords {
         if let DeviceInput::Request(request) = input { Some(request.id) } else { None }
     }
 
+    fn model_of(record: &Record<Self>) -> Option<ModelId> {
+        match record {
+            Record::Input(_, input) => model_of_input(input),
+            Record::Refused(_) => None,
+            Record::Decision(output) => model_of_output(output),
+        }
+    }
+
+    fn is_setup(input: &DeviceInput) -> bool {
+        matches!(input, DeviceInput::Layout(_) | DeviceInput::Model(..))
+    }
+
+    fn remember(setup: &mut Vec<(Time, DeviceInput)>, now: Time, input: &DeviceInput) {
+        match input {
+            DeviceInput::Layout(_) => setup.retain(|(_, before)| !matches!(before, DeviceInput::Layout(_))),
+            DeviceInput::Model(model, _) => setup.retain(|(_, before)| model_of_input(before) != Some(*model)),
+            _ => return,
+        }
+        if !matches!(input, DeviceInput::Model(_, None)) {
+            setup.push((now, input.clone()));
+        }
+    }
+
+    fn name_in(input: &DeviceInput) -> Option<(ModelId, QueueName)> {
+        let DeviceInput::Model(model, Some(spec)) = input else { return None };
+        // The host names a model by its name and version.
+        let (name, version) = spec.name.rsplit_once(' ').unwrap_or((&spec.name, ""));
+        let name = QueueName { model: name.to_owned(), version: version.to_owned(), ..QueueName::default() };
+        Some((*model, name))
+    }
+
     fn request_ended_by(decision: &DeviceOutput) -> Option<RequestId> {
         if let DeviceOutput::Drop { request, .. } = decision { Some(*request) } else { None }
+    }
+}
+
+/// The model that an input is about.
+fn model_of_input(input: &DeviceInput) -> Option<ModelId> {
+    match input {
+        DeviceInput::Request(request) => Some(request.model),
+        DeviceInput::Batch(batch) => Some(batch.model),
+        DeviceInput::Model(model, _)
+        | DeviceInput::Input(model, _)
+        | DeviceInput::Cancel(model, _)
+        | DeviceInput::Prepared(model, _)
+        | DeviceInput::Move(model, _)
+        | DeviceInput::Switch(model)
+        | DeviceInput::Limit(model, _) => Some(*model),
+        DeviceInput::Layout(_) | DeviceInput::Completion { .. } | DeviceInput::Groups(_) | DeviceInput::Timeout => None,
+    }
+}
+
+/// The model that a decision is about.
+fn model_of_output(output: &DeviceOutput) -> Option<ModelId> {
+    match output {
+        DeviceOutput::Launch(launch) => Some(launch.model),
+        DeviceOutput::Prepare { model, .. } | DeviceOutput::Switch { model, .. } | DeviceOutput::Note { model, .. } => {
+            Some(*model)
+        }
+        _ => None,
     }
 }
 

@@ -6,16 +6,17 @@ use super::DeviceInput;
 use crate::device::overlap::GroupOrder;
 use crate::device::{DeviceOutput, GroupSettings, Launch, Note};
 use crate::journal::machine::Fact;
+use crate::journal::names::Names;
 use crate::time::Time;
 
 impl Fact for DeviceInput {
-    fn tell(&self, _now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn tell(&self, _now: Time, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceInput::Layout(layout) => write!(f, "layout: shared lanes by partition {:?}", layout.shared_lanes),
             DeviceInput::Model(model, Some(spec)) => {
-                write!(f, "{model} comes: {} with the policy {}", spec.name, spec.policy())
+                write!(f, "{model} comes: {} with the policy {}", spec.name, spec.policy(), model = names.of(*model))
             }
-            DeviceInput::Model(model, None) => write!(f, "{model} goes"),
+            DeviceInput::Model(model, None) => write!(f, "{model} goes", model = names.of(*model)),
             DeviceInput::Request(request) => {
                 write!(f, "request {}: {} items", request.id, request.size)?;
                 if request.length > 0 {
@@ -27,18 +28,30 @@ impl Fact for DeviceInput {
                 write!(
                     f,
                     "granted batch {} of {} for {}: {} items, {:?}",
-                    batch.id, batch.model, batch.lane, batch.rows, batch.members
+                    batch.id,
+                    names.of(batch.model),
+                    batch.lane,
+                    batch.rows,
+                    batch.members
                 )
             }
             DeviceInput::Input(_, request) => write!(f, "input of {request} is there"),
             DeviceInput::Cancel(_, request) => write!(f, "cancel {request}"),
             DeviceInput::Completion { launch, exits, .. } if exits.is_empty() => write!(f, "{launch} is done"),
             DeviceInput::Completion { launch, exits, .. } => write!(f, "{launch} is done, {exits:?} exit"),
-            DeviceInput::Prepared(model, Ok(())) => write!(f, "lanes of {model} are made"),
-            DeviceInput::Prepared(model, Err(reason)) => write!(f, "lanes of {model} cannot be made: {reason}"),
-            DeviceInput::Move(model, partition) => write!(f, "{model} is to move to {partition}"),
-            DeviceInput::Switch(model) => write!(f, "{model} is to change over to its new lanes"),
-            DeviceInput::Limit(model, rows) => write!(f, "batches of {model} have at most {rows} items"),
+            DeviceInput::Prepared(model, Ok(())) => write!(f, "lanes of {model} are made", model = names.of(*model)),
+            DeviceInput::Prepared(model, Err(reason)) => {
+                write!(f, "lanes of {model} cannot be made: {reason}", model = names.of(*model))
+            }
+            DeviceInput::Move(model, partition) => {
+                write!(f, "{model} is to move to {partition}", model = names.of(*model))
+            }
+            DeviceInput::Switch(model) => {
+                write!(f, "{model} is to change over to its new lanes", model = names.of(*model))
+            }
+            DeviceInput::Limit(model, rows) => {
+                write!(f, "batches of {model} have at most {rows} items", model = names.of(*model))
+            }
             DeviceInput::Groups(GroupSettings { order, .. }) if *order != GroupOrder::Headroom => {
                 write!(f, "one request at a time, {order}")
             }
@@ -58,7 +71,7 @@ impl Fact for DeviceInput {
 }
 
 impl Fact for DeviceOutput {
-    fn tell(&self, _now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn tell(&self, _now: Time, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceOutput::Admit { request, slots, .. } => {
                 write!(
@@ -74,9 +87,11 @@ impl Fact for DeviceOutput {
                 launches.iter().try_for_each(|its| launch(f, its).and_then(|()| f.write_str("; ")))
             }
             DeviceOutput::Prepare { model, lanes, partition } => {
-                write!(f, "prepare {lanes:?} of {model} in {partition}")
+                write!(f, "prepare {lanes:?} of {model} in {partition}", model = names.of(*model))
             }
-            DeviceOutput::Switch { model, from, to } => write!(f, "{model} switches from {from:?} to {to:?}"),
+            DeviceOutput::Switch { model, from, to } => {
+                write!(f, "{model} switches from {from:?} to {to:?}", model = names.of(*model))
+            }
             DeviceOutput::Free { lanes, .. } => write!(f, "{lanes:?} are free"),
             DeviceOutput::Reply { request, launch } => write!(f, "reply to {request} from {launch}"),
             DeviceOutput::Drop { request, reason } => write!(f, "drop {request}: {reason:?}"),

@@ -133,6 +133,10 @@ impl Records for PipelineRecords {
         machine == MachineKind::Pipelines
     }
 
+    fn is_setup(input: &PipelineInput) -> bool {
+        matches!(input, PipelineInput::Pipeline(..) | PipelineInput::Callee(..))
+    }
+
     fn refusal(reply: &Self::Reply) -> Option<String> {
         reply.as_ref().err().map(ToString::to_string)
     }

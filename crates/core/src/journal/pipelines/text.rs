@@ -4,10 +4,11 @@ use std::fmt;
 
 use super::record::{End, NoDecision, PipelineInput, PipelineSpec, StepSpec};
 use crate::journal::machine::Fact;
+use crate::journal::names::Names;
 use crate::time::Time;
 
 impl Fact for PipelineInput {
-    fn tell(&self, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn tell(&self, now: Time, _names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PipelineInput::Pipeline(number, spec) => write!(f, "pipeline p{number}: {spec}"),
             PipelineInput::Callee(number, step) => {
@@ -37,7 +38,7 @@ impl Fact for PipelineInput {
 }
 
 impl Fact for NoDecision {
-    fn tell(&self, _now: Time, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn tell(&self, _now: Time, _names: &Names, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {}
     }
 }

@@ -343,6 +343,27 @@ impl BatchCodec {
         wanted.zip(&admitted.shapes).filter(|(want, _)| **want < 0).map(|(_, size)| *size).collect()
     }
 
+    /// The shape of the requests with this key, without the batch dimension, such as `[128]`; empty: all
+    /// requests have one shape.
+    pub fn shape_of(&self, key: &[i64]) -> String {
+        let mut sizes = key.iter();
+        let mut shapes: Vec<String> = Vec::new();
+        for input in &self.inputs {
+            let dims = self.item_dims(&input.client.dims);
+            if dims.iter().any(|size| *size < 0) {
+                let size = |wanted: &i64| match (*wanted < 0).then(|| sizes.next()).flatten() {
+                    Some(size) => size.to_string(),
+                    None => wanted.to_string(),
+                };
+                let shape = format!("[{}]", dims.iter().map(size).collect::<Vec<_>>().join(","));
+                if !shapes.contains(&shape) {
+                    shapes.push(shape);
+                }
+            }
+        }
+        shapes.join(" ")
+    }
+
     /// Whether requests of one model can differ in [`BatchCodec::shape_key`].
     pub fn has_varying_shapes(&self) -> bool {
         self.inputs.iter().any(|input| self.item_dims(&input.client.dims).iter().any(|d| *d < 0))

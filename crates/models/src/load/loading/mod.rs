@@ -528,9 +528,11 @@ impl<'a> Loading<'a> {
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);
-            let queue = context.driver.add_queue(&definition.name, options, &placed, profiles, loaded.hosts.models());
+            let key = loaded.codec.profiled_key();
+            let name = loaded.queue_name(&key);
+            let queue = context.driver.add_queue(name, options, &placed, profiles, loaded.hosts.models());
             // Only this load knows of the version yet, so there cannot be another queue.
-            let _ = loaded.insert_queue(loaded.codec.profiled_key(), queue);
+            let _ = loaded.insert_queue(key, queue);
         }
         let took = context.clock.now().since(begin);
         context.metrics.set_load_duration(&definition.name, &version, took);

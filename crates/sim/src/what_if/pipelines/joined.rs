@@ -8,7 +8,7 @@ use downbeat_core::journal::LogError;
 use downbeat_core::{ModelId, RequestId, Time};
 
 use super::super::part::{Part, Seen};
-use super::super::recorded::{BadLog, Parts, files_of};
+use super::super::recorded::{BadLog, Parts, files_of, whole_log};
 use super::logged::PipelineLog;
 use super::pools::Pools;
 
@@ -58,7 +58,7 @@ impl Joined {
         if !file.is_file() {
             return Err(BadPipelines::NoFile(folder.to_owned()));
         }
-        let bytes = std::fs::read(&file).map_err(|error| BadLog::Read(file.clone(), error))?;
+        let bytes = whole_log(&file)?;
         let scheduler = match files_of(&[folder.to_owned()]) {
             // The file of the pipelines alone tells what it knows.
             Err(BadLog::Empty(_)) => Vec::new(),
@@ -125,6 +125,7 @@ impl Joined {
 
     /// The name of a model, as users know it, or as the log has it.
     pub fn name(&self, model: ModelId) -> String {
-        self.names.get(&model).cloned().unwrap_or_else(|| model.to_string())
+        let of_queue = || self.parts.parts.iter().find_map(|part| part.names.get(model)).map(ToString::to_string);
+        self.names.get(&model).cloned().or_else(of_queue).unwrap_or_else(|| model.to_string())
     }
 }

@@ -84,6 +84,8 @@ fn a_file_can_say_everything() {
         load_run_timeout_s = 0
         load_timeout_s = 60
         decision_log = "decisions"
+        decision_log_bytes = "8M"
+        decision_log_age_h = 2
         strict_readiness = false
         allow_empty = true
         auto_complete_config = false
@@ -194,6 +196,7 @@ fn a_file_can_say_everything() {
     assert_eq!((options.idle_timeout, options.transfer_timeout), (ms(0), ms(2500)));
     assert_eq!((options.shutdown_grace, options.drain_timeout), (ms(1000), ms(2000)));
     assert_eq!(options.decision_log.as_deref(), Some(Path::new("decisions")));
+    assert_eq!((options.decision_log_bytes, options.decision_log_age), (8 << 20, Duration::from_millis(7_200_000)));
     let addresses = [options.http_address, options.grpc_address, options.metrics_address];
     assert_eq!(addresses.map(|a| a.unwrap().to_string()), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]);
     assert!(!options.strict_readiness && options.allow_empty && !options.auto_complete_config && options.exit_on_error);

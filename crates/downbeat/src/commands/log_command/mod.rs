@@ -1,28 +1,31 @@
-//! `downbeat log`: prints or replays a decision log, and shows the pipelines in it.
+//! `downbeat log`: tells the story of a request, prints or replays a decision log, and shows the
+//! pipelines in it.
+
+mod show;
+mod time;
+mod why;
 
 use std::collections::BTreeMap;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use downbeat_core::RequestId;
 use downbeat_core::journal::pipelines::{StepOf, steps_by_request};
-use downbeat_core::journal::{Form, replay, show_with};
-use downbeat_report::{Html, Json, note, out, say};
+use downbeat_core::journal::{Form, heading, machine_of, replay, show_entries};
+use downbeat_report::{Html, Json, note, say};
 use downbeat_sim::what_if::pipelines::PipelineViews;
+use downbeat_sim::what_if::whole_log;
+use show::ShowArgs;
+use why::WhyArgs;
 
-/// Read a decision log, replay it, or see where pipelines spend their time.
+/// Ask a decision log why a request was dropped or late, read the log, replay it, or see where
+/// pipelines spend their time.
 #[derive(Subcommand, Debug)]
 pub enum LogCommand {
-    /// Print inputs and decisions with the reasons, a line each
-    Show {
-        #[command(flatten)]
-        log: LogArgs,
-        /// Print JSON, an object a line, with times in nanoseconds
-        #[arg(long)]
-        json: bool,
-    },
+    Why(WhyArgs),
+    Show(ShowArgs),
     /// Show where the time of pipelines' requests went: ensembles, and calls of models' code. For
     /// each step its waiting, its running, its share and its losses, and the step that is short of
     /// devices
@@ -44,7 +47,7 @@ pub enum LogCommand {
     Replay(LogArgs),
 }
 
-/// Arguments of `downbeat log show` and `downbeat log replay`.
+/// Arguments of `downbeat log replay`.
 #[derive(Args, Debug)]
 pub struct LogArgs {
     /// The log of a part of the scheduler, or of a device
@@ -57,14 +60,8 @@ pub struct LogArgs {
 /// If the file cannot be read or is damaged. The entries before the damage are shown all the same.
 pub fn run(command: &LogCommand) -> anyhow::Result<bool> {
     match command {
-        LogCommand::Show { log, json } => {
-            let bytes = bytes(&log.file)?;
-            let mut out = BufWriter::new(out());
-            let form = if *json { Form::Json } else { Form::Text };
-            let written = write_log(&log.file, &bytes, form, steps(&log.file), &mut out);
-            out.flush()?;
-            written.map(|()| true)
-        }
+        LogCommand::Why(args) => why::run(args).map(|()| true),
+        LogCommand::Show(args) => show::run(args).map(|()| true),
         LogCommand::Pipelines { folder, pipeline, json, html } => {
             let views = views(folder, pipeline.as_deref())?;
             html.write(|| views.page())?;
@@ -94,19 +91,15 @@ fn views(folder: &Path, pipeline: Option<&str>) -> anyhow::Result<PipelineViews>
 fn steps(file: &Path) -> BTreeMap<RequestId, StepOf> {
     let beside = file.with_file_name("pipelines.log");
     // A server without requests of pipelines has a file without entries, or none.
-    let Ok(bytes) = std::fs::read(&beside) else { return BTreeMap::new() };
+    let Ok(bytes) = whole_log(&beside) else { return BTreeMap::new() };
     steps_by_request(&bytes).unwrap_or_else(|error| {
         note(format_args!("Requests are shown without their steps: {}: {error}", beside.display()));
         BTreeMap::new()
     })
 }
 
-fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(file).with_context(|| file.display().to_string())
-}
-
-/// Writes a decision log with the `steps` of pipelines that its requests are, entry by entry, up to the first entry that cannot be read. `bytes` is the
-/// content of `file`.
+/// Writes a decision log with the `steps` of pipelines that its requests are, entry by entry, up to
+/// the first entry that cannot be read. `bytes` is the content of `file`.
 ///
 /// # Errors
 /// If `bytes` are no decision log or a damaged one, or `out` cannot be written.
@@ -118,13 +111,15 @@ pub fn write_log(
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let name = || file.display().to_string();
-    show_with(bytes, form, steps)
+    writeln!(out, "{}", heading(machine_of(bytes).with_context(name)?.0, form))?;
+    show_entries(bytes, form, steps)
         .with_context(name)?
-        .try_for_each(|line| Ok(writeln!(out, "{}", line.with_context(name)?)?))
+        .try_for_each(|entry| Ok(writeln!(out, "{}", entry.with_context(name)?.line)?))
 }
 
 fn play(file: &Path) -> anyhow::Result<bool> {
-    let replayed = replay(&bytes(file)?).with_context(|| file.display().to_string())?;
+    let log = whole_log(file)?;
+    let replayed = replay(&log).with_context(|| file.display().to_string())?;
     let (inputs, decisions) = (replayed.inputs, replayed.decisions);
     match &replayed.divergence {
         None => say(format_args!("the replay of {inputs} inputs gives the same {decisions} decisions as the log"))?,

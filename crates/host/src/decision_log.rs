@@ -462,6 +462,7 @@ mod tests {
         assert_eq!(names[names.len() - 2], "shard-0.000020.log");
         let bytes: u64 = names.iter().map(|name| folder.path().join(name).metadata().unwrap().len()).sum();
         assert!(bytes <= bounds.bytes && bytes > bounds.bytes / 2, "{bytes} bytes in {names:?}");
+        drop(log);
         drop(DecisionLog::open(folder.path(), (1, 1), bounds, Clock::start(), &metrics).unwrap());
         assert!(folder.path().join("previous/shard-0.000020.log").exists(), "a new run puts all files away");
         assert!(!folder.path().join("shard-0.000020.log").exists());

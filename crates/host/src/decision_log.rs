@@ -49,10 +49,13 @@ pub struct DecisionLog {
     _lock: Option<File>,
 }
 
+/// The bytes to write, their file, and whether they begin a further file.
+type ToWrite = (Arc<LogFile>, Vec<u8>, bool);
+
 #[derive(Debug)]
 struct Shared {
-    /// The bytes to write, their file, and whether they begin a further file; `None`: the end.
-    to_writer: Sender<Option<(Arc<LogFile>, Vec<u8>, bool)>>,
+    /// `None`: the end.
+    to_writer: Sender<Option<ToWrite>>,
     bounds: LogBounds,
     waiting_bytes: AtomicUsize,
     most_waiting_bytes: usize,
@@ -234,7 +237,7 @@ impl DecisionLog {
         clock: Clock,
         metrics: &Metrics,
     ) -> anyhow::Result<Self> {
-        let (to_writer, messages) = channel::<Option<(Arc<LogFile>, Vec<u8>, bool)>>();
+        let (to_writer, messages) = channel::<Option<ToWrite>>();
         let shared = Arc::new(Shared {
             to_writer,
             bounds,

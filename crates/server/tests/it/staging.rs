@@ -68,7 +68,7 @@ async fn a_start_without_time_has_the_defaults_or_the_stored_result() {
     };
     let found = staging(&models.serve(quick).await);
     assert_eq!((found.stages, found.buffer_pairs, found.tried.len()), (4, 2, 0));
-    assert!(found.reason.contains("until the model is measured behind the service"), "{}", found.reason);
+    assert!(found.reason.contains("budget_s is 1 or more"), "{}", found.reason);
     // A result of an earlier server, as it is stored.
     let found = staging(&models.serve(|options| staged(options, json!({}))).await);
     let files = std::fs::read_dir(models.path().join(".profiles")).unwrap().map(|file| file.unwrap().path());

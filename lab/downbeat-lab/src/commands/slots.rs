@@ -206,10 +206,10 @@ impl SlotArgs {
         }
         let recorded = Recorded::read(&self.log)?;
         let of = |RecordedAs { model, id }: &RecordedAs| -> anyhow::Result<_> {
-            let id = recorded.model(id).with_context(|| format!("--as {model}={id}"))?;
-            let place = recorded.models.iter().position(|model| model.id == id);
-            let count = recorded.arrivals.iter().filter(|arrival| Some(arrival.model.0 as usize) == place).count();
-            let slo = place.and_then(|place| recorded.models.get(place)?.slo);
+            let ids = recorded.models_called(id).with_context(|| format!("--as {model}={id}"))?;
+            let is_its = |place: usize| recorded.models.get(place).is_some_and(|model| ids.contains(&model.id));
+            let count = recorded.arrivals.iter().filter(|arrival| is_its(arrival.model.0 as usize)).count();
+            let slo = recorded.models.iter().filter(|model| ids.contains(&model.id)).find_map(|model| model.slo);
             Ok((Some(count as f64 / recorded.span.as_secs_f64()), slo))
         };
         self.recorded_as.iter().map(|named| Ok((&*named.model, of(named)?))).collect()

@@ -114,21 +114,21 @@ impl Records for ClusterRecords {
     }
 
     fn is_setup(input: &Input) -> bool {
-        match input {
+        matches!(
+            input,
             Input::AddModel(..)
-            | Input::AddLimit(_)
-            | Input::AddSharedLimit(_)
-            | Input::RemoveModel(_)
-            | Input::SetNetwork(_)
-            | Input::SetModelNetwork(..)
-            | Input::AddDevice(_)
-            | Input::RemoveDevice(_)
-            | Input::SetDevices(..)
-            | Input::SetWakeMargin(_)
-            | Input::SetLent(_)
-            | Input::Name(..) => true,
-            _ => false,
-        }
+                | Input::AddLimit(_)
+                | Input::AddSharedLimit(_)
+                | Input::RemoveModel(_)
+                | Input::SetNetwork(_)
+                | Input::SetModelNetwork(..)
+                | Input::AddDevice(_)
+                | Input::RemoveDevice(_)
+                | Input::SetDevices(..)
+                | Input::SetWakeMargin(_)
+                | Input::SetLent(_)
+                | Input::Name(..)
+        )
     }
 
     fn remember(setup: &mut Vec<(Time, Input)>, now: Time, input: &Input) {

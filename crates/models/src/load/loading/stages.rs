@@ -41,9 +41,6 @@ pub(super) struct StoredStaging {
     report: StagingReport,
     /// The threads of the measurements; 0: the number is not known.
     threads: usize,
-    /// Whether the machine did little else meanwhile. Otherwise the search is repeated behind the
-    /// service.
-    settled: bool,
 }
 
 impl StagePlan {
@@ -68,7 +65,7 @@ impl Loading<'_> {
     pub(super) fn plan_stages(&mut self, why: &Why) {
         if let Why::Staged(found) = why {
             let FoundStages { staging, ref report, threads, ref segments, .. } = **found;
-            let found = StoredStaging { staging, report: report.clone(), threads, settled: true };
+            let found = StoredStaging { staging, report: report.clone(), threads };
             self.plan = StagePlan::Found(Box::new(found), segments.clone());
             return;
         }
@@ -85,18 +82,15 @@ impl Loading<'_> {
         }
         let key = self.staging_key();
         let stored = key.as_ref().ok().and_then(|key| self.source.store.get::<StoredStaging>(key));
-        let stored = stored.filter(|stored| stored.settled || !self.time.is_behind());
         if let Some(stored) = stored.filter(|stored| open.contains(&stored.staging)) {
-            if !stored.settled {
-                self.time.fall_short();
-            }
             if let (Threads::UpTo(_), true) = (self.threads, stored.threads > 0) {
                 self.threads = Threads::Chosen(stored.threads);
             }
             return self.take_staging(stored, None);
         }
-        if !self.time.allows(SEARCH) {
-            return self.take_default(&open, NOT_YET);
+        // Behind the service a search would be repeated with each measurement there.
+        if self.time.is_behind() || self.time.left() < SEARCH {
+            return self.take_default(&open, NO_TIME);
         }
         self.plan = StagePlan::Search(key);
         if open.iter().any(|staging| staging.stages != open[0].stages) {
@@ -122,7 +116,7 @@ impl Loading<'_> {
     fn take_default(&mut self, open: &[Staging], reason: &str) {
         let Some(staging) = Staging::default_of(open, u16::MAX) else { return };
         let report = reported(staging, reason.to_owned(), Vec::new());
-        self.plan = StagePlan::Found(Box::new(StoredStaging { staging, report, threads: 0, settled: false }), None);
+        self.plan = StagePlan::Found(Box::new(StoredStaging { staging, report, threads: 0 }), None);
     }
 
     /// The key of the search's result. The file, the engine, the machine, the settings, the SLO and
@@ -182,7 +176,7 @@ impl Loading<'_> {
         let default = |reason: &str| {
             let staging = Staging::default_of(&open, segments)?;
             let report = reported(staging, reason.to_owned(), Vec::new());
-            Some(StoredStaging { staging, report, threads: 0, settled: false })
+            Some(StoredStaging { staging, report, threads: 0 })
         };
         if !self.is_measured {
             return default("the model answers no request of our own making, so that nothing could be measured");
@@ -191,7 +185,7 @@ impl Loading<'_> {
             return default("the model cannot be cut");
         }
         let Some((launch, overlap)) = self.measuring(codec).together(&**model, *device, &profiled.profile) else {
-            return default(NOT_YET);
+            return default(NO_TIME);
         };
         let search = StagingSearch {
             settings: &*self.policy.settings,
@@ -214,17 +208,15 @@ impl Loading<'_> {
              best and sooner",
             tried.len()
         );
-        let version = (self.definition.name.clone(), self.number);
-        let settled = !self.context.unsettled.lock().contains_key(&version);
         let (report, threads) = (reported(staging, reason, tried), profiled.threads);
-        let found = StoredStaging { staging, report, threads, settled };
+        let found = StoredStaging { staging, report, threads };
         self.source.store.keep(key.clone(), "the stages that suit the model", &found);
         Some(found)
     }
 }
 
-/// The reason for the defaults as long as there was no time to search.
-const NOT_YET: &str = "the defaults serve until the model is measured behind the service";
+/// The reason for the defaults if a load has no time to search.
+const NO_TIME: &str = "these are the defaults; a load searches better ones if profiling.budget_s is 1 or more";
 
 fn reported(staging: Staging, reason: String, tried: Vec<StagingTrial>) -> StagingReport {
     StagingReport { stages: staging.stages, buffer_pairs: staging.pairs, reason, tried }

@@ -162,6 +162,17 @@ pub enum Record<R: Records> {
     Decision(R::Decision),
 }
 
+impl<R: Records> Record<R> {
+    /// Adds the name that the record gives a model.
+    pub fn name_model(&self, names: &mut Names) {
+        if let Record::Input(_, input) = self
+            && let Some((model, name)) = R::name_in(input)
+        {
+            names.add(model, name);
+        }
+    }
+}
+
 /// An input or a decision: data that can be written, compared and told to people.
 pub trait Fact: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned {
     /// Tells it in words. `now` is the time of the last input, the told one included. Models have

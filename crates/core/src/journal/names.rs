@@ -5,7 +5,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::{Record, Records};
 use crate::ids::ModelId;
 
 /// The name of a model's queue.
@@ -41,15 +40,6 @@ impl fmt::Display for QueueName {
 pub struct Names(BTreeMap<ModelId, QueueName>);
 
 impl Names {
-    /// Learns the name that a record gives a model.
-    pub fn hear<R: Records>(&mut self, record: &Record<R>) {
-        if let Record::Input(_, input) = record
-            && let Some((model, name)) = R::name_in(input)
-        {
-            self.add(model, name);
-        }
-    }
-
     /// Learns the name of a model.
     pub fn add(&mut self, model: ModelId, name: QueueName) {
         self.0.insert(model, name);

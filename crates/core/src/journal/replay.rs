@@ -81,7 +81,7 @@ fn play<M: Machine>(mut machine: M, bytes: &[u8]) -> Result<Replayed, LogError> 
     let (mut now, mut names) = (Time::ZERO, Names::default());
     for entry in entries {
         let Entry { number, record, .. } = entry?;
-        names.hear(&record);
+        record.name_model(&mut names);
         let (again, logged) = match record {
             Record::Input(at, input) => {
                 let again = decided.pop_front();

@@ -92,7 +92,7 @@ fn shown<R: Records>(
     let (mut now, mut names) = (Time::ZERO, Names::default());
     Ok(Box::new(entries.map(move |entry| {
         let entry = entry?;
-        names.hear(&entry.record);
+        entry.record.name_model(&mut names);
         if let Record::Input(at, _) = &entry.record {
             now = *at;
         }

@@ -120,7 +120,11 @@ where
         }
         // A port that dozes must notice that another connection's idle time begins.
         self.state.stir();
-        let watched = Arc::new(Watched::new(self.protocol, Arc::clone(&self.state)));
+        let watched = Arc::new(Watched::new(
+            self.protocol,
+            Arc::clone(&self.state),
+            Arc::clone(self.connections.traffic(self.protocol)),
+        ));
         let why = match self.connections.admit(self.protocol, &watched, peer).await {
             Ok(entry) => return self.begin(stream, watched, peer, entry),
             Err(why) => why,

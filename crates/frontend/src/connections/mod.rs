@@ -26,6 +26,7 @@ mod stream;
 mod threads;
 mod tls_stream;
 mod traffic;
+mod traffic_metrics;
 mod watched;
 
 pub use accept::bind;
@@ -41,5 +42,5 @@ pub use stage::{Stage, Stages};
 pub use stream::WatchedStream;
 pub use threads::FrontendThreads;
 pub use threads::beside;
-pub(crate) use traffic::TrafficMetrics;
+pub(crate) use traffic_metrics::TrafficMetrics;
 pub use watched::Answering;

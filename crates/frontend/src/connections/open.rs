@@ -110,7 +110,7 @@ impl Connections {
     }
 
     /// Answers, connections and bytes of a protocol's ports since the start.
-    pub(crate) fn traffic(&self, protocol: Protocol) -> &Arc<Traffic> {
+    pub(super) fn traffic(&self, protocol: Protocol) -> &Arc<Traffic> {
         let [http, grpc] = &self.0.traffic;
         if protocol == Protocol::Http { http } else { grpc }
     }

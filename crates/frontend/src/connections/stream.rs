@@ -225,7 +225,11 @@ mod tests {
     }
 
     fn watched(stream: TcpStream, protocol: Protocol) -> WatchedStream {
-        WatchedStream::new(stream, Arc::new(Watched::new(protocol, Arc::new(PortState::default()))), None)
+        WatchedStream::new(
+            stream,
+            Arc::new(Watched::new(protocol, Arc::new(PortState::default()), Arc::default())),
+            None,
+        )
     }
 
     impl WatchedStream {

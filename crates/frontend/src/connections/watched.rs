@@ -11,6 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::port_state::PortState;
 use super::protocol::Protocol;
+use super::traffic::Traffic;
 
 /// A port's request to a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -29,6 +30,7 @@ pub(super) enum Request {
 pub struct Watched {
     pub(super) protocol: Protocol,
     pub(super) port: Arc<PortState>,
+    traffic: Arc<Traffic>,
     /// Requests under way, from the head to the last byte of the answer that was made.
     requests: AtomicU32,
     /// Requests that began.
@@ -92,10 +94,11 @@ impl Seen {
 }
 
 impl Watched {
-    pub(super) fn new(protocol: Protocol, port: Arc<PortState>) -> Self {
+    pub(super) fn new(protocol: Protocol, port: Arc<PortState>, traffic: Arc<Traffic>) -> Self {
         Watched {
             protocol,
             port,
+            traffic,
             requests: AtomicU32::new(0),
             served: AtomicU64::new(0),
             awaited: AtomicU32::new(0),
@@ -178,6 +181,11 @@ impl Watched {
 pub struct InRequest(Arc<Watched>);
 
 impl InRequest {
+    /// The counts of answers of the connection's protocol.
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.0.traffic
+    }
+
     /// Whether clients should go elsewhere.
     pub fn is_leaving(&self) -> bool {
         self.0.port.is_leaving()

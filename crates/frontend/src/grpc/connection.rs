@@ -61,10 +61,10 @@ pub(super) async fn serve<S: Service>(
         .max_pending_accept_reset_streams(MAX_RESET_CALLS)
         .auto_date_header(false);
     let connection_options = connections.options().clone();
-    let (frontend, traffic) = (Arc::new(frontend), Arc::clone(connections.traffic(Protocol::Grpc)));
+    let frontend = Arc::new(frontend);
     connections::serve(listener, Protocol::Grpc, connections, stages, move |stream, watched, peer| {
         let (http, options) = (http.clone(), connection_options.clone());
-        let (frontend, client, traffic) = (Arc::clone(&frontend), Client::at(peer), Arc::clone(&traffic));
+        let (frontend, client) = (Arc::clone(&frontend), Client::at(peer));
         let of_calls = Arc::clone(&watched);
         let service = move |request: Request<Incoming>| {
             let in_request = of_calls.request();
@@ -74,12 +74,12 @@ pub(super) async fn serve<S: Service>(
             let request = request.map(|body| {
                 WatchedBody::new(body, framing, &options, watched).map_err(status as fn(BodyError) -> Status)
             });
-            let (frontend, traffic) = (Arc::clone(&frontend), Arc::clone(&traffic));
+            let frontend = Arc::clone(&frontend);
             // The future is boxed: hyper and tokio move a call's future a dozen times before they
             // run it.
             Box::pin(async move {
                 let response = frontend.call(client, request).await;
-                traffic.count_grpc(response.headers());
+                in_request.traffic().count_grpc(response.headers());
                 Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
             })
         };

@@ -61,23 +61,22 @@ pub async fn serve_answers<A: Answers>(
 ) {
     let answers = Arc::new((HostNames::of(&listener, names), answers));
     let options = connections.options().clone();
-    let traffic = Arc::clone(connections.traffic(Protocol::Http));
     connections::serve(listener, Protocol::Http, connections, stages, move |stream, watched, peer| {
         let (answers, options) = (Arc::clone(&answers), options.clone());
         let client = Client::at(peer);
-        let (of_requests, traffic) = (Arc::clone(&watched), Arc::clone(&traffic));
+        let of_requests = Arc::clone(&watched);
         let service = move |request: Request<Incoming>| {
             let in_request = of_requests.request();
             let watched = Arc::clone(&of_requests);
             let request = request.map(|body| WatchedBody::new(body, Framing::Whole, &options, watched));
-            let (answers, traffic) = (Arc::clone(&answers), Arc::clone(&traffic));
+            let answers = Arc::clone(&answers);
             async move {
                 let (names, answers) = &*answers;
                 let mut response = match names.check(&request) {
                     Ok(()) => answers.answer(client, request).await,
                     Err(refused) => refused.answer().map(A::whole),
                 };
-                traffic.count_http(response.status());
+                in_request.traffic().count_http(response.status());
                 if in_request.is_leaving() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }

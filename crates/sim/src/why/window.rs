@@ -200,7 +200,7 @@ impl Window {
         let (mut part, mut now, mut names) = (Part::of(file.machine), Time::ZERO, Names::default());
         file.read::<ClusterRecords>(span, |is_before, entry| {
             let record = entry.record;
-            names.hear(&record);
+            record.name_model(&mut names);
             if is_before {
                 let is_kept = |input: &Input| {
                     ClusterRecords::is_setup(input) || matches!(input, Input::SetProfile(..) | Input::SetDispatch(..))
@@ -276,7 +276,7 @@ impl Window {
     fn read_device(&mut self, file: &LogFile, number: u32, span: Span) -> Result<(), BadFolder> {
         let (mut names, mut now, mut running) = (Names::default(), Time::ZERO, BTreeMap::<LaunchId, usize>::new());
         file.read::<DeviceRecords>(span, |is_before, entry| {
-            names.hear(&entry.record);
+            entry.record.name_model(&mut names);
             if is_before {
                 return;
             }
@@ -358,7 +358,7 @@ impl Window {
     fn read_requests(&mut self, file: &LogFile, span: Span) -> Result<(), BadFolder> {
         let mut names = Names::default();
         file.read::<RequestRecords>(span, |is_before, entry| {
-            names.hear(&entry.record);
+            entry.record.name_model(&mut names);
             let Record::Input(now, input) = entry.record else { return };
             if is_before {
                 return;

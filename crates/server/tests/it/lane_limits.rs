@@ -542,10 +542,7 @@ async fn what_a_device_policy_is_told_and_decides_is_written_down() {
         assert_eq!(replayed.divergence, None, "{policy}");
         assert!(replayed.decisions >= (replies + launches) as u64, "{policy}: {replayed:?}");
         let shown: Vec<String> = show(&log, Form::Text).unwrap().map(Result::unwrap).collect();
-        assert!(
-            shown.iter().any(|line| line.contains(&format!("m comes: m 1 with the policy {policy}"))),
-            "{shown:?}"
-        );
+        assert!(shown.iter().any(|line| line.contains(&format!("m comes: m 1 with the policy {policy}"))), "{shown:?}");
         assert!(shown.iter().any(|line| line.contains("request r0: 2 items")), "{shown:?}");
         assert!(shown.iter().any(|line| line.contains("-> launch x0 on l")), "{shown:?}");
     }

@@ -67,7 +67,9 @@ class Browser:
 
     def wait_for(self, script):
         deadline = time.monotonic() + START_S
-        while not (value := self.run(script)):
+        # Until the page's own script has run, its names are not there.
+        patient = f"(() => {{ try {{ return ({script}) }} catch {{ return null }} }})()"
+        while not (value := self.run(patient)):
             assert time.monotonic() < deadline, (script, self.run("document.body.innerText"), self.troubles)
             time.sleep(0.1)
         return value

@@ -109,8 +109,8 @@ def test_a_request_that_was_refused_is_found_with_its_error(start, repository, f
 
 def test_a_log_of_several_files_is_one_log(start, repository, folder, binary):
     models.identity(repository, "FP32", "quick")
-    # The least size of a file is 64 KiB.
-    server = start(repository, "--decision-log", str(folder), "--decision-log-bytes", "1M")
+    # The least size of a file is 64 KiB. The bound of all files leaves room for those of a slow second.
+    server = start(repository, "--decision-log", str(folder), "--decision-log-bytes", "4M")
     x = httpclient.InferInput("INPUT0", [1, 1], "FP32")
     x.set_data_from_numpy(np.ones((1, 1), np.float32))
     with httpclient.InferenceServerClient(server.http, concurrency=4) as client:

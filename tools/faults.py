@@ -123,7 +123,16 @@ class Place:
             self.past.append(self.server)
             time.sleep(after_s)
             self.server = self.start()
+            # Connections are refused until the new process listens.
+            deadline = time.monotonic() + PATIENCE_S
+            while not self.listens() and time.monotonic() < deadline:
+                time.sleep(0.02)
             self.deaths[-1][1] = time.monotonic()
+
+    def listens(self):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", getattr(self.server, "http_port", None) or self.server.port)):
+            return True
+        return False
 
     def pause(self, seconds):
         with self.lock:
@@ -142,7 +151,7 @@ class Etcd:
         client, peer = (f"http://127.0.0.1:{port}" for port in ports)
         command = ["etcd", "--data-dir", str(folder / "etcd"), "--listen-client-urls", client, "--advertise-client-urls", client]
         command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
-        self.log = ""
+        self.log, self.port = "", ports[0]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -17,7 +17,7 @@ const REASONS = {
 const NOT_MISSED = ["cancelled", "unloaded", "engine_error", "run_ended", "lost"];
 
 const $ = (id) => document.getElementById(id);
-const state = { samples: [], history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
+const state = { samples: [], history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, missed: null, pointed: null, rules: {}, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
 
 // -- figures
 
@@ -118,6 +118,14 @@ async function look() {
   while (live.wall_ms - state.samples[0].wall_ms > 1000 * KEPT_S) state.samples.splice(1, 1);
   // All that the server remembers at first, and what is new then.
   take_launches(await ask("/v2/timeline?seconds=" + (state.launches.size ? 3 : PAST_S)));
+  if (state.chosen) await look_at_missed(live.by_key.get(state.chosen));
+}
+
+// The requests of the chosen model that missed. A model that is not in service has none.
+async function look_at_missed(model) {
+  const path = model && `/v2/models/${encodeURIComponent(model.model)}${model.version ? "/versions/" + encodeURIComponent(model.version) : ""}/missed`;
+  const told = await (path ? ask(path) : Promise.reject(new Error("the model is gone"))).catch((error) => ({ error: error.message, requests: [] }));
+  if (model && state.chosen === key_of(model)) state.missed = told;
 }
 
 // The samples thin out with age: the first one stays, since the history ends there.
@@ -132,6 +140,7 @@ function take_launches(timeline) {
     for (const [key, launch] of device) if (timeline.now_ns - launch.end_ns > 1e9 * PAST_S) device.delete(key);
   }
   state.clock = timeline.now_ns;
+  state.rules = timeline.rules;
 }
 
 // -- drawing
@@ -253,9 +262,12 @@ function draw_timelines() {
     if (!box.children.length) {
       const canvas = element("canvas");
       canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-describedby", "launch");
+      canvas.tabIndex = 0;
       box.append(element("h3", "Device " + number), canvas);
       canvas.addEventListener("pointermove", point);
       canvas.addEventListener("pointerdown", point);
+      canvas.addEventListener("keydown", step_to_launch);
     }
     return [box, number, device, rows];
   });
@@ -302,6 +314,8 @@ function draw_device(canvas, number, device, rows, begin, end) {
     }
     state.boxes.push({ canvas, left, top, right: left + Math.max(wide, 3), launch });
   }
+  const pointed = state.boxes.find((box) => box.canvas === canvas && same_launch(box.launch, state.pointed));
+  if (pointed) draw_pointed(pen, pointed, x, height);
   pen.fillStyle = style("--quiet");
   const seconds = (end - begin) / 1e9;
   for (let place = 0; place <= 4; place++) {
@@ -314,17 +328,77 @@ function draw_device(canvas, number, device, rows, begin, end) {
   canvas.setAttribute("aria-label", `Device ${number}: ${shown} launches on ${rows.size} lanes in ${seconds} s`);
 }
 
+const same_launch = (one, other) => other && one.row === other.row && one.batch === other.batch && one.begin_ns === other.begin_ns;
+
+// The outline of the launch that is pointed at, and its earliest deadline on the axis of time.
+function draw_pointed(pen, { left, top, right, launch }, x, height) {
+  pen.strokeStyle = style("--text");
+  pen.lineWidth = 2;
+  pen.strokeRect(left - 1, top - 1, right - left + 2, 20);
+  pen.lineWidth = 1;
+  if (!launch.deadline_ns) return;
+  const at = x(launch.deadline_ns), late = launch.end_ns > launch.deadline_ns;
+  pen.strokeStyle = pen.fillStyle = style(late ? "--bad" : "--good");
+  pen.setLineDash([4, 3]);
+  pen.beginPath();
+  pen.moveTo(at, 0);
+  pen.lineTo(at, height - 16);
+  pen.moveTo(right, top + 9);
+  pen.lineTo(at, top + 9);
+  pen.stroke();
+  pen.setLineDash([]);
+  pen.beginPath();
+  pen.moveTo(at - 5, 0);
+  pen.lineTo(at + 5, 0);
+  pen.lineTo(at, 8);
+  pen.fill();
+}
+
+function show_launch(launch) {
+  state.pointed = launch;
+  $("launch").textContent = describe(launch);
+  draw_timelines();
+}
+
+// The arrow keys up and down go from launch to launch of a device that has the focus.
+function step_to_launch(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !["ArrowUp", "ArrowDown"].includes(event.key)) return;
+  event.preventDefault();
+  if (!state.paused) pause();
+  const shown = state.boxes.filter((box) => box.canvas === event.currentTarget).map((box) => box.launch).sort((a, b) => a.begin_ns - b.begin_ns || a.batch - b.batch);
+  const place = shown.findIndex((launch) => same_launch(launch, state.pointed));
+  const next = place < 0 ? shown.length - 1 : place + (event.key === "ArrowDown" ? 1 : -1);
+  if (shown[next]) show_launch(shown[next]);
+}
+
 function point(event) {
   const box = event.currentTarget.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
   const found = state.boxes.find((one) => one.canvas === event.currentTarget && x >= one.left - 1 && x <= one.right + 1 && y >= one.top && y <= one.top + 18);
-  if (found) $("launch").textContent = describe(found.launch);
+  if (found && !same_launch(found.launch, state.pointed)) show_launch(found.launch);
 }
 
 function describe(launch) {
   const took = (launch.end_ns - launch.begin_ns) / 1e6, ago = (state.clock - launch.end_ns) / 1e9;
   const padding = launch.computed_rows > launch.rows ? ` (${launch.computed_rows} were computed)` : "";
   const steps = (launch.steps || []).map((step) => `step ${step.step} of ${step.pipeline} #${step.request}`).join(", ");
-  return `${launch.model} version ${launch.version}, lane ${launch.lane}, policy ${launch.policy}: batch ${launch.granted ?? launch.batch} of ${launch.rows} items${padding} ran for ${milliseconds(took)} and ended ${fixed(Math.max(0, ago), 2)} s ago${steps ? "; " + steps : ""}.`;
+  const ran = `${launch.model} version ${launch.version}, lane ${launch.lane}, policy ${launch.policy}: batch ${launch.granted ?? launch.batch} of ${launch.rows} items${padding} ran for ${milliseconds(took)} and ended ${fixed(Math.max(0, ago), 2)} s ago${steps ? "; " + steps : ""}.`;
+  const more = launch.members - launch.requests.length;
+  const requests = `Request${launch.members === 1 ? "" : "s"} ${launch.requests.map((number) => "r" + number).join(", ")}${more > 0 ? ` and ${more} more` : ""}.`;
+  return [ran, why_then(launch), deadline_of(launch), requests].filter(Boolean).join(" ");
+}
+
+// Why the batch left when it did, by the rule that the scheduler named.
+function why_then({ left, granted, policy, begin_ns }) {
+  if (!left) return granted === undefined ? `The device policy ${policy} made the batch.` : "The scheduler of another process let the batch leave.";
+  const waited = left.rule === "device" && left.window_ns ? ` (since ${milliseconds(Math.max(0, begin_ns - left.window_ns) / 1e6)} before it began)` : "";
+  const behind = left.behind ? ` ${left.behind} items stayed in the queue.` : "";
+  return `It left then because ${state.rules[left.rule] || left.rule}${waited}.${behind}`;
+}
+
+function deadline_of({ deadline_ns, end_ns }) {
+  if (!deadline_ns) return "None of its requests has a deadline.";
+  const left = (deadline_ns - end_ns) / 1e6;
+  return `It ended ${milliseconds(Math.abs(left))} ${left < 0 ? "after" : "before"} its earliest deadline.`;
 }
 
 // -- models
@@ -366,20 +440,24 @@ const middle = (bounds, place) => (place === 0 ? 1 : place >= bounds.length ? bo
 
 function choose(key) {
   state.chosen = state.chosen === key ? null : key;
+  state.missed = null;
   for (const id of [...state.charts.keys()].filter((id) => id.startsWith("model-"))) {
     state.charts.get(id).plot.destroy();
     state.charts.delete(id);
   }
   $("model").replaceChildren();
   draw();
-  if (state.chosen) $("model").focus();
+  if (!state.chosen) return;
+  $("model").focus();
+  look_at_missed(state.samples.at(-1).by_key.get(key)).then(draw);
 }
 
 function draw_model(live) {
   const model = live.by_key.get(state.chosen);
   if (!model || state.samples.length < 3) return;
-  if (!$("model").children.length) $("model").append(element("h3", name_of(model)), element("p"), element("div", undefined, { className: "charts" }));
+  if (!$("model").children.length) $("model").append(element("h3", name_of(model)), element("p"), element("div", undefined, { className: "charts" }), element("div", undefined, { className: "wide", id: "missed" }));
   const [, about, charts] = $("model").children;
+  draw_missed();
   about.textContent = `Policy ${model.policy || "none"}, at most ${model.max_batch} items in a batch, ${model.slo_ms === null ? "no SLO" : "SLO " + milliseconds(model.slo_ms)}.`;
   const [blue, orange] = COLORS;
   const pair = (before, now) => [before.by_key.get(state.chosen), now.by_key.get(state.chosen)];
@@ -408,6 +486,39 @@ function draw_model(live) {
     const sizes = model.profile.map(([size]) => size), at_load = new Map(model.profile_at_load);
     chart(charts, "model-profile", "Time of a batch by its size", [["as refined", blue], ["at load", orange, true]], [sizes, model.profile.map(([, ms]) => ms), sizes.map((size) => at_load.get(size) ?? null)], milliseconds, { numbers: true, x_label: "items", note: "The scheduler plans with the refined times." });
   }
+}
+
+// The last requests of the chosen model that missed. Ids are the clients' text: they become text nodes.
+function draw_missed() {
+  const told = state.missed, where = $("missed");
+  if (!told) return;
+  const shape = JSON.stringify(told);
+  if (where.dataset.shape === shape) return;
+  where.dataset.shape = shape;
+  const title = element("h3", "The last requests that missed");
+  if (!told.requests.length) {
+    where.replaceChildren(title, element("p", told.error ? `They are not known: ${told.error}` : "None was late, dropped, refused or failed since the model was loaded."));
+    return;
+  }
+  const table = element("table"), head = element("tr");
+  head.append(...["request", "ended", "took", "deadline", "reason", "why"].map((name, place) => element("th", name, { className: place > 3 ? "text" : "" })));
+  const rows = told.requests.map((request) => {
+    const row = element("tr"), why = element("td", request.why, { className: "text" });
+    if (request.command) why.append(element("br"), element("code", request.command, { title: "With the folder of --decision-log, unless that is decisions" }));
+    const left = request.left_ms;
+    row.append(
+      element("td", request.id || request.trace || (request.number === undefined ? "no id" : "r" + request.number), { className: "text", title: request.trace ? "trace " + request.trace : "" }),
+      element("td", new Date(request.ended_ms).toLocaleTimeString()), element("td", milliseconds(request.took_ms)),
+      element("td", left === null ? "none" : `${milliseconds(Math.abs(left))} ${left < 0 ? "late" : "left"}`, { className: left !== null && left < 0 ? "bad" : "" }),
+      element("td", request.reason, { className: "text", title: REASONS[request.reason] || "" }), why,
+    );
+    return row;
+  });
+  const [thead, tbody] = [element("thead"), element("tbody")];
+  thead.append(head);
+  tbody.append(...rows);
+  table.append(thead, tbody);
+  where.replaceChildren(title, table);
 }
 
 // -- the cluster

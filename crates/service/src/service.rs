@@ -14,6 +14,7 @@ use crate::report::autoscale::AutoscaleStatus;
 use crate::report::cluster_report::ClusterReport;
 use crate::report::device_report::DevicesReport;
 use crate::report::live::LiveReport;
+use crate::report::missed::MissedReport;
 use crate::report::policy_report::PolicyReport;
 use crate::report::scheduler_status::SchedulerStatus;
 use crate::report::timeline::Timeline;
@@ -86,6 +87,16 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// `NotFound`, `Unavailable`.
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError>;
+
+    /// The last requests of a model that missed.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`; `Unimplemented` if the process keeps no such list.
+    fn missed(&self, name: &str, _version: &str) -> Result<MissedReport, ServiceError> {
+        Err(ServiceError::Unimplemented(format!(
+            "this process keeps no list of the requests of model '{name}' that missed; `downbeat serve` keeps one"
+        )))
+    }
 
     /// Statistics of one model, or of all if `name` is empty.
     ///

@@ -106,6 +106,7 @@ fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
         .route(&format!("{base}/ready"), get(health::model_ready::<S>))
         .route(&format!("{base}/config"), get(metadata::config::<S>))
         .route(&format!("{base}/policy"), get(metadata::policy::<S>))
+        .route(&format!("{base}/missed"), get(metadata::missed::<S>))
         .route(&format!("{base}/stats"), get(metadata::statistics::<S>))
         .route(&format!("{base}/infer"), post(infer::handler::<S>))
         .route(&format!("{base}/generate"), post(generate::one::<S>))

@@ -28,6 +28,8 @@ pub struct Member {
     pub slots: Option<RingRun>,
     /// The step of a pipeline that it is.
     pub step: Option<Arc<StepMark>>,
+    /// When it must be finished; [`Time::MAX`] if it may take any time.
+    pub deadline: Time,
 }
 
 /// How the tensors of a model's batches on a device are made of requests' inputs, and parted into

@@ -231,7 +231,7 @@ impl Driver {
     /// must [run](Self::runs) the batch's model.
     pub fn grant(&self, slot: DeviceId, batch: BatchId, jobs: Vec<(RequestId, QueuedCall)>, own: &mut OwnLaunch) {
         let (host, lane) = self.cluster.handler().slot(slot);
-        host.grant(lane, batch, jobs, self.clock().now(), own);
+        host.grant(lane, batch, jobs, (self.clock().now(), None), own);
     }
 
     /// By slot: its device and its partition.

@@ -21,6 +21,7 @@ use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::statistics::{Phases, Statistics};
 use downbeat_service::metrics::trouble::Counts;
 use downbeat_service::metrics::{Metrics, ModelMetrics, StepMetrics};
+use downbeat_service::report::missed::MissedRequests;
 use downbeat_service::unanswered::Unanswered;
 use flat::FlatSteps;
 use parking_lot::{Mutex, RwLock};
@@ -70,6 +71,8 @@ pub struct PipelineRecord {
     /// The version's number.
     pub version: String,
     statistics: Mutex<Statistics>,
+    /// The last requests that missed.
+    pub missed: MissedRequests,
     metrics: ModelMetrics,
 }
 
@@ -120,7 +123,8 @@ impl Pipeline {
         let record = |version: u64| {
             let (name, version) = (definition.name.clone(), version.to_string());
             let metrics = metrics.model(&name, &version);
-            Arc::new(PipelineRecord { name, version, statistics: Mutex::default(), metrics })
+            let (statistics, missed) = Default::default();
+            Arc::new(PipelineRecord { name, version, statistics, missed, metrics })
         };
         let versions = || definition.versions.iter().map(|(version, _)| (*version, record(*version))).collect();
         let step = |(at, step): (usize, &downbeat_repository::EnsembleStep)| StepRecord {

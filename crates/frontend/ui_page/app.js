@@ -177,7 +177,8 @@ function draw_tiles(live) {
   );
 }
 
-// A chart that keeps its place and takes new data. `lines`: label, color, and whether it is dashed.
+// A chart that keeps its place and takes new data. `lines`: label, color, and whether it is dashed (true) or
+// has points alone ("points").
 function chart(where, id, title, lines, data, unit, options = {}) {
   let known = state.charts.get(id);
   const shape = JSON.stringify([lines, matchMedia("(prefers-color-scheme: dark)").matches]);
@@ -196,7 +197,8 @@ function chart(where, id, title, lines, data, unit, options = {}) {
       scales: { x: { time: !options.numbers, ...(options.x || {}) }, y: { range: (_, low, high) => [0, options.most || Math.max(high * 1.1, options.least || 1e-9)] } },
       axes: [{ ...axis, values: options.ticks }, { ...axis, size: 62, values: (_, splits) => splits.map(unit) }],
       series: [{ label: options.x_label || "time" }, ...lines.map(([label, color, dashed]) => ({
-        label, stroke: color, width: 2, dash: dashed ? [6, 4] : undefined, spanGaps: true, points: { show: false }, value: (_, value) => (value === null || value === undefined ? "" : unit(value)),
+        label, stroke: color, width: 2, dash: dashed === true ? [6, 4] : undefined, spanGaps: true,
+        points: dashed === "points" ? { show: true, size: 11, fill: color, stroke: style("--ground") } : { show: false }, value: (_, value) => (value === null || value === undefined ? "" : unit(value)),
         ...(options.bars ? { paths: uPlot.paths.bars({ size: [0.8, 60] }), fill: color } : {}),
       }))],
     }, data, box.children[1]);
@@ -500,25 +502,138 @@ function draw_missed() {
     where.replaceChildren(title, element("p", told.error ? `They are not known: ${told.error}` : "None was late, dropped, refused or failed since the model was loaded."));
     return;
   }
-  const table = element("table"), head = element("tr");
-  head.append(...["request", "ended", "took", "deadline", "reason", "why"].map((name, place) => element("th", name, { className: place > 3 ? "text" : "" })));
-  const rows = told.requests.map((request) => {
-    const row = element("tr"), why = element("td", request.why, { className: "text" });
-    if (request.command) why.append(element("br"), element("code", request.command, { title: "With the folder of --decision-log, unless that is decisions" }));
-    const left = request.left_ms;
-    row.append(
-      element("td", request.id || request.trace || (request.number === undefined ? "no id" : "r" + request.number), { className: "text", title: request.trace ? "trace " + request.trace : "" }),
-      element("td", new Date(request.ended_ms).toLocaleTimeString()), element("td", milliseconds(request.took_ms)),
-      element("td", left === null ? "none" : `${milliseconds(Math.abs(left))} ${left < 0 ? "late" : "left"}`, { className: left !== null && left < 0 ? "bad" : "" }),
-      element("td", request.reason, { className: "text", title: REASONS[request.reason] || "" }), why,
-    );
-    return row;
+  const of = (left) => (left === null ? "none" : `${milliseconds(Math.abs(left))} ${left < 0 ? "late" : "left"}`);
+  const table = table_of("The last requests that missed", ["-request", "ended", "took", "deadline", "-reason", "-why"], told.requests.map((request) => [
+    request.id || request.trace || (request.number === undefined ? "no id" : "r" + request.number), new Date(request.ended_ms).toLocaleTimeString(), milliseconds(request.took_ms), of(request.left_ms), request.reason, request.why,
+  ]));
+  told.requests.forEach((request, place) => {
+    const { cells } = table.tBodies[0].rows[place];
+    if (request.trace) cells[0].title = "trace " + request.trace;
+    if (request.left_ms !== null && request.left_ms < 0) cells[3].className = "bad";
+    cells[4].title = REASONS[request.reason] || "";
+    if (request.command) cells[5].append(element("br"), element("code", request.command, { title: "Add the folder of --decision-log, unless it is `decisions`" }));
   });
-  const [thead, tbody] = [element("thead"), element("tbody")];
-  thead.append(head);
-  tbody.append(...rows);
-  table.append(thead, tbody);
   where.replaceChildren(title, table);
+}
+
+// -- pipelines and tenants
+
+// A table with a caption. `heads`: names; names that begin with "-" are of texts.
+function table_of(label, heads, rows) {
+  const table = element("table"), [thead, tbody] = [element("thead"), element("tbody")], head = element("tr");
+  table.setAttribute("aria-label", label);
+  const is_text = heads.map((name) => name.startsWith("-"));
+  head.append(...heads.map((name, place) => element("th", name.replace(/^-/, ""), { scope: "col", className: is_text[place] ? "text" : "" })));
+  thead.append(head);
+  for (const cells of rows) {
+    const row = element("tr");
+    row.append(...cells.map((cell, place) => element("td", cell, { className: is_text[place] ? "text" : "" })));
+    tbody.append(row);
+  }
+  table.append(thead, tbody);
+  return table;
+}
+
+// What a step did in the last minute.
+function step_lately(model, place) {
+  const now = state.samples.at(-1), from = state.samples.find((sample) => now.wall_ms - sample.wall_ms <= 60500);
+  const step = model.steps[place], before = from && from !== now ? from.by_key.get(key_of(model))?.steps?.[place] : undefined;
+  const less = (figure) => Math.max(0, step[figure] - (before ? before[figure] : 0));
+  return Object.fromEntries(["done", "waited_s", "ran_s", "dropped", "failed"].map((figure) => [figure, less(figure)]));
+}
+
+function draw_pipelines(live) {
+  const pipelines = live.models.filter((model) => model.steps);
+  $("pipelines").hidden = !pipelines.length;
+  $("pipelines-body").replaceChildren(...pipelines.map((model) => {
+    const lately = model.steps.map((_, place) => step_lately(model, place));
+    const times = lately.map((step) => (step.done ? (1000 * (step.waited_s + step.ran_s)) / step.done : 0)), all = sum(times) || 1;
+    const box = element("div", undefined, { className: "device" }), bar = element("div", undefined, { className: "parts" });
+    const wide = element("div", undefined, { className: "wide" });
+    model.steps.forEach((step, place) => {
+      const part = element("span", `${place} ${step.model}`, { title: `step ${place}, ${step.model}: ${milliseconds(times[place])} of ${milliseconds(all)}` });
+      part.style.flexGrow = times[place];
+      part.style.background = color_of(step.model);
+      if (times[place]) bar.append(part);
+    });
+    const budget = (step) => `${fixed(100 * step.share, 0)}%${model.slo_ms === null ? "" : " = " + milliseconds(step.share * model.slo_ms)}`;
+    const mean = (step, figure) => (step.done ? milliseconds((1000 * step[figure]) / step.done) : "");
+    wide.append(table_of(`Steps of ${name_of(model)}, last minute`, ["-step", "-model", "share of the budget", "mean wait", "mean run", "share of the time", "done", "dropped", "failed"], model.steps.map((step, place) => [
+      String(place), step.model, budget(step), mean(lately[place], "waited_s"), mean(lately[place], "ran_s"), lately[place].done ? fixed((100 * times[place]) / all, 0) + "%" : "",
+      String(lately[place].done), String(lately[place].dropped), String(lately[place].failed),
+    ])));
+    box.append(element("h3", name_of(model)), element("p", `${model.slo_ms === null ? "No SLO" : "SLO " + milliseconds(model.slo_ms)}. Where the time of its requests went in the last minute:`), bar, wide);
+    return box;
+  }));
+}
+
+function draw_tenants(live) {
+  const tenants = live.tenants || [];
+  $("tenants").hidden = !tenants.length;
+  if (!tenants.length) return;
+  const now = state.samples.at(-1), from = state.samples.find((sample) => now.wall_ms - sample.wall_ms <= 60500);
+  const seconds = Math.max(1e-3, (now.wall_ms - from.wall_ms) / 1000), devices = live.device_busy_s.length || 1;
+  const rows = tenants.map((tenant) => {
+    const before = from === now ? tenant : (from.tenants || []).find((other) => other.tenant === tenant.tenant);
+    const less = (figure) => Math.max(0, tenant[figure] - (before ? before[figure] : 0));
+    const percents = (share) => fixed(100 * share, 1) + "%";
+    return [tenant.tenant, percents(tenant.share), tenant.quota === null ? "none" : percents(tenant.quota), percents(less("device_s") / seconds / devices), per_s(less("within") / seconds), per_s(less("beyond") / seconds), String(less("refused"))];
+  });
+  $("tenants-body").replaceChildren(table_of("Tenants, last minute", ["-tenant", "share", "quota", "use of the devices", "within its share", "beyond", "refused"], rows));
+}
+
+// -- what if
+
+const asked_factor = (id) => 2 ** Number($(id).value);
+const times = (factor) => `${factor >= 10 ? fixed(factor, 0) : fixed(factor, 2)}×`;
+
+function tell_asked() {
+  for (const name of ["rate", "slo"]) $("told-" + name).textContent = times(asked_factor("asked-" + name));
+  const devices = $("asked-devices");
+  $("told-devices").textContent = devices.dataset.is_set ? devices.value : "as now";
+}
+
+function asked_path() {
+  const devices = $("asked-devices"), query = new URLSearchParams({ rate: fixed(asked_factor("asked-rate"), 4), slo: fixed(asked_factor("asked-slo"), 4) });
+  if (devices.dataset.is_set) query.set("devices", devices.value);
+  if ($("asked-policy").value) query.set("policy", $("asked-policy").value);
+  return "/v2/what-if?" + query;
+}
+
+async function ask_what_if() {
+  clearTimeout(state.asking);
+  const turn = (state.asked = (state.asked || 0) + 1);
+  $("what-if-status").className = "";
+  $("what-if-status").textContent = "asking …";
+  try {
+    const told = await ask(asked_path());
+    if (turn === state.asked) draw_what_if(told);
+  } catch (error) {
+    if (turn !== state.asked) return;
+    $("what-if-status").className = "bad";
+    $("what-if-status").textContent = error.message;
+  }
+}
+
+function draw_what_if(told) {
+  state.what_if = told;
+  const live = state.samples.at(-1), measured = live ? attainment(live.models.filter((model) => !model.ensemble), Math.min(300, Math.max(10, told.span_s))) : null;
+  const devices = $("asked-devices"), most = Math.max(8, 4 * told.present_devices, told.devices);
+  if (Number(devices.max) < most) devices.max = String(most);
+  if (!devices.dataset.is_set) devices.value = String(told.present_devices);
+  if ($("asked-policy").options.length === 1) $("asked-policy").append(...told.policies.map((name) => element("option", name, { value: name })));
+  const is_here = told.slo === 1 && told.devices === told.present_devices && told.policy === "as served";
+  const point = told.curve.find((point) => point.rate === told.rate) || told.curve[0], here = told.curve.find((point) => point.rate === 1);
+  const rates = [...new Set([...told.curve.map((point) => point.rate), 1])].sort((a, b) => a - b);
+  const at = (rate, figure) => told.curve.find((point) => point.rate === rate)?.[figure] ?? null;
+  const data = [rates, rates.map((rate) => at(rate, "attainment")), rates.map((rate) => at(rate, "worst")), rates.map((rate) => (rate === 1 ? measured : null)), rates.map((rate) => (rate === told.rate ? point.attainment : null))];
+  const lines = [["all requests", COLORS[0]], ["worst model", COLORS[1], true], ["you are here (measured)", style("--good"), "points"], ["asked", style("--bad"), "points"]];
+  const note = `${told.requests} requests of ${fixed(told.span_s, 1)} s, replayed in ${fixed(told.took_ms, 0)} ms${told.complete ? "" : "; the time was too short for all rates"}. ${told.notes.join(" ")}`;
+  chart($("what-if-body"), "what-if", "Share of requests in time, over the rate", lines, data, (value) => fixed(100 * value, 0) + "%", { numbers: true, most: 1.02, x_label: "rate", ticks: (_, splits) => splits.map(times), note });
+  $("what-if-body").querySelector("p").textContent = note;
+  const setting = `${times(told.rate)} the rate (${per_s(point.offered)}), ${told.devices} device${told.devices === 1 ? "" : "s"}, SLO ${times(told.slo)}, policy ${told.policy}`;
+  $("what-if-status").textContent = `With ${setting}: ${percent(point.attainment)} in time, worst ${point.worst_model} ${percent(point.worst)}, devices ${fixed(100 * point.busy, 0)}% busy.` +
+    (is_here && here && measured !== null ? ` Now, measured: ${percent(measured)}; simulated: ${percent(here.attainment)}.` : "");
 }
 
 // -- the cluster
@@ -538,6 +653,18 @@ async function draw_cluster() {
       element("ul"),
     );
     where.lastChild.append(...peers.map((peer) => element("li", peer)));
+    const us = (value) => milliseconds(value / 1000), more = [];
+    if (cluster.sub_clusters?.length) more.push(table_of("Sub-clusters", ["-sub-cluster", "-models", "-backends"], cluster.sub_clusters.map((sub, place) => [
+      String(place), sub.models.join(", "), sub.backends.map((backend) => backend.name + (backend.missing.length ? ` (lacks ${backend.missing.join(", ")})` : "")).join(", "),
+    ])));
+    if (cluster.budgets?.length) more.push(table_of("Network budgets", ["-model", "-backends", "a batch", "an item", "the reply"], cluster.budgets.map((budget) => [
+      `${budget.model} ${budget.version}`, budget.backends.join(", "), us(budget.control_us), us(budget.data_us), us(budget.reply_us),
+    ])));
+    where.append(...more.flatMap((table) => {
+      const wide = element("div", undefined, { className: "wide" });
+      wide.append(table);
+      return [element("h3", table.getAttribute("aria-label")), wide];
+    }));
   } catch (error) {
     where.replaceChildren(element("p", `The cluster's state is not known: ${error.message}`));
   }
@@ -554,6 +681,8 @@ function draw() {
   draw_timelines();
   draw_table(live);
   if (state.chosen) draw_model(live);
+  draw_pipelines(live);
+  draw_tenants(live);
 }
 
 async function turn() {
@@ -598,6 +727,23 @@ addEventListener("DOMContentLoaded", () => {
     if (event.key === " ") event.preventDefault(), pause();
     if (event.key === "ArrowLeft") scroll(1);
     if (event.key === "ArrowRight") scroll(-1);
+  });
+  $("asked").addEventListener("input", (event) => {
+    if (event.target.id === "asked-devices") event.target.dataset.is_set = "true";
+    tell_asked();
+    clearTimeout(state.asking);
+    state.asking = setTimeout(ask_what_if, 400);
+  });
+  $("asked").addEventListener("submit", (event) => {
+    event.preventDefault();
+    ask_what_if();
+  });
+  $("asked").addEventListener("reset", () => {
+    delete $("asked-devices").dataset.is_set;
+    setTimeout(() => {
+      tell_asked();
+      ask_what_if();
+    });
   });
   $("login").addEventListener("submit", (event) => {
     event.preventDefault();

@@ -48,6 +48,7 @@ impl Registry {
                 (model.ensemble, model.slo_ms) = (true, slo.map(ms));
                 model.take_counts(&record.counts());
                 [model.latency, model.batches] = record.histograms();
+                model.steps = pipeline.steps_report();
             }
         }
         let past = history.then(|| self.history.lock());
@@ -64,6 +65,7 @@ impl Registry {
             batch_bounds: batch_bounds(),
             models: named.collect(),
             device_busy_s: self.driver.hosts().iter().map(|host| host.occupancy.busy_seconds()).collect(),
+            tenants: self.serving.tenants_report(),
             history_part_s: PART.as_secs_f64(),
             in_cluster: self.cluster.get().is_some(),
         }

@@ -102,6 +102,7 @@ impl Registry {
             loads,
             started: Arc::default(),
             wanted: wanted.into(),
+            what_if: Arc::default(),
             cluster: Arc::default(),
         })
     }

@@ -17,6 +17,7 @@ use downbeat_service::report::missed::MissedReport;
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::report::scheduler_status::SchedulerStatus;
 use downbeat_service::report::timeline::{REMEMBERED, Timeline, rules};
+use downbeat_service::report::what_if::{WhatIfQuestion, WhatIfReport};
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use downbeat_service::tenants::NamedPart;
 
@@ -368,6 +369,10 @@ impl Service for Registry {
 
     fn live(&self, history: bool) -> Option<LiveReport> {
         Some(self.live_report(history))
+    }
+
+    async fn what_if(&self, question: WhatIfQuestion) -> Result<WhatIfReport, ServiceError> {
+        self.answer_what_if(question).await
     }
 
     fn labels(&self, name: &str, _version: &str, output: &str) -> Vec<String> {

@@ -32,6 +32,7 @@ use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal::queue_full;
+use downbeat_service::report::live::LiveTenant;
 use downbeat_service::tenants::{Charge, NamedPart, Tenants};
 use downbeat_service::unanswered::Unanswered;
 use futures_util::FutureExt;
@@ -488,6 +489,11 @@ impl Serving {
         if self.tenants.set(parts) {
             self.all().iter().for_each(|served| self.warn_of_shares(served));
         }
+    }
+
+    /// The parts and counts of the tenants; empty: there are none.
+    pub fn tenants_report(&self) -> Vec<LiveTenant> {
+        self.tenants.report()
     }
 
     /// Warns of a model whose requests the shares of tenants do not order.

@@ -9,3 +9,4 @@ pub mod missed;
 pub mod policy_report;
 pub mod scheduler_status;
 pub mod timeline;
+pub mod what_if;

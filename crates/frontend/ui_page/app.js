@@ -457,7 +457,7 @@ function choose(key) {
 function draw_model(live) {
   const model = live.by_key.get(state.chosen);
   if (!model || state.samples.length < 3) return;
-  if (!$("model").children.length) $("model").append(element("h3", name_of(model)), element("p"), element("div", undefined, { className: "charts" }), element("div", undefined, { className: "wide", id: "missed" }));
+  if (!$("model").children.length) $("model").append(element("h3", name_of(model)), element("p"), element("div", undefined, { className: "charts" }), element("div", undefined, { className: "wide", id: "missed", tabIndex: 0 }));
   const [, about, charts] = $("model").children;
   draw_missed();
   about.textContent = `Policy ${model.policy || "none"}, at most ${model.max_batch} items in a batch, ${model.slo_ms === null ? "no SLO" : "SLO " + milliseconds(model.slo_ms)}.`;
@@ -626,8 +626,8 @@ function draw_what_if(told) {
   const point = told.curve.find((point) => point.rate === told.rate) || told.curve[0], here = told.curve.find((point) => point.rate === 1);
   const rates = [...new Set([...told.curve.map((point) => point.rate), 1])].sort((a, b) => a - b);
   const at = (rate, figure) => told.curve.find((point) => point.rate === rate)?.[figure] ?? null;
-  const data = [rates, rates.map((rate) => at(rate, "attainment")), rates.map((rate) => at(rate, "worst")), rates.map((rate) => (rate === 1 ? measured : null)), rates.map((rate) => (rate === told.rate ? point.attainment : null))];
-  const lines = [["all requests", COLORS[0]], ["worst model", COLORS[1], true], ["you are here (measured)", style("--good"), "points"], ["asked", style("--bad"), "points"]];
+  const data = [rates, rates.map((rate) => at(rate, "attainment")), rates.map((rate) => at(rate, "worst")), rates.map((rate) => (rate === told.rate ? point.attainment : null)), rates.map((rate) => (rate === 1 ? measured : null))];
+  const lines = [["all requests", COLORS[0]], ["worst model", COLORS[1], true], ["asked", style("--bad"), "points"], ["you are here (measured)", style("--good"), "points"]];
   const note = `${told.requests} requests of ${fixed(told.span_s, 1)} s, replayed in ${fixed(told.took_ms, 0)} ms${told.complete ? "" : "; the time was too short for all rates"}. ${told.notes.join(" ")}`;
   chart($("what-if-body"), "what-if", "Share of requests in time, over the rate", lines, data, (value) => fixed(100 * value, 0) + "%", { numbers: true, most: 1.02, x_label: "rate", ticks: (_, splits) => splits.map(times), note });
   $("what-if-body").querySelector("p").textContent = note;
@@ -640,8 +640,8 @@ function draw_what_if(told) {
 
 async function draw_cluster() {
   const where = $("cluster-body"), live = state.samples.at(-1);
-  if (!live) return;
-  if (!live.in_cluster) {
+  // A frontend of a cluster has no figures of models, and knows its cluster.
+  if (live && !live.in_cluster) {
     where.replaceChildren(element("p", "This server is in no cluster."));
     return;
   }
@@ -696,6 +696,7 @@ async function turn() {
     } catch (error) {
       $("status").textContent = `no figures: ${error.message}`;
       $("status").className = "bad";
+      if (!state.samples.length && $("login").hidden) draw_cluster();
     }
   }
   setTimeout(turn, EVERY_MS);

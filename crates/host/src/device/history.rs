@@ -73,7 +73,8 @@ pub struct History {
 }
 
 impl History {
-    /// Remembers a launch with its model's lane, its partition, and its members. Lanes that end at nearly the same time may report in either order.
+    /// Remembers a launch with its model's lane, its partition, and its members. Lanes that end at
+    /// nearly the same time may report in either order.
     pub fn push(
         &mut self,
         launch: &Launch,

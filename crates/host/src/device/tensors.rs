@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use downbeat_core::RequestId;
 use downbeat_core::device::RingRun;
+use downbeat_core::{RequestId, Time};
 use downbeat_engine::{Fill, Lane, State};
 
 use super::answer_watch::AnswerWatch;

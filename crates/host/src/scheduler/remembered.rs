@@ -14,8 +14,9 @@ const MOST_RUNS: usize = 256;
 
 /// The requests of the last minutes, with the queues that they joined.
 ///
-/// The rehearsal's thread fills it, off the way of requests. **Bound.** The last 64 Ki requests, of at
-/// most five minutes, and 256 executions of each queue.
+/// The rehearsal's thread adds the requests, off their way through the server.
+///
+/// **Bound.** The last 64 Ki requests, of at most five minutes, and 256 executions of each queue.
 #[derive(Clone, Debug, Default)]
 pub struct Remembered {
     /// The requests, in the order of their arrivals.

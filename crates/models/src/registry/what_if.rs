@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::cluster::PastArrival;
 use downbeat_core::{Duration, Time};
-use downbeat_host::scheduler::Remembered;
+use downbeat_host::scheduler::{Remembered, RememberedQueue};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::what_if::{WhatIfPoint, WhatIfQuestion, WhatIfReport};
@@ -56,21 +56,19 @@ impl Registry {
     /// `Unavailable` if there are too few requests.
     pub(super) async fn answer_what_if(&self, question: WhatIfQuestion) -> Result<WhatIfReport, ServiceError> {
         let turn = Turn::take(&self.what_if)?;
-        let remembered = self.driver.remembered().ok_or_else(|| {
-            ServiceError::Unavailable(
-                "a what-if replays the requests that the rehearsal remembers, and the rehearsal is off; start the server \
-                 with --rehearsal-cpu above 0"
-                    .to_owned(),
-            )
-        })?;
-        let clock = self.driver.clock();
+        let (driver, clock) = (self.driver.clone(), self.driver.clock());
         let (told, answer) = tokio::sync::oneshot::channel();
         let work = move || {
             // Without the right to it, at normal priority.
             let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LOWEST_PRIORITY);
-            let _turn = turn;
+            let remembered = driver.remembered();
+            // A server that ends does not wait for this thread.
+            drop(driver);
+            let replayed = remembered.ok_or_else(rehearsal_is_off).and_then(|past| replay(past, &question, clock));
+            // A client that has its answer may ask again at once.
+            drop(turn);
             // The client may have gone.
-            let _ = told.send(replay(remembered, &question, clock));
+            let _ = told.send(replayed);
         };
         std::thread::Builder::new()
             .name("what-if".to_owned())
@@ -86,11 +84,7 @@ impl Registry {
 fn replay(remembered: Remembered, question: &WhatIfQuestion, clock: Clock) -> Result<WhatIfReport, ServiceError> {
     let begin = clock.now();
     let Remembered { arrivals, queues, devices, order } = remembered;
-    let queue = |queue: downbeat_host::scheduler::RememberedQueue| ServedQueue {
-        model: queue.model,
-        options: queue.options,
-        runs: queue.runs.into(),
-    };
+    let queue = |RememberedQueue { model, options, runs }| ServedQueue { model, options, runs: runs.into() };
     let queues: BTreeMap<_, _> = queues.into_iter().map(|(id, its)| (id, queue(its))).collect();
     let served = Served { queues, devices, order };
     let arrivals: Vec<PastArrival> = arrivals.into();
@@ -159,6 +153,12 @@ fn setting(recorded: &Recorded, question: &WhatIfQuestion) -> Result<Setting, Se
     })
 }
 
+fn rehearsal_is_off() -> ServiceError {
+    let message = "a what-if replays the requests that the rehearsal remembers, and the rehearsal is off; start the server with \
+                   --rehearsal-cpu above 0";
+    ServiceError::Unavailable(message.to_owned())
+}
+
 fn invalid(error: BadSetting) -> ServiceError {
     ServiceError::InvalidArgument(error.to_string())
 }
@@ -207,7 +207,6 @@ fn notes(recorded: &Recorded, remembered: usize, idle: Duration) -> Vec<String> 
 mod tests {
     use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
     use downbeat_core::{LatencyProfile, ModelId};
-    use downbeat_host::scheduler::RememberedQueue;
 
     use super::*;
 

@@ -55,7 +55,7 @@ impl Serving {
     ) {
         let number = trail.map(RequestTrail::request);
         let missed = Missed { id: &request.id, traceparent: traceparent(request), number, arrived, deadline };
-        list.note(self.now(), &missed, miss, error);
+        list.note((self.now(), Clock::unix_millis()), &missed, miss, error);
     }
 
     /// Notes a request that was refused on its way to the queue. Returns the error for its client.
@@ -76,7 +76,7 @@ impl Serving {
     /// The last requests of a version that missed. `name` and `version` are those of the version.
     pub fn missed(&self, (name, version): (&str, &str), list: &MissedRequests) -> MissedReport {
         let has_log = self.driver.request_log().is_some();
-        let requests = list.report(self.now(), Clock::unix_millis(), has_log);
+        let requests = list.report(has_log);
         MissedReport { model: name.to_owned(), version: version.to_owned(), has_log, requests }
     }
 }

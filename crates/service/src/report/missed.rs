@@ -95,14 +95,16 @@ struct Noted {
     arrived: Time,
     deadline: Time,
     ended: Time,
+    /// The wall clock then, milliseconds since 1970.
+    ended_ms: u64,
     reason: &'static str,
     why: Box<str>,
 }
 
 /// The last requests of a version that missed.
 ///
-/// **Bound.** [`KEPT`] requests, each with at most 64 bytes of its id and 240 bytes of its reason:
-/// at most 25 KiB for each version in service.
+/// **Bound.** [`KEPT`] requests, with 64 bytes of the id and 240 bytes of the reason at most. That
+/// is at most 25 KiB for each version in service.
 #[derive(Debug, Default)]
 pub struct MissedRequests {
     last: Mutex<VecDeque<Noted>>,
@@ -141,9 +143,10 @@ impl Miss {
 }
 
 impl MissedRequests {
-    /// Notes a request that ended now. `error` is the error that its client gets.
+    /// Notes a request that ended `now`, when the wall clock showed `wall_ms` milliseconds since 1970.
+    /// `error` is the error that its client gets.
     #[cold]
-    pub fn note(&self, now: Time, missed: &Missed<'_>, miss: Miss, error: Option<&ServiceError>) {
+    pub fn note(&self, (now, wall_ms): (Time, u64), missed: &Missed<'_>, miss: Miss, error: Option<&ServiceError>) {
         if miss.is_taken_back() {
             return;
         }
@@ -154,6 +157,7 @@ impl MissedRequests {
             arrived: missed.arrived,
             deadline: missed.deadline,
             ended: now,
+            ended_ms: wall_ms,
             reason: miss.label(),
             why: miss.why(missed, now, error).into(),
         };
@@ -164,16 +168,14 @@ impl MissedRequests {
         last.push_back(noted);
     }
 
-    /// The requests, the last one first. `wall_ms`: what a clock on the wall shows `now`, milliseconds
-    /// since 1970. `has_log`: whether a decision log has the requests.
-    pub fn report(&self, now: Time, wall_ms: u64, has_log: bool) -> Vec<MissedRequest> {
-        let last = self.last.lock();
-        last.iter().rev().map(|noted| noted.report(now, wall_ms, has_log)).collect()
+    /// The requests, the last one first. `has_log`: whether a decision log has the requests.
+    pub fn report(&self, has_log: bool) -> Vec<MissedRequest> {
+        self.last.lock().iter().rev().map(|noted| noted.report(has_log)).collect()
     }
 }
 
 impl Noted {
-    fn report(&self, now: Time, wall_ms: u64, has_log: bool) -> MissedRequest {
+    fn report(&self, has_log: bool) -> MissedRequest {
         let left = match self.deadline {
             Time::MAX => None,
             deadline if deadline >= self.ended => Some(ms(deadline.since(self.ended))),
@@ -183,7 +185,7 @@ impl Noted {
             id: self.id.to_string(),
             trace: self.trace,
             number: self.number.map(|number| number.0),
-            ended_ms: wall_ms.saturating_sub(now.since(self.ended).as_nanos() / 1_000_000),
+            ended_ms: self.ended_ms,
             took_ms: ms(self.ended.since(self.arrived)),
             left_ms: left,
             reason: self.reason,
@@ -192,8 +194,8 @@ impl Noted {
         }
     }
 
-    /// The command for the request. A person pastes it into a shell, and the id is the client's own
-    /// text: only a plain id is a part of it.
+    /// The command for the request. A person pastes the command into a shell, and the id is the
+    /// client's own text. So only a plain id gets into the command.
     fn command(&self, number: RequestId) -> String {
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
         let id = &self.id;
@@ -222,12 +224,17 @@ mod tests {
 
     const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-    fn at(ms: u64) -> Time {
+    fn time(ms: u64) -> Time {
         Time::ZERO + Duration::from_millis(ms)
     }
 
+    /// The wall clock began 900 s before the server's.
+    fn at(ms: u64) -> (Time, u64) {
+        (time(ms), 900_000 + ms)
+    }
+
     fn missed(id: &str) -> Missed<'_> {
-        Missed { id, traceparent: None, number: Some(RequestId(7)), arrived: at(1_000), deadline: at(1_100) }
+        Missed { id, traceparent: None, number: Some(RequestId(7)), arrived: time(1_000), deadline: time(1_100) }
     }
 
     fn late() -> Miss {
@@ -245,9 +252,9 @@ mod tests {
         list.note(at(1_130), &missed("cam-1"), late(), None);
         let (miss, error) = hopeless();
         list.note(at(1_060), &missed(""), miss, Some(&error));
-        let report = list.report(at(3_130), 1_000_000, false);
+        let report = list.report(false);
         let [dropped, late] = &report[..] else { panic!("{report:?}") };
-        assert_eq!((late.id.as_str(), late.reason, late.ended_ms), ("cam-1", "late", 998_000));
+        assert_eq!((late.id.as_str(), late.reason, late.ended_ms), ("cam-1", "late", 901_130));
         assert_eq!((late.took_ms, late.left_ms), (130.0, Some(-30.0)));
         assert_eq!(late.why, "answered 30 ms after the deadline: it waited 80 ms, and its batch of 8 items took 50 ms");
         assert_eq!((dropped.reason, dropped.left_ms), ("deadline_hopeless", Some(40.0)));
@@ -264,7 +271,7 @@ mod tests {
             let missed = Missed { number: Some(RequestId(number)), ..missed(&long) };
             list.note(at(number), &missed, Miss::Unanswered(Unanswered::Engine), Some(&error));
         }
-        let report = list.report(at(1_000), 0, true);
+        let report = list.report(true);
         assert_eq!(
             report.iter().map(|request| request.number).collect::<Vec<_>>(),
             (50..100).rev().map(Some).collect::<Vec<_>>()
@@ -278,7 +285,7 @@ mod tests {
         for reason in [Unanswered::Cancelled, Unanswered::Unloaded] {
             list.note(at(1), &missed("a"), Miss::Unanswered(reason), None);
         }
-        assert!(list.report(at(2), 0, true).is_empty());
+        assert!(list.report(true).is_empty());
     }
 
     #[test]
@@ -286,7 +293,7 @@ mod tests {
         let command = |id: &str, traceparent| {
             let list = MissedRequests::default();
             list.note(at(1_200), &Missed { traceparent, ..missed(id) }, late(), None);
-            list.report(at(1_200), 0, true).pop().unwrap().command.unwrap()
+            list.report(true).pop().unwrap().command.unwrap()
         };
         assert_eq!(command("cam-1.a", None), "downbeat log why cam-1.a");
         assert_eq!(command("", None), "downbeat log why r7");
@@ -301,6 +308,6 @@ mod tests {
         let list = MissedRequests::default();
         let (miss, error) = hopeless();
         list.note(at(1_200), &Missed { deadline: Time::MAX, ..missed("a") }, miss, Some(&error));
-        assert_eq!(list.report(at(1_200), 0, true)[0].left_ms, None);
+        assert_eq!(list.report(true)[0].left_ms, None);
     }
 }

@@ -8,6 +8,7 @@ use downbeat_core::probes::Doubt;
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::step_mark::{StepMark, Whole};
 use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::missed::{Miss, Missed};
 use downbeat_service::unanswered::Unanswered;
@@ -149,7 +150,7 @@ impl Serving {
         let missed = |now, miss, error| {
             let (traceparent, deadline) = (traceparent.as_deref(), limits.deadline);
             let missed = Missed { id: &id, traceparent, number: None, arrived: arrival, deadline };
-            record.missed.note(now, &missed, miss, error);
+            record.missed.note((now, Clock::unix_millis()), &missed, miss, error);
         };
         let outcome = self.run_steps((pipeline, &trail), request, time, wanted.as_deref()).await;
         let now = self.now();

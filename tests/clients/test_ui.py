@@ -25,6 +25,13 @@ def infer(server, model="digits", body=DIGIT, **more):
     return requests.post(f"{server.url}/v2/models/{model}/infer", json=body, timeout=60, **more)
 
 
+def zeros(server, model, **more):
+    """A request of one item to a model of one input."""
+    [tensor] = requests.get(f"{server.url}/v2/models/{model}", timeout=60).json()["inputs"]
+    size = tensor["shape"][1]
+    return {"inputs": [{"name": tensor["name"], "datatype": tensor["datatype"], "shape": [1, size], "data": [0.0] * size}], **more}
+
+
 def cell(model, column):
     """An expression: a cell of the table of models."""
     row = f"[...document.querySelectorAll('#table tbody tr')].find((row) => row.cells[0].innerText.startsWith('{model}'))"
@@ -46,7 +53,7 @@ def test_live_has_the_outcomes_of_requests(start, copied_examples):
     server = start(copied_examples, *SLOS, engine="rten")
     for _ in range(3):
         assert infer(server).status_code == 200
-    refused = infer(server, "mlp", vector(server))
+    refused = infer(server, "mlp", zeros(server, "mlp"))
     assert refused.status_code != 200, refused.text
     live = requests.get(f"{server.url}/v2/live?history=true", timeout=60).json()
     of = {model["model"]: model for model in live["models"]}
@@ -62,13 +69,6 @@ def test_live_has_the_outcomes_of_requests(start, copied_examples):
     assert wrong.status_code == 400 and "only parameter is history" in wrong.json()["error"]
 
 
-def vector(server, model="mlp", **more):
-    """A request of zeros."""
-    metadata = requests.get(f"{server.url}/v2/models/{model}", timeout=60).json()["inputs"][0]
-    size = metadata["shape"][1]
-    return {"inputs": [{"name": metadata["name"], "datatype": "FP32", "shape": [1, size], "data": [0.0] * size}], **more}
-
-
 def missed(server, model, **more):
     return requests.get(f"{server.url}/v2/models/{model}/missed", timeout=60, **more).json()
 
@@ -78,7 +78,7 @@ def test_requests_that_missed_are_listed_with_their_ids_and_reasons(start, copie
     assert infer(server).status_code == 200
     assert missed(server, "digits") == {"model": "digits", "version": "1", "has_log": False, "requests": []}
     for number in range(60):
-        assert infer(server, "mlp", vector(server, id=f"cam-{number}")).status_code == 504
+        assert infer(server, "mlp", zeros(server, "mlp", id=f"cam-{number}")).status_code == 504
     told = missed(server, "mlp")
     assert [request["id"] for request in told["requests"]] == [f"cam-{number}" for number in range(59, 9, -1)]
     first = told["requests"][0]
@@ -92,14 +92,14 @@ def test_requests_that_missed_are_listed_with_their_ids_and_reasons(start, copie
     assert infer(server, "mlp", {"inputs": []}).status_code == 400
     assert missed(server, "mlp") == told
     # A client's id is text, and bounded.
-    assert infer(server, "mlp", vector(server, id="<b>" + "x" * 5000)).status_code == 504
+    assert infer(server, "mlp", zeros(server, "mlp", id="<b>" + "x" * 5000)).status_code == 504
     assert missed(server, "mlp")["requests"][0]["id"] == ("<b>" + "x" * 5000)[:64]
 
 
 def test_a_late_request_and_a_timeout_are_among_the_missed(start, copied_examples):
     # Nothing is dropped, so that each request is answered, however late.
     server = start(copied_examples, "--slo-ms", "mlp=0.0001", "--drop", "none", engine="rten")
-    assert infer(server, "mlp", vector(server, id="late-1")).status_code == 200
+    assert infer(server, "mlp", zeros(server, "mlp", id="late-1")).status_code == 200
     [late] = missed(server, "mlp")["requests"]
     assert (late["id"], late["reason"]) == ("late-1", "late") and late["left_ms"] < 0
     assert "after the deadline: it waited" in late["why"] and "its batch of one item took" in late["why"]
@@ -110,8 +110,8 @@ def test_missed_requests_have_commands_with_a_decision_log(start, copied_example
     server = start(copied_examples, *SLOS, "--decision-log", str(log), engine="rten")
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     for identity in ("cam-7", "a; rm -rf ~"):
-        assert infer(server, "mlp", vector(server, id=identity)).status_code == 504
-    assert infer(server, "mlp", vector(server), headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}).status_code == 504
+        assert infer(server, "mlp", zeros(server, "mlp", id=identity)).status_code == 504
+    assert infer(server, "mlp", zeros(server, "mlp"), headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}).status_code == 504
     traced, rude, plain = missed(server, "mlp")["requests"]
     assert plain["command"] == "downbeat log why cam-7"
     assert rude["id"] == "a; rm -rf ~" and rude["command"] == f"downbeat log why r{rude['number']}"
@@ -231,7 +231,7 @@ def test_the_page_says_why_a_model_is_missing_and_what_was_dropped(start, copied
         browser.open(f"{server.url}/ui")
         browser.wait_for("document.getElementById('table') && state.samples.length >= 2")
         for number in range(20):
-            assert infer(server, "mlp", vector(server, id=f"<img src=x onerror=alert({number})>")).status_code != 200
+            assert infer(server, "mlp", zeros(server, "mlp", id=f"<img src=x onerror=alert({number})>")).status_code != 200
         browser.wait_for(f"({cell('mlp', 9)} || '').includes('deadline_impossible')")
         browser.wait_for(f"({tile('Worst model')} || '').startsWith('mlp')")
         assert browser.run(cell("broken", 1)) == "unavailable"

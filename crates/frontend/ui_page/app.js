@@ -725,6 +725,7 @@ addEventListener("DOMContentLoaded", () => {
   $("earlier").addEventListener("click", () => scroll(1));
   $("later").addEventListener("click", () => scroll(-1));
   addEventListener("resize", () => state.clock && draw_timelines());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.what_if && draw_what_if(state.what_if));
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "BUTTON"].includes(event.target.tagName)) return;
     if (event.key === " ") event.preventDefault(), pause();

@@ -17,14 +17,15 @@ use super::{LOWEST_PRIORITY, Registry};
 
 /// The time of an answer. A run that has begun goes on to its end.
 const TIME: Duration = Duration::from_millis(700);
-/// The time of the first run, which finds how fast the simulator is.
+/// Requests of the first run, which finds how fast the simulator is.
 const FIRST: usize = 500;
 /// The most requests that a run replays: some MiB.
 const MOST_REQUESTS: usize = 20_000;
 /// Fewer requests tell nothing.
 const FEWEST: usize = 20;
-/// The rates of the curve, as multiples of the present rate, beside the asked one.
-const RATES: [f64; 10] = [0.25, 0.5, 0.75, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0];
+/// The rates of the curve, as multiples of the present rate, beside the asked one. The first ones
+/// span the curve, should the time be too short for all.
+const RATES: [f64; 10] = [2.0, 0.5, 4.0, 1.5, 0.25, 3.0, 1.25, 0.75, 6.0, 2.5];
 
 /// The right to answer a what-if. One at a time has it.
 struct Turn(Arc<AtomicBool>);
@@ -291,7 +292,7 @@ mod tests {
     #[test]
     fn the_asked_rate_and_the_present_one_come_first() {
         assert_eq!(rates(3.3)[..2], [3.3, 1.0]);
-        assert_eq!(rates(1.0)[..2], [1.0, 0.25]);
+        assert_eq!(rates(1.0)[..3], [1.0, 2.0, 0.5]);
         assert_eq!(rates(2.0).iter().filter(|rate| **rate == 2.0).count(), 1);
     }
 }

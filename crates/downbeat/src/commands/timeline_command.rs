@@ -68,10 +68,10 @@ fn page(timeline: &Timeline) -> String {
         page = page.warning(reason);
     }
     let page = Ways::of(timeline).iter().fold(page, |page, ways| page.heading(&ways.heading()).plots(&[ways.plot()]));
-    timeline.devices.iter().fold(page, |page, device| section(page, device, timeline.from_ns, span)).html()
+    timeline.devices.iter().fold(page, |page, device| section(page, device, timeline, span)).html()
 }
 
-fn section(page: Page, device: &PastLaunches, from_ns: u64, span: f64) -> Page {
+fn section(page: Page, device: &PastLaunches, timeline: &Timeline, span: f64) -> Page {
     let PastLaunches { model, version, device: number, partition, policy, lanes, complete, launches } = device;
     let part = if *partition > 0 { format!(", partition {partition}") } else { String::new() };
     let (rows, computed) = launches
@@ -83,7 +83,7 @@ fn section(page: Page, device: &PastLaunches, from_ns: u64, span: f64) -> Page {
     if !complete {
         page = page.warning("There were more launches than the server remembers: the earliest are missing.");
     }
-    let all: Vec<Batch> = launches.iter().map(|launch| shown(launch, from_ns)).collect();
+    let all: Vec<Batch> = launches.iter().map(|launch| shown(launch, timeline)).collect();
     // Seconds without a launch have no picture.
     let mut begin = 0.0;
     while begin < span {
@@ -104,7 +104,7 @@ fn section(page: Page, device: &PastLaunches, from_ns: u64, span: f64) -> Page {
     page
 }
 
-fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
+fn shown(launch: &PastLaunch, timeline: &Timeline) -> Batch {
     let PastLaunch {
         lane,
         partition,
@@ -117,8 +117,12 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         begin_ns,
         end_ns,
         steps,
+        left,
+        ..
     } = launch;
-    let relative = |at: u64| at as f64 / 1e6 - from_ns as f64 / 1e6;
+    let relative = |at: u64| at as f64 / 1e6 - timeline.from_ns as f64 / 1e6;
+    let why = left.as_ref().and_then(|left| timeline.rules.get(&left.rule));
+    let why = why.map_or(String::new(), |why| format!("; it left then because {why}"));
     let granted = granted.map_or(String::new(), |granted| format!(" (granted as {granted})"));
     let part = if *partition > 0 { format!(", partition {partition}") } else { String::new() };
     let length = if *length > 0 { format!(", padded to {length}") } else { String::new() };
@@ -130,7 +134,7 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         colour: (*batch % 6) as usize,
         lost: false,
         hint: format!(
-            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}{part}, {:.3} ms{}",
+            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}{part}, {:.3} ms{why}{}",
             end.saturating_sub(1),
             in_millis(end_ns - begin_ns),
             members(steps)
@@ -148,6 +152,8 @@ fn members(steps: &[PastStep]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use downbeat_service::report::timeline::{PastDeparture, rules};
+
     use super::*;
 
     #[test]
@@ -163,7 +169,8 @@ mod tests {
             length: 12,
             begin_ns: (10_000 + begin_ms) * 1_000_000,
             end_ns: (10_002 + begin_ms) * 1_000_000,
-            steps: Vec::new(),
+            left: Some(PastDeparture { rule: "full".to_owned(), window_ns: None, latest_ns: None, behind: 0 }),
+            ..PastLaunch::default()
         };
         let (pipeline, step) = ("photos".to_owned(), "1".to_owned());
         let step = PastStep { pipeline, request: 7, step, reached_ns: 12_400_000_000 };
@@ -178,7 +185,7 @@ mod tests {
             launches: vec![launch(0), PastLaunch { granted: Some(12), steps: vec![step], ..launch(2_500) }],
         };
         let idle = PastLaunches { launches: Vec::new(), ..device.clone() };
-        let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices };
+        let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices, rules: rules() };
         assert!(page(&over(Vec::new())).contains("No model is in service"));
         assert!(page(&over(vec![idle])).contains("No launch ran in this time"));
         let page = page(&over(vec![device]));
@@ -189,6 +196,7 @@ mod tests {
         );
         assert!(page.contains("0 to 1000 ms") && page.contains("2000 to 3000 ms") && !page.contains("1000 to 2000 ms"));
         assert!(page.contains("batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"), "{page}");
+        assert!(page.contains("it left then because nothing more could join it"), "{page}");
         assert!(page.contains("batch 7 (granted as 12), segments"), "{page}");
         assert!(page.contains("photos #7 step 1") && page.contains("photos: 1 requests; steps 1 a&lt;b"), "{page}");
         assert_eq!(page.matches("1: 4").count(), 2, "a row's label in each picture");

@@ -85,6 +85,7 @@ impl FromStr for More {
 ///
 /// Examples:
 ///   downbeat what-if decisions --devices 2,3,4
+///   downbeat what-if decisions --rates 0.5,1,1.5,2,3
 ///   downbeat what-if decisions --more detect=1,classify=1 --rate 1.2 --slo-ms photos=50
 ///   downbeat what-if decisions --rate 1.5 --policy adaptive,deferred,eager+head --slo-ms encoder=30 --html what-if.html
 #[derive(Args, Debug)]
@@ -96,6 +97,11 @@ pub struct WhatIfArgs {
     /// Devices [default: as many as in the log]. Repeatable, or separated by commas
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     devices: Vec<u32>,
+
+    /// Rates in place of --rate, for a curve: each is a row of its own. Not for a log with
+    /// pipelines. Repeatable, or separated by commas
+    #[arg(long, value_name = "TIMES", value_delimiter = ',', conflicts_with = "rate")]
+    rates: Vec<f64>,
 
     /// So many devices more for a model, in a log with pipelines. Each is a row of its own.
     /// Repeatable, or separated by commas
@@ -172,7 +178,7 @@ impl Requests {
             Err(error) if error.is_without_ensembles() => return Ok(None),
             recorded => recorded?,
         };
-        self.check_rate()?;
+        check_rate("--rate", self.rate)?;
         let mut setting =
             PipelineSetting { rate: self.rate, rehearse: !self.no_rehearsal, ..PipelineSetting::unchanged() };
         for Slo { model, slo } in &self.slos {
@@ -182,15 +188,9 @@ impl Requests {
         Ok(Some((recorded, setting)))
     }
 
-    fn check_rate(&self) -> anyhow::Result<()> {
-        let rate = self.rate;
-        ensure!((1e-3..=1e3).contains(&rate), "--rate is {rate}; the rate must be from 0.001 to 1000");
-        Ok(())
-    }
-
     /// The log, and a setting with only the changes of these flags.
     fn read(&self) -> anyhow::Result<(Recorded, Setting)> {
-        self.check_rate()?;
+        check_rate("--rate", self.rate)?;
         let recorded = Recorded::read(&self.logs)?;
         let mut setting = Setting { rate: self.rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
         for Slo { model, slo } in &self.slos {
@@ -201,14 +201,21 @@ impl Requests {
     }
 }
 
+fn check_rate(option: &str, rate: f64) -> anyhow::Result<()> {
+    ensure!((1e-3..=1e3).contains(&rate), "{option} is {rate}; the rate must be from 0.001 to 1000");
+    Ok(())
+}
+
 /// `downbeat what-if`.
 ///
 /// # Errors
 /// If the log cannot be replayed, a setting is wrong, or a result cannot be written.
 pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
     if let Some((recorded, setting)) = args.requests.pipelines()? {
+        ensure!(args.rates.is_empty(), "--rates is for a log without requests of ensembles; use --rate");
         return what_if_pipelines(args, &recorded, &setting);
     }
+    args.rates.iter().try_for_each(|rate| check_rate("--rates", *rate))?;
     ensure!(
         args.more.is_empty(),
         "--more is for a log with requests of ensembles: name the folder that the server wrote, or use --devices"
@@ -218,11 +225,14 @@ pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
     let devices = if args.devices.is_empty() { vec![recorded.devices] } else { args.devices.clone() };
     let policies: Vec<Option<Policy>> =
         if args.policies.is_empty() { vec![None] } else { args.policies.iter().cloned().map(Some).collect() };
-    let settings = policies.iter().flat_map(|policy| {
-        let setting = &setting;
-        devices.iter().map(move |devices| Setting { policy: policy.clone(), devices: *devices, ..setting.clone() })
-    });
-    let (settings, output) = (settings.collect::<Vec<_>>(), &args.output);
+    let rates = if args.rates.is_empty() { vec![setting.rate] } else { args.rates.clone() };
+    let (mut settings, output) = (Vec::new(), &args.output);
+    for policy in &policies {
+        for devices in &devices {
+            let setting = Setting { policy: policy.clone(), devices: *devices, ..setting.clone() };
+            settings.extend(rates.iter().map(|rate| Setting { rate: *rate, ..setting.clone() }));
+        }
+    }
     let progress = output.progress()?;
     let done = |done| progress.goes_on(done, settings.len());
     let comparison = Comparison::of(&recorded, &settings, output.threads(), done);

@@ -4,6 +4,9 @@
 //! outcome. [`Setting`] holds the changes, and [`Recorded::run`] runs the requests in the
 //! simulator. [`advise`] searches the cheapest setting under which the requests meet a target.
 //!
+//! [`Served`] is the same of a running server: its queues and devices, for the last requests that it
+//! remembers.
+//!
 //! [`pipelines`] has the requests of pipelines in a log.
 //!
 //! [`DeviceLog`] is the same content by devices. [`DeviceLog::advise`] compares the device policies
@@ -18,6 +21,7 @@ mod figures;
 mod part;
 pub mod pipelines;
 mod recorded;
+mod served;
 mod setting;
 
 pub use advice::{Advice, Candidate, NoAdvice, Wanted, advise};
@@ -28,4 +32,5 @@ pub use figures::{Figures, ModelFigures};
 pub(crate) use part::Part;
 pub(crate) use recorded::Parts;
 pub use recorded::{BadLog, Recorded, RecordedModel, whole_log};
+pub use served::{Served, ServedQueue};
 pub use setting::{BadSetting, Setting};

@@ -7,6 +7,7 @@ use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_service::error::ServiceError;
 use downbeat_service::refusal::{self, FullBatch};
 use downbeat_service::tenants::Charge;
+use downbeat_service::traces::open::TracePart;
 use downbeat_service::unanswered::Unanswered;
 
 use crate::request::batch_codec::Admitted;
@@ -32,6 +33,8 @@ pub struct Call {
     pub step: Option<Arc<StepMark>>,
     /// The device time that its tenant was charged; `None`: the server has no tenants.
     pub charge: Option<Box<Charge>>,
+    /// Its marks in the trace of the whole request; `None`: the request is not traced.
+    pub trace: Option<Box<TracePart>>,
     /// The receiver of the answer. Closed: the client is gone.
     pub reply: Reply,
 }
@@ -87,6 +90,9 @@ impl Call {
             Some(charge) => charge.refuse(now, &self.loaded.name, reason, error),
         };
         self.loaded.record_not_answered(reason, now.since(self.arrival));
+        if let Some(trace) = &self.trace {
+            trace.failed(reason, now);
+        }
         // The request counts as unanswered even if its client has gone.
         self.reply.send(Err(error));
     }

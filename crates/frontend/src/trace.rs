@@ -30,7 +30,7 @@ fn traceparent(headers: &HeaderMap) -> Option<&str> {
     value.filter(|value| value.len() <= MOST_BYTES)
 }
 
-/// Begins the trace of a request, if it is to be traced. `began`: when the request began to arrive;
+/// Begins the trace of a request, if a writer of traces wants the request. `began`: when the request began to arrive;
 /// `None`: no request is traced now.
 pub fn begin(
     traces: &Arc<Traces>,

@@ -33,7 +33,7 @@ pub struct Call {
     pub step: Option<Arc<StepMark>>,
     /// The device time that its tenant was charged; `None`: the server has no tenants.
     pub charge: Option<Box<Charge>>,
-    /// Its marks in the trace of the whole request; `None`: the request is not traced.
+    /// The part of the trace that takes the marks of this call; `None`: the request is not traced.
     pub trace: Option<Box<TracePart>>,
     /// The receiver of the answer. Closed: the client is gone.
     pub reply: Reply,

@@ -156,7 +156,7 @@ mod tests {
             ),
             "{dropped}"
         );
-        // The file was moved away: the next line begins a new one.
+        // A program moves the file away. The next line begins a new file.
         std::fs::rename(&path, folder.path().join("old")).unwrap();
         log.write(&[Arc::new(record("digits"))]).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 1);

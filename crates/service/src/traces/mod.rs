@@ -55,7 +55,7 @@ pub enum Writer {
 }
 
 impl Writer {
-    /// All of them.
+    /// All writers.
     pub const ALL: [Writer; 3] = [Writer::File, Writer::Otlp, Writer::Access];
 
     /// The label in metrics.
@@ -234,8 +234,8 @@ impl Traces {
         self.is_on().then(|| self.clock.now())
     }
 
-    /// Begins the trace of a request for `model` that began to arrive at `began`, if the request is to be
-    /// traced. `traceparent`: the value of the header.
+    /// Begins the trace of a request for `model`, if a writer wants the request. `began`: when the first
+    /// byte of the request came; `traceparent`: the value of the header.
     #[cold]
     pub fn begin(
         self: &Arc<Self>,
@@ -270,8 +270,7 @@ impl Traces {
         Some(OpenTrace(trace))
     }
 
-    /// The writers that want a request. A client that traces the request itself gets its spans, whatever
-    /// the rate is; a client that does not gets none.
+    /// The writers that want a request. For spans, the flag of a client's `traceparent` wins over the rate.
     fn writers_for(&self, model: &str, parent: Option<Parent>) -> (u8, Option<settings::Verdict>) {
         let mut writers = 0;
         let mut wants = |writer: Writer, is_wanted: bool| {
@@ -289,8 +288,8 @@ impl Traces {
         (writers, verdict)
     }
 
-    /// The trace of a request that a frontend gave to the service. It stays among the request's
-    /// parameters, for the steps of an ensemble.
+    /// The trace of a request that a frontend gave to the service. The number of the trace stays among
+    /// the request's parameters, for the steps of an ensemble.
     pub fn of(&self, request: &InferRequest) -> Option<Arc<Trace>> {
         match request.parameters.get(TRACE) {
             Some(Parameter::Uint64(number)) if self.is_on() => self.open.lock().get(number).cloned(),
@@ -348,7 +347,7 @@ mod tests {
     use super::*;
     use crate::metrics::statistics::Phases;
 
-    /// The record of a request for version 3 of a model. It came at 1 ms, and ran from 4 to 8 ms.
+    /// The record of a request for version 3 of a model. The request came at 1 ms, and ran from 4 to 8 ms.
     pub fn record(model: &str) -> TraceRecord {
         let at = |ms| Time::ZERO + Duration::from_millis(ms);
         let place = |span| SpanPlace { trace: TraceId([7; 16]), span };

@@ -24,7 +24,7 @@ const MOST_PARTS: usize = 256;
 /// Most characters of a client's id, and of an error's message.
 const MOST_TEXT: usize = 256;
 
-/// The trace of a request that is under way. All that touch the request make their marks in it.
+/// The trace of a request that is under way. Each part of the server on the request's way adds its marks.
 pub struct Trace {
     pub(super) traces: Arc<Traces>,
     /// The number among all traces and steps of the server.
@@ -73,7 +73,7 @@ fn bounded(text: &str) -> String {
 }
 
 impl OpenTrace {
-    /// The request was read. Its trace goes with it.
+    /// Notes that the request was read, and adds the number of the trace to the request's parameters.
     pub fn received(&self, request: &mut InferRequest) {
         let now = self.0.traces.clock.now();
         let mut marks = self.0.marks.lock();

@@ -43,7 +43,7 @@ pub struct TraceChange {
     pub log_frequency: Change<u32>,
 }
 
-/// The values that differ from those that a scope falls back on.
+/// The values that a scope sets itself; `None`: the scope falls back on another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Own {
     is_on: Option<bool>,

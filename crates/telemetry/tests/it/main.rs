@@ -21,7 +21,7 @@ use prost::Message;
 
 const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// A collector that answers with this status: its address, and the spans of each request to it.
+/// Starts a collector that answers with this status. Returns its address, and the spans of each export.
 fn collector(status: u16) -> (String, Receiver<Vec<Span>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -134,7 +134,7 @@ fn a_request_without_a_result_has_the_reason() {
 #[test]
 fn traces_that_no_collector_takes_are_lost_and_counted() {
     let (refusing, _spans) = collector(400);
-    // Nobody listens on a port that was given back.
+    // The test gave this port back: connections to the port are refused.
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     for address in [refusing, nobody] {
         let (traces, metrics) = traces(&address);

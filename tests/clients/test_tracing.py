@@ -2,11 +2,9 @@
 import collections
 import http.server
 import json
-import runpy
-import sys
+import queue
 import threading
 import time
-import urllib.parse
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+import ensembles
 import models
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -154,6 +153,41 @@ def test_each_numbered_file_has_its_share_of_traces(start, repository, tmp_path)
     assert [len(stamps(file)) for file in files] == [2, 2, 1], "the last file is written at the end"
 
 
+def test_the_steps_of_an_ensemble_are_children_of_its_trace(start, repository, tmp_path):
+    ensembles.chain(repository)
+    path = tmp_path / "trace.json"
+    server = start(repository, "--trace-file", str(path), "--trace-rate", "1")
+    body = {"inputs": [{"name": "in", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}]}
+    assert requests.post(f"{server.url}/v2/models/chain/infer", json=body, timeout=60).status_code == 200
+    traces = eventually(lambda: stamps(path))
+    whole, *steps = traces.values()
+    assert (whole["model_name"], "parent_id" in whole, "QUEUE_START" in whole["ns"]) == ("chain", False, False)
+    assert [(step["model_name"], step["parent_id"]) for step in steps] == [(name, whole["id"]) for name in ("plus1", "plus10", "plus100")]
+    for step in steps:
+        assert whole["ns"]["REQUEST_START"] <= step["ns"]["QUEUE_START"] <= step["ns"]["COMPUTE_START"] <= step["ns"]["REQUEST_END"] <= whole["ns"]["REQUEST_END"]
+
+
+def test_streams_and_generate_are_traced(start, repository, tmp_path):
+    models.add(repository, "one", 1)
+    path = tmp_path / "trace.json"
+    server = start(repository, "--trace-file", str(path), "--trace-rate", "1")
+    tensor = grpcclient.InferInput("x", [1, 4], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+    answers = queue.Queue()
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put(error))
+        client.async_stream_infer("one", [tensor], request_id="in a stream")
+        assert answers.get(timeout=60) is None
+        client.stop_stream()
+    for way in ("generate", "generate_stream"):
+        assert requests.post(f"{server.url}/v2/models/one/{way}", json={"id": way, "x": [1.0, 2.0, 3.0, 4.0]}, timeout=60).status_code == 200
+    traces = eventually(lambda: (found := stamps(path)) and len(found) == 3 and found)
+    assert {trace.get("request_id") for trace in traces.values()} == {"in a stream", "generate", "generate_stream"}
+    for trace in traces.values():
+        ends = {name for name in trace["ns"] if name.endswith("_SEND_END")}
+        assert len(ends) == 1 and trace["ns"]["COMPUTE_END"] <= trace["ns"][ends.pop()]
+
+
 # -- spans
 
 
@@ -192,7 +226,6 @@ def attributes(span):
 
 
 def test_a_collector_gets_the_spans_of_a_request_with_its_batch(start, repository, collector, monkeypatch):
-    pytest.importorskip("opentelemetry.proto")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer secret")
     models.add(repository, "one", 1)
     server = start(repository, "--otlp-endpoint", f"127.0.0.1:{collector.server_port}", "--server-name", "mine")
@@ -222,7 +255,6 @@ def test_a_collector_gets_the_spans_of_a_request_with_its_batch(start, repositor
 
 
 def test_a_dropped_request_has_the_reason_in_its_span(start, repository, collector):
-    pytest.importorskip("opentelemetry.proto")
     models.slow(repository)
     server = start(repository, "--otlp-endpoint", f"http://127.0.0.1:{collector.server_port}/v1/traces", "--trace-rate", "1")
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}], "parameters": {"timeout": 1}}
@@ -275,9 +307,12 @@ def test_the_access_log_has_a_line_for_each_inference(start, repository, tmp_pat
     assert "nobody" in lines[1]["error"]
 
 
-def test_a_file_that_cannot_be_written_is_an_error_at_the_start(start, repository, tmp_path):
+def test_a_destination_that_cannot_be_used_is_an_error_at_the_start(start, repository, tmp_path):
     models.add(repository, "one", 1)
     for flag in ("--trace-file", "--access-log"):
         server = start(repository, flag, str(tmp_path / "nowhere" / "file"), wait=False)
         assert server.process.wait(60) != 0
         assert flag in server.log and "nowhere" in server.log
+    server = start(repository, "--otlp-endpoint", "ftp://host", wait=False)
+    assert server.process.wait(60) != 0
+    assert "expected one such as http://localhost:4318" in server.log and "panic" not in server.log

@@ -32,6 +32,7 @@ fn traceparent(headers: &HeaderMap) -> Option<&str> {
 
 /// Begins the trace of a request, if a writer of traces wants the request. `began`: when the request began to arrive;
 /// `None`: no request is traced now.
+#[inline]
 pub fn begin(
     traces: &Arc<Traces>,
     sender: (Wire, Client),
@@ -43,6 +44,7 @@ pub fn begin(
 }
 
 /// Notes that the request was read. `is_on`: whether requests are traced now.
+#[inline]
 pub fn received(trace: Option<&OpenTrace>, is_on: bool, request: &mut InferRequest) {
     match trace {
         Some(trace) => trace.received(request),
@@ -56,7 +58,7 @@ pub fn received(trace: Option<&OpenTrace>, is_on: bool, request: &mut InferReque
 #[cold]
 pub fn end(trace: &OpenTrace, status: u16, headers: &mut HeaderMap) {
     trace.outcome(status, None);
-    if let Ok(place) = HeaderValue::from_str(&trace.place().to_string()) {
+    if let Ok(place) = HeaderValue::from_str(&trace.traceparent()) {
         headers.insert(TRACEPARENT, place);
     }
 }

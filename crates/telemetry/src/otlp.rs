@@ -11,6 +11,7 @@ use opentelemetry::KeyValue;
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SpanExporter as _;
+use reqwest::Url;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::spans::spans;
@@ -27,8 +28,9 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// # Errors
 /// If the address is no address of HTTP, or the operating system has no thread left.
 pub fn start(traces: &Arc<Traces>, service: &str, address: &str) -> anyhow::Result<()> {
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    let endpoint = endpoint(address);
+    let endpoint = endpoint(address).with_context(|| {
+        format!("'{address}' is no address of a collector; expected one such as http://localhost:4318")
+    })?;
     // rustls must be told the provider of its algorithms. The program has ring alone.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().timeout(ANSWERS_WITHIN).build()?;
@@ -36,32 +38,24 @@ pub fn start(traces: &Arc<Traces>, service: &str, address: &str) -> anyhow::Resu
         .with_http()
         .with_http_client(client)
         .with_protocol(Protocol::HttpBinary)
-        .with_endpoint(&endpoint)
+        .with_endpoint(endpoint.as_str())
         .with_timeout(ANSWERS_WITHIN)
-        .build()
-        .with_context(|| format!("'{address}' is no address; expected one such as http://localhost:4318"))?;
+        .build()?;
     exporter.set_resource(&resource(service));
-    tracing::info!(endpoint = without_secret(&endpoint), "the server sends spans of traced requests");
-    writing::start(traces, Writer::Otlp, Collector { runtime, exporter })?;
+    tracing::info!(host = endpoint.host_str(), path = endpoint.path(), "the server sends spans of traced requests");
+    writing::start(traces, Writer::Otlp, Collector { runtime: None, exporter })?;
     Ok(())
 }
 
-/// The whole address: a bare host gets a scheme, and an address without a path gets OTLP's.
-fn endpoint(address: &str) -> String {
+/// The whole address: a bare host gets a scheme, and an address without a path gets OTLP's. `None`: the
+/// text is no address of HTTP.
+fn endpoint(address: &str) -> Option<Url> {
     let whole = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-    let host = whole.split_once("://").map_or("", |(_, rest)| rest);
-    match host.trim_end_matches('/').contains('/') {
-        true => whole,
-        false => format!("{}{PATH}", whole.trim_end_matches('/')),
+    let mut url = Url::parse(&whole).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())?;
+    if url.path() == "/" {
+        url.set_path(PATH);
     }
-}
-
-/// An address without the user and password that it may have.
-fn without_secret(address: &str) -> String {
-    match address.split_once("://").map(|(scheme, rest)| (scheme, rest.split_once('@'))) {
-        Some((scheme, Some((_, host)))) => format!("{scheme}://{host}"),
-        _ => address.to_owned(),
-    }
+    Some(url)
 }
 
 /// The attributes of this server, also those that OpenTelemetry's variables name.
@@ -76,7 +70,8 @@ fn resource(service: &str) -> Resource {
 
 /// A collector of spans.
 struct Collector {
-    runtime: Runtime,
+    /// Made in the writer's thread, by the first write: an asynchronous thread must not drop it.
+    runtime: Option<Runtime>,
     exporter: SpanExporter,
 }
 
@@ -86,14 +81,30 @@ impl Writes for Collector {
         if spans.is_empty() {
             return Ok(());
         }
+        let runtime = match &self.runtime {
+            Some(runtime) => runtime,
+            None => {
+                let made = Builder::new_current_thread().enable_all().build();
+                self.runtime.insert(made.map_err(|error| format!("the writer cannot start: {error}"))?)
+            }
+        };
         let export = self.exporter.export(spans);
-        self.runtime.block_on(export).map_err(|error| format!("the collector takes no spans: {error}"))
+        runtime.block_on(export).map_err(|error| format!("the collector takes no spans: {error}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_that_is_none_is_an_error_at_the_start() {
+        let traces = Traces::off();
+        for wrong in ["", "http://", "ftp://host", "ht!tp://host", "http://host:port"] {
+            let error = start(&traces, "test", wrong).unwrap_err().to_string();
+            assert!(error.contains("expected one such as http://localhost:4318"), "{wrong}: {error}");
+        }
+    }
 
     #[test]
     fn an_address_gets_the_parts_that_it_lacks() {
@@ -103,8 +114,7 @@ mod tests {
             ("https://collector/v1/traces", "https://collector/v1/traces"),
             ("https://api.example.com/otlp/mine", "https://api.example.com/otlp/mine"),
         ] {
-            assert_eq!(endpoint(given), whole);
+            assert_eq!(endpoint(given).unwrap().as_str(), whole);
         }
-        assert_eq!(without_secret("https://me:secret@host/v1/traces"), "https://host/v1/traces");
     }
 }

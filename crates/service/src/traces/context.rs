@@ -1,6 +1,5 @@
 //! The place of a request in a trace of several programs (W3C Trace Context).
 
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -18,10 +17,10 @@ pub struct SpanPlace {
     pub span: u64,
 }
 
-impl fmt::Display for SpanPlace {
-    /// The value of `traceparent` for the next program.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "00-{}-{:016x}-01", self.trace, self.span)
+impl SpanPlace {
+    /// The value of `traceparent` for another program. `is_sampled`: the span goes to a collector.
+    pub fn traceparent(&self, is_sampled: bool) -> String {
+        format!("00-{}-{:016x}-{:02x}", self.trace, self.span, u8::from(is_sampled))
     }
 }
 
@@ -78,7 +77,7 @@ mod tests {
     fn a_traceparent_is_read_and_written() {
         let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let parent = Parent::of_traceparent(text).unwrap();
-        assert_eq!((parent.place.to_string().as_str(), parent.is_sampled), (text, true));
+        assert_eq!((parent.place.traceparent(true).as_str(), parent.is_sampled), (text, true));
         let other = Parent::of_traceparent("cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00-more").unwrap();
         assert_eq!((other.place, other.is_sampled), (parent.place, false));
     }

@@ -9,10 +9,10 @@ use downbeat_core::{Duration, Time};
 use downbeat_protocol::{InferRequest, Parameter};
 use parking_lot::Mutex;
 
-use super::Traces;
 use super::context::SpanPlace;
 use super::record::{Batch, Left, Outcome, Part, Run, TraceRecord, Wire};
 use super::settings::Verdict;
+use super::{Traces, Writer};
 use crate::client::Client;
 use crate::metrics::statistics::Phases;
 use crate::unanswered::Unanswered;
@@ -64,7 +64,7 @@ pub struct TracePart {
 
 impl fmt::Debug for TracePart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} part {}", self.trace.place, self.place)
+        write!(f, "part {} of trace {}", self.place, self.trace.number)
     }
 }
 
@@ -95,9 +95,9 @@ impl OpenTrace {
         });
     }
 
-    /// The span of the request, as a header for the client.
-    pub fn place(&self) -> SpanPlace {
-        self.0.place
+    /// The span of the request, as the header `traceparent` for the client.
+    pub fn traceparent(&self) -> String {
+        self.0.place.traceparent(self.0.writers & Writer::Otlp.bit() != 0)
     }
 }
 

@@ -66,7 +66,7 @@ fn begin(traces: &Arc<Traces>, traceparent: Option<&str>) -> OpenTrace {
 fn counted(metrics: &prometheus::Registry, name: &str) -> f64 {
     let families = metrics.gather();
     let family = families.iter().find(|family| family.name() == name).unwrap();
-    family.get_metric().iter().map(|metric| metric.get_counter().value()).sum()
+    family.get_metric().iter().map(|metric| metric.get_counter().get_value()).sum()
 }
 
 fn hex(bytes: &[u8]) -> String {

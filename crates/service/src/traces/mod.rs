@@ -129,7 +129,6 @@ impl Traces {
 
     /// The traces of a server that never traces.
     pub fn off() -> Arc<Traces> {
-        #[expect(clippy::expect_used, reason = "the names of the two counters are constants")]
         Traces::new(Clock::start(), &TraceOptions::default()).expect("the names of metrics are valid")
     }
 

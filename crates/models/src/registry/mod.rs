@@ -5,9 +5,11 @@ mod live;
 mod load_thread;
 mod model_entry;
 mod moving;
+mod needed_time;
 mod open;
 mod overlay;
 mod service;
+mod states;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,6 +39,7 @@ use downbeat_service::service::LoadOverrides;
 use ensembles::Ensembles;
 use load_thread::{LoadFailure, LoadedModel, Served, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
+use needed_time::NeededTime;
 use overlay::{Overlay, write_overlay};
 use parking_lot::Mutex;
 
@@ -74,6 +77,7 @@ pub struct Registry {
     /// Notified when lanes for another share are ready or have failed.
     pub shares_woken: Arc<tokio::sync::Notify>,
     autoscale: Option<Arc<AutoscaleWatch>>,
+    needed_time: Arc<Mutex<NeededTime>>,
     /// The last hour of each model.
     history: Arc<Mutex<LiveHistory>>,
     watchdog: Arc<Watchdog>,
@@ -720,6 +724,7 @@ impl Registry {
         self.note_history();
         if let Some(watch) = &self.autoscale {
             let Totals { good, bad, busy } = self.metrics.totals();
+            let busy = self.needed_time.lock().look(busy, &self.samples());
             let devices = u32::try_from(self.driver.hosts().len()).unwrap_or(u32::MAX);
             watch.look(self.driver.clock().now(), AutoscaleSample { good, bad, busy, devices }, &self.metrics);
         }
@@ -745,24 +750,18 @@ impl Registry {
     /// If a metric cannot be written as text: a defect.
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
         self.watch_load();
-        let entries = self.entries.lock().clone();
-        let states: Vec<_> = entries.iter().flat_map(|(name, entry)| entry.shown_states(name)).collect();
-        self.metrics.set_model_states(states.iter().map(|(name, version, state)| [name, &**version, state.name()]));
+        let states = self.version_states();
+        self.metrics.set_model_states(states.iter().map(|its| [&*its.name, &*its.version, its.state.name()]));
+        for its in self.outcomes() {
+            self.metrics.set_outcomes(&its.name, &its.version, its.slo, &its.counts);
+        }
         for served in self.serving.all() {
-            let slo = self.options.slo(&served.definition.name, served.definition.slo);
             for loaded in served.versions.values() {
-                self.metrics.set_outcomes(&loaded.name, &loaded.version, slo, &loaded.counts());
                 self.metrics.set_pending(&loaded.name, &loaded.version, u64::from(loaded.waiting()));
                 loaded.hosts.update_metrics();
                 if let Some(restarts) = loaded.new_restarts() {
                     self.metrics.add_executor_restarts(&loaded.name, &loaded.version, restarts);
                 }
-            }
-        }
-        for pipeline in self.serving.pipelines() {
-            let slo = self.options.slo(&pipeline.definition.name, pipeline.definition.slo);
-            for record in pipeline.versions.values() {
-                self.metrics.set_outcomes(&record.name, &record.version, slo, &record.counts());
             }
         }
         self.metrics.set_budget(&self.budget);

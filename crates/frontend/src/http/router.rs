@@ -59,7 +59,7 @@ fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Rout
             "/v2/models/{model}/trace/setting",
             get(settings::model_trace::<S>).post(settings::change_model_trace::<S>),
         )
-        .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
+        .route("/v2/trace/setting", get(settings::trace::<S>).post(settings::change_trace::<S>))
         .route("/v2/scheduler", get(scheduler::status::<S>))
         .route("/v2/devices", get(scheduler::devices::<S>))
         .route("/v2/timeline", get(timeline::past::<S>))

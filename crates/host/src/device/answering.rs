@@ -6,6 +6,7 @@ use downbeat_core::{Duration, Time};
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::statistics::Phases;
 use downbeat_service::report::missed::Miss;
+use downbeat_service::traces::open::batch_ran;
 use downbeat_service::unanswered::Unanswered;
 
 use super::placement::Placement;
@@ -38,6 +39,9 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
         (entry.begin.unwrap_or(now).since(call.arrival), now.since(call.arrival), now > call.deadline)
     };
     executable.record_batch(rows, phases, replies.iter().map(times));
+    if replies.iter().any(|entry| entry.call.trace.is_some()) {
+        trace(&replies, rows, now);
+    }
     for entry in replies {
         entry.watched.into_iter().for_each(|watched| watched.end(GuardEnd::Answered));
         if entry.call.is_probe && now <= entry.call.deadline {
@@ -59,6 +63,14 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
     }
 }
 
+/// Notes the run of a batch in the traces of its requests. The batch has `rows` items.
+#[cold]
+fn trace(replies: &[Entry], rows: u32, now: Time) {
+    let traced = replies.iter().filter_map(|entry| entry.call.trace.as_deref().zip(Some(entry.begin.unwrap_or(now))));
+    let phases = replies.first().map_or(Phases::default(), |first| first.phases);
+    batch_ran(traced, (replies.len(), rows), phases, now);
+}
+
 /// Requests of a launch that failed as a whole: the ones that ran alone, and the ones that failed.
 pub type Alone = (Vec<(Entry, Outputs)>, Vec<(Entry, RunFailure)>);
 
@@ -67,6 +79,9 @@ pub fn answer_alone(device: usize, (answered, failed): Alone, now: Time) {
     for (entry, outputs) in answered {
         let took = std::iter::once((Duration::ZERO, now.since(entry.call.arrival), false));
         entry.call.loaded.record_batch(entry.rows, Phases::default(), took);
+        if entry.call.trace.is_some() {
+            trace(std::slice::from_ref(&entry), entry.rows, now);
+        }
         // A client that is gone does not read its answer.
         entry.call.reply.send(Ok(outputs));
     }

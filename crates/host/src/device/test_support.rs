@@ -131,6 +131,7 @@ impl Served {
             is_probe,
             step: None,
             charge: None,
+            trace: None,
             reply,
         };
         let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));

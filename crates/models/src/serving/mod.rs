@@ -35,6 +35,8 @@ use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal::queue_full;
 use downbeat_service::report::live::LiveTenant;
 use downbeat_service::tenants::{Charge, NamedPart, Tenants};
+use downbeat_service::traces::Traces;
+use downbeat_service::traces::open::TracePart;
 use downbeat_service::unanswered::Unanswered;
 use futures_util::FutureExt;
 use intake::InputBytes;
@@ -73,6 +75,7 @@ pub struct Serving {
     /// The number of requests of pipelines so far.
     trails: AtomicU64,
     tenants: Arc<Tenants>,
+    traces: Arc<Traces>,
 }
 
 impl Serving {
@@ -82,6 +85,7 @@ impl Serving {
         driver: Arc<Driver>,
         budget: Arc<ByteBudget>,
         watchdog: Arc<Watchdog>,
+        traces: Arc<Traces>,
     ) -> Self {
         let (models, pipelines, draining) = (RwLock::default(), RwLock::default(), AtomicBool::new(false));
         let (weighing, next_pipeline, trails) = Default::default();
@@ -99,6 +103,7 @@ impl Serving {
             next_pipeline,
             trails,
             tenants,
+            traces,
         }
     }
 
@@ -189,6 +194,11 @@ impl Serving {
     /// Whether no model is in service.
     pub fn is_empty(&self) -> bool {
         self.models.read().is_empty() && self.pipelines.read().is_empty()
+    }
+
+    /// The traces of requests.
+    pub fn traces(&self) -> &Arc<Traces> {
+        &self.traces
     }
 
     /// Puts a model into service, or takes it out. Returns the model that had the name before.
@@ -292,6 +302,10 @@ impl Serving {
     ) -> Inferred {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
+        let part = match request.parameters.is_empty() {
+            true => None,
+            false => self.trace_part(&mut request, loaded, within, arrival),
+        };
         let slo = self.options.slo(&served.definition.name, served.definition.slo);
         let wishes = Wishes { codec: &loaded.codec, batching: &served.definition.batching, slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
@@ -325,6 +339,7 @@ impl Serving {
             is_probe: false,
             step: within.map(|within| within.mark.clone()),
             charge,
+            trace: part,
             reply,
         };
         let hosts = &loaded.hosts;
@@ -395,6 +410,18 @@ impl Serving {
             response.parameters = answer_parameters(parameters)?;
         }
         Ok(response)
+    }
+
+    /// The part of a request's trace that is the request to this version; `None`: the request is not
+    /// traced.
+    fn trace_part(
+        &self,
+        request: &mut InferRequest,
+        loaded: &LoadedVersion,
+        within: Option<&Within>,
+        arrival: Time,
+    ) -> Option<Box<TracePart>> {
+        self.traces.take(request)?.part((&loaded.name, &loaded.version), within.is_some(), arrival)
     }
 
     /// The device time that a request of `rows` items is charged.

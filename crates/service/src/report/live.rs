@@ -40,7 +40,7 @@ pub struct LiveReport {
     /// By device: seconds in which it was busy.
     pub device_busy_s: Vec<f64>,
     /// The tenants, as the file of keys has them, and then the others; empty: the server has none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<LiveTenant>,
     /// How long a part of [`LiveModel::history`] is, seconds.
     pub history_part_s: f64,
@@ -99,7 +99,7 @@ pub struct LiveModel {
 }
 
 /// A step of an ensemble. Counts run from the start of the server.
-#[derive(Clone, PartialEq, Serialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct LiveStep {
     /// The name of its model.
     pub model: String,
@@ -118,7 +118,7 @@ pub struct LiveStep {
 }
 
 /// A tenant. Counts run from the start of the server.
-#[derive(Clone, PartialEq, Serialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct LiveTenant {
     /// The tenant's name; `others`: all keys without a tenant.
     pub tenant: String,

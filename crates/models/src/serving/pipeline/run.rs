@@ -145,6 +145,10 @@ impl Serving {
         }
         let mut trail = self.trail(pipeline, &record.version, (rows, limits.deadline), within);
         let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
+        let part = self
+            .traces
+            .of(&request)
+            .and_then(|trace| trace.part((&definition.name, &record.version), within.is_some(), arrival));
         let time = Budget::new((pipeline, &trail), &limits, arrival, plan);
         let (id, traceparent) = (request.id.clone(), traceparent(&request).map(str::to_owned));
         let missed = |now, miss, error| {
@@ -154,6 +158,12 @@ impl Serving {
         };
         let outcome = self.run_steps((pipeline, &trail), request, time, wanted.as_deref()).await;
         let now = self.now();
+        if let Some(part) = part {
+            match &outcome {
+                Ok(_) => part.ended(now),
+                Err(Failure { reason, .. }) => part.failed(*reason, now),
+            }
+        }
         match outcome {
             Ok((response, phases)) => {
                 counted.reason = None;

@@ -197,8 +197,11 @@ async fn settings_can_be_read_and_say_what_cannot_change() {
     assert!(server.get("/v2/logging").await.json()["log_info"].is_boolean());
     let same = server.get("/v2/logging").await.body;
     assert_eq!(server.post("/v2/logging", same).await.status, 200);
-    let message = server.post("/v2/trace/setting", r#"{"trace_rate":"5"}"#).await.error(400);
+    let message = server.post("/v2/trace/setting", r#"{"trace_rate":"often"}"#).await.error(400);
     assert!(message.contains("trace_rate"), "{message}");
+    let of_model = server.post("/v2/models/simple/trace/setting", r#"{"trace_rate":"5"}"#).await.json();
+    let of_server = server.get("/v2/trace/setting").await.json();
+    assert_eq!((&of_model["trace_rate"], &of_server["trace_rate"]), (&json!("5"), &json!("1000")));
     let message = server.post("/v2/logging", r#"{"log_colour":"red"}"#).await.error(400);
     assert!(message.contains("'log_colour'") && message.contains("log_verbose_level"), "{message}");
 }

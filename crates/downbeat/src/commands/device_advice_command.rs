@@ -23,7 +23,7 @@ const HEADER: &str = "[[device.groups]]";
 pub struct DeviceAdviceArgs {
     /// Compare device policies with their parameters instead. The first half of the log's requests
     /// chooses, and the second half judges
-    #[arg(long, conflicts_with_all = ["target", "max_devices", "policies", "slos", "rate", "no_rehearsal"])]
+    #[arg(long, conflicts_with_all = ["target", "max_devices", "policies", "slos", "rate", "no_rehearsal", "by", "price"])]
     pub device_policies: bool,
 
     /// The work of two lanes of a model side by side, as a multiple of the work of one lane, where

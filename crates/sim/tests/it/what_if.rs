@@ -9,7 +9,7 @@ use downbeat_core::cluster::{
 use downbeat_core::journal::Journal;
 use downbeat_core::journal::cluster::{Input, Reply};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
-use downbeat_sim::what_if::{BadLog, Comparison, Figures, Recorded, Row, Setting, Wanted, advise};
+use downbeat_sim::what_if::{BadLog, Comparison, Figures, Goal, Recorded, Row, Setting, Wanted, advise};
 use downbeat_sim::{Arrivals, ClusterScheduler, Decision, Load, Pace, Policy, Report, Simulation};
 
 /// A scheduler that writes a decision log.
@@ -151,7 +151,8 @@ fn the_least_devices_are_those_of_a_search_over_all() {
     };
     let least = (1..=8).find(|devices| policies.iter().any(|policy| holds(policy, *devices, 1.0))).unwrap();
     let setting = Setting { devices: 8, ..Setting::of(&recorded) };
-    let wanted = Wanted { target, policies: policies.clone(), setting };
+    let wanted =
+        Wanted { goal: Goal::Devices, target, price: None, policies: policies.clone(), setting, devices: 4, charts: false };
     let advice = advise(&recorded, &wanted, 2, &|_, _| true).unwrap();
     assert_eq!(advice.devices, Some(least));
     assert!(least > 1, "else nothing was searched");
@@ -168,7 +169,8 @@ fn the_least_devices_are_those_of_a_search_over_all() {
     let none = Wanted { setting: Setting { devices: least - 1, ..wanted.setting.clone() }, ..wanted };
     let advice = advise(&recorded, &none, 2, &|_, _| true).unwrap();
     assert_eq!((advice.devices, advice.max_batch), (None, None));
-    assert!(advice.to_string().contains("No policy answers 98% "), "{advice}");
+    assert!(advice.slo_factor.unwrap() > 1.0 && advice.config.is_none(), "{advice}");
+    assert!(advice.to_string().contains("No setting answers 98% "), "{advice}");
 }
 
 /// The work of the log is a lower bound. Where the bound is the answer, the search tries no smaller
@@ -177,9 +179,13 @@ fn the_least_devices_are_those_of_a_search_over_all() {
 fn the_search_of_devices_begins_with_the_work() {
     let (_, recorded) = recorded(&simulation("deferred", 40, 30_000.0));
     let wanted = |devices| Wanted {
+        goal: Goal::Devices,
         target: 0.98,
+        price: None,
         policies: vec![Some("deferred".parse().unwrap())],
         setting: Setting { devices, rehearse: false, ..Setting::of(&recorded) },
+        devices,
+        charts: false,
     };
     let runs = AtomicUsize::new(0);
     let advice = advise(&recorded, &wanted(160), 1, &|done, _| {

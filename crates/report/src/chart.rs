@@ -492,7 +492,10 @@ mod tests {
         let drawn = marked("t", "", (&AXIS, &AXIS), &line, &marks);
         // The axis goes to 10, so that the mark has its place.
         let at = MARGIN.0 + 0.9 * (WIDTH - MARGIN.0 - MARGIN.1);
-        assert!(drawn.contains(&format!("d=\"M{at:.1} ")) && drawn.contains("text-anchor=\"end\">knee &lt;9&gt;"), "{drawn}");
+        assert!(
+            drawn.contains(&format!("d=\"M{at:.1} ")) && drawn.contains("text-anchor=\"end\">knee &lt;9&gt;"),
+            "{drawn}"
+        );
         assert_eq!(drawn.matches("class=\"mark\"").count(), 2, "{drawn}");
         assert!(!drawn.contains("legend"), "{drawn}");
     }

@@ -76,7 +76,11 @@ impl Timeline {
         put!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>");
         for (row, label) in self.rows.iter().enumerate() {
             let bottom = TOP + ROW * (row as f64 + 1.0);
-            put!(out, "<line class=\"device\" x1=\"{left_edge}\" x2=\"{}\" y1=\"{bottom}\" y2=\"{bottom}\"/>", WIDTH - 8.0);
+            put!(
+                out,
+                "<line class=\"device\" x1=\"{left_edge}\" x2=\"{}\" y1=\"{bottom}\" y2=\"{bottom}\"/>",
+                WIDTH - 8.0
+            );
             put!(out, "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">", left_edge - 6.0, bottom - 10.0);
             let (shown, whole) = (escape(&cut(label, left_edge)), escape(label));
             put!(out, "{shown}<title>{whole}</title></text>");

@@ -111,9 +111,8 @@ fn section(page: Page, number: usize, models: &[&PastLaunches], from_ns: u64, sp
 
 /// The models of a device. The busy share is of all their lanes together.
 fn table<'a>(models: &[&'a PastLaunches], span: f64) -> Table<&'a PastLaunches> {
-    let sum = |of: fn(&PastLaunch) -> u64| {
-        move |model: &&PastLaunches| -> u64 { model.launches.iter().map(of).sum::<u64>() }
-    };
+    let sum =
+        |of: fn(&PastLaunch) -> u64| move |model: &&PastLaunches| -> u64 { model.launches.iter().map(of).sum::<u64>() };
     let partition = |model: &&PastLaunches| (model.partition > 0).then_some(model.partition);
     let busy = sum(|launch| launch.end_ns.saturating_sub(launch.begin_ns));
     Table::of(models.iter().copied())
@@ -122,9 +121,7 @@ fn table<'a>(models: &[&'a PastLaunches], span: f64) -> Table<&'a PastLaunches> 
         .some("partition", partition)
         .text("policy", |model| model.policy.clone())
         .number("lanes", |model| model.lanes.len())
-        .text("largest batch of each", |model| {
-            model.lanes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
-        })
+        .text("largest batch of each", |model| model.lanes.iter().map(u32::to_string).collect::<Vec<_>>().join(", "))
         .number("launches", |model| model.launches.len())
         .number("items asked for", sum(|launch| u64::from(launch.rows)))
         .number("computed", sum(|launch| u64::from(launch.computed_rows)))
@@ -228,10 +225,16 @@ mod tests {
         let page = page(&over(vec![device, other]));
         assert!(!page.contains("No launch ran"), "{page}");
         assert!(page.contains(">Device 0</h2>") && page.contains("the earliest are missing"), "{page}");
-        assert!(page.contains("<th scope=\"row\">a&lt;b</th>") && page.contains("<td>2</td><td class=\"text\">1, 4</td>"), "{page}");
+        assert!(
+            page.contains("<th scope=\"row\">a&lt;b</th>") && page.contains("<td>2</td><td class=\"text\">1, 4</td>"),
+            "{page}"
+        );
         let pictures = ["Device 0, 0 to 1000 ms", "Device 0, 2000 to 3000 ms"];
         assert!(pictures.iter().all(|title| page.contains(title)) && !page.contains("1000 to 2000 ms"), "{page}");
-        assert!(page.contains("a&lt;b: batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"), "{page}");
+        assert!(
+            page.contains("a&lt;b: batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"),
+            "{page}"
+        );
         assert!(page.contains("batch 7 (granted as 12), segments"), "{page}");
         assert!(page.contains("photos #7 step 1") && page.contains("photos: 1 requests; steps 1 a&lt;b"), "{page}");
         // Both models stand in each picture of the device.

@@ -13,7 +13,10 @@ use downbeat_sim::what_if::{Comparison, Goal, Recorded, Setting, Wanted, advise}
 
 use crate::commands::device_advice_command::{self, DeviceAdviceArgs};
 use crate::options::units::positive_millis;
-use crate::run_output::RunOutput;
+use crate::run_output::{RunOutput, waiting};
+
+/// What a command does first.
+const READING: &str = "reading the log";
 
 /// The requests of a decision log, and the changes to them.
 #[derive(Args, Debug)]
@@ -190,18 +193,17 @@ pub struct AdviseArgs {
 impl Requests {
     /// The pipelines of the log, if they are in the folder that the flags name, and a setting with only
     /// the changes of these flags. `None`: the log has no request of an ensemble.
-    fn pipelines(&self, rate: f64) -> anyhow::Result<Option<(RecordedPipelines, PipelineSetting)>> {
+    fn pipelines(&self, rate: f64, output: &RunOutput) -> anyhow::Result<Option<(RecordedPipelines, PipelineSetting)>> {
         let [folder] = &self.logs[..] else { return Ok(None) };
         if !folder.is_dir() {
             return Ok(None);
         }
-        let recorded = match RecordedPipelines::read(folder) {
+        let recorded = match waiting(output.quiet, READING, || RecordedPipelines::read(folder)) {
             Err(error) if error.is_without_ensembles() => return Ok(None),
             recorded => recorded?,
         };
         check_rate(rate)?;
-        let mut setting =
-            PipelineSetting { rate, rehearse: !self.no_rehearsal, ..PipelineSetting::unchanged() };
+        let mut setting = PipelineSetting { rate, rehearse: !self.no_rehearsal, ..PipelineSetting::unchanged() };
         for Slo { model, slo } in &self.slos {
             let flow = recorded.flow(model).with_context(|| format!("--slo-ms {model}"))?;
             setting.slos.insert(flow, *slo);
@@ -210,9 +212,9 @@ impl Requests {
     }
 
     /// The log, and a setting with only the changes of these flags.
-    fn read(&self, rate: f64) -> anyhow::Result<(Recorded, Setting)> {
+    fn read(&self, rate: f64, output: &RunOutput) -> anyhow::Result<(Recorded, Setting)> {
         check_rate(rate)?;
-        let recorded = Recorded::read(&self.logs)?;
+        let recorded = waiting(output.quiet, READING, || Recorded::read(&self.logs))?;
         let mut setting = Setting { rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
         for Slo { model, slo } in &self.slos {
             let ids = recorded.models_called(model).with_context(|| format!("--slo-ms {model}"))?;
@@ -234,14 +236,14 @@ fn check_rate(rate: f64) -> anyhow::Result<()> {
 pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
     let rates = if args.rates.is_empty() { vec![1.0] } else { args.rates.clone() };
     rates.iter().try_for_each(|rate| check_rate(*rate))?;
-    if let Some((recorded, setting)) = args.requests.pipelines(rates[0])? {
+    if let Some((recorded, setting)) = args.requests.pipelines(rates[0], &args.output)? {
         return what_if_pipelines(args, &recorded, &setting, &rates);
     }
     ensure!(
         args.more.is_empty(),
         "--more is for a log with requests of ensembles: name the folder that the server wrote, or use --devices"
     );
-    let (recorded, mut setting) = args.requests.read(rates[0])?;
+    let (recorded, mut setting) = args.requests.read(rates[0], &args.output)?;
     setting.max_batch = args.max_batch;
     let devices = if args.devices.is_empty() { vec![recorded.devices] } else { args.devices.clone() };
     let policies: Vec<Option<Policy>> =
@@ -249,7 +251,8 @@ pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
     let mut settings = Vec::new();
     for policy in &policies {
         for devices in &devices {
-            let with = |rate: &f64| Setting { policy: policy.clone(), devices: *devices, rate: *rate, ..setting.clone() };
+            let with =
+                |rate: &f64| Setting { policy: policy.clone(), devices: *devices, rate: *rate, ..setting.clone() };
             settings.extend(rates.iter().map(with));
         }
     }
@@ -336,14 +339,14 @@ pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
         ensure!(price > 0.0 && price.is_finite(), "--price is {price}; the price of an hour must be above 0");
     }
     let rate = args.rate.rate;
-    if let Some((recorded, setting)) = args.requests.pipelines(rate)? {
+    if let Some((recorded, setting)) = args.requests.pipelines(rate, &args.output)? {
         ensure!(
             args.by.is_none() && args.price.is_none(),
             "--by and --price are for a log without ensembles: with ensembles, devices are added one by one where they help most"
         );
         return advise_pipelines(args, &recorded, &setting);
     }
-    let (recorded, mut setting) = args.requests.read(rate)?;
+    let (recorded, mut setting) = args.requests.read(rate, &args.output)?;
     let goal = args.by.unwrap_or(if args.price.is_some() { Goal::Price } else { Goal::Devices });
     setting.devices = args.max_devices.unwrap_or_else(|| recorded.devices.saturating_mul(4).min(1_000_000));
     let policies = if args.policies.is_empty() {

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Output, Request, Scheduler};
-use downbeat_core::journal::{Journal, QueueName};
 use downbeat_core::journal::cluster::{Decision, Input};
+use downbeat_core::journal::{Journal, QueueName};
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 
 use crate::command_line::{run, stderr, stdout};
@@ -90,7 +90,8 @@ fn the_cheapest_setting_is_told() {
         let output = run(&["advise", logs, "--policy", "eager+head"]);
         assert_eq!(stderr(&output), "");
         let said = stdout(&output);
-        let settings = "1 device (the log has 2) answer 99% of each model's requests in time with scheduler eager, drop head";
+        let settings =
+            "1 device (the log has 2) answer 99% of each model's requests in time with scheduler eager, drop head";
         assert!(said.contains(settings), "{said}");
         assert!(said.contains("95 of 100 logs like this one (50 requests in 0.5 s) would have"), "{said}");
     });
@@ -113,9 +114,10 @@ fn the_advice_is_a_configuration_that_can_be_pasted() {
             ("deferred@fair", "scheduler = \"deferred\"\n"),
             ("consolidating", "drop = \"adaptive\"\n"),
             ("latest+none", "drop = \"none\"\n"),
-            ("timeout:10%", "# config.pbtxt of two words needs: dynamic_batching { max_queue_delay_microseconds: 2000 }\n"),
+            ("timeout:10%", "# config.pbtxt needs: dynamic_batching { max_queue_delay_microseconds: 2000 }\n"),
         ] {
-            let output = run(&["advise", logs, "--policy", policy, "--slo-ms", "two words=20", "--target", "0.5", "--json"]);
+            let output =
+                run(&["advise", logs, "--policy", policy, "--slo-ms", "two words=20", "--target", "0.5", "--json"]);
             let report: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
             let lines = report["config"].as_str().unwrap();
             assert!(lines.starts_with("devices = 1    # the log has 2"), "{policy}: {lines}");

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::candidate::{Candidate, figure};
-use super::configuration::{Served, configuration};
+use super::configuration::{PASTE, Served, configuration, indented};
 use super::goal::Goal;
 use super::recorded::Recorded;
 use super::search::{Counts, LAST_RUNS, MARGIN_RUNS, MOST_MARGIN, Trials};
@@ -365,13 +365,4 @@ impl fmt::Display for Advice {
         }
         self.notes.iter().try_for_each(|note| write!(f, "\n{note}\n"))
     }
-}
-
-/// The words above the lines of a configuration.
-pub(super) const PASTE: &str =
-    "For downbeat.toml (`downbeat config check MODELS --config downbeat.toml` checks it before a start):";
-
-/// The text as a block of Markdown.
-fn indented(text: &str) -> String {
-    text.lines().map(|line| if line.is_empty() { "\n".to_owned() } else { format!("    {line}\n") }).collect()
 }

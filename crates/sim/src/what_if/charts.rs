@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use downbeat_report::{Axis, Line, Mark, Page, Scale, bars, lines as lines_of, marked};
 
-use super::advice::{Advice, PASTE, devices};
+use super::advice::{Advice, RateLine, devices};
 use super::candidate::Candidate;
 use super::comparison::{Comparison, Row};
+use super::configuration::PASTE;
 
 /// The vertical axis of attainment.
 const IN_TIME: Axis<'_> = Axis { label: "requests in time, %", scale: Scale::Linear };
@@ -20,8 +21,7 @@ impl Advice {
             Some(_) => page.note("Nothing has to change in downbeat.toml."),
             None => page,
         };
-        let plots: Vec<String> =
-            [self.over_rate(), self.over_devices(), self.costs()].into_iter().flatten().collect();
+        let plots: Vec<String> = [self.over_rate(), self.over_devices(), self.costs()].into_iter().flatten().collect();
         let page = page.plots(&plots);
         let page = page.table("Settings, the best first", &Candidate::table(&self.candidates));
         let page = page.table("The best setting on other numbers of devices", &Candidate::table(&self.by_devices));
@@ -35,7 +35,7 @@ impl Advice {
 
     fn over_rate(&self) -> Option<String> {
         let rate = self.log_rate();
-        let line = |line: &super::advice::RateLine| {
+        let line = |line: &RateLine| {
             let points = line.points.iter().map(|(times, share)| (times * rate, 100.0 * share));
             (line.name.clone(), points.collect::<Vec<_>>())
         };

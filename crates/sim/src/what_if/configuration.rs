@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, OrderPolicy};
 use serde_json::Value;
 
-use super::recorded::{Recorded, RecordedModel};
+use super::recorded::Recorded;
 use super::setting::{BadSetting, Setting};
 use crate::simulation::Load;
 
@@ -45,58 +45,101 @@ impl Served {
 pub(super) fn configuration(recorded: &Recorded, setting: &Setting) -> Result<String, BadSetting> {
     let [own, new] = [&Setting::of(recorded), setting].map(|setting| Served::of(recorded, setting));
     let (own, new) = (own?, new?);
-    let mut lines = Vec::new();
-    if setting.devices != recorded.devices {
-        lines.push(format!(
-            "devices = {}    # the log has {}; on GPUs name as many in [cuda] gpus instead",
-            setting.devices, recorded.devices
-        ));
-    }
+    let mut lines = Configuration::default();
+    lines.devices(setting.devices, recorded.devices);
     if new.order != own.order {
-        lines.push(format!("order = \"{}\"", new.order));
+        lines.top(format!("order = \"{}\"", new.order));
     }
     if !setting.rehearse && recorded.models.iter().any(|model| model.options.is_adaptive()) {
-        lines.push("rehearsal_cpu = 0".to_owned());
+        lines.top("rehearsal_cpu = 0".to_owned());
     }
-    let (mut sections, mut unnamed) = (BTreeMap::<&str, Vec<String>>::new(), Vec::new());
     for ((model, before), after) in recorded.models.iter().zip(&own.models).zip(&new.models) {
-        let mut of_model = if before == after { Vec::new() } else { of_model(model, after) };
-        of_model.extend(setting.slos.get(&model.id).map(|slo| format!("slo_ms = {}", slo.as_millis_f64())));
-        match &model.queue {
-            Some(queue) => sections.entry(&queue.model).or_default().extend(of_model),
-            None => unnamed.extend(of_model),
+        let name = model.queue.as_ref().map(|queue| &*queue.model);
+        if before != after {
+            lines.policies(name, after);
+        }
+        if let Some(slo) = setting.slos.get(&model.id) {
+            lines.of_model(name, format!("slo_ms = {}", slo.as_millis_f64()));
         }
     }
-    // A log without names is of one model, or of models that all change alike.
-    unnamed.sort();
-    unnamed.dedup();
-    lines.extend(unnamed);
-    for (name, mut of_model) in sections {
-        // Each shape of requests has a queue, and all queues of a model have its settings.
-        of_model.sort();
-        of_model.dedup();
-        if !of_model.is_empty() {
-            let gap = if lines.is_empty() { "" } else { "\n" };
-            lines.push(format!("{gap}[models.{}]\n{}", key(name), of_model.join("\n")));
-        }
-    }
-    Ok(lines.iter().map(|line| format!("{line}\n")).collect())
+    Ok(lines.text())
 }
 
-/// The lines of a model's section.
-fn of_model(model: &RecordedModel, (dispatch, drop): &(DispatchPolicy, DropPolicy)) -> Vec<String> {
-    let mut lines = vec![format!("scheduler = \"{}\"", dispatch.name()), format!("drop = \"{}\"", drop.name())];
-    if let DispatchPolicy::Timeout { delay, .. } = dispatch {
-        let (name, us) = (model.name(), delay.as_nanos() / 1_000);
-        lines.push(format!(
-            "# config.pbtxt of {name} needs: dynamic_batching {{ max_queue_delay_microseconds: {us} }}"
-        ));
+/// Lines of `downbeat.toml`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Configuration {
+    top: Vec<String>,
+    /// By table, such as `models.encoder`.
+    tables: BTreeMap<String, Vec<String>>,
+}
+
+impl Configuration {
+    /// Adds a line above all tables, unless it is there.
+    pub fn top(&mut self, line: String) {
+        if !self.top.contains(&line) {
+            self.top.push(line);
+        }
     }
-    lines
+
+    /// Adds a line to a table, unless it is there. Each shape of requests has a queue, and all queues of
+    /// a model have its settings.
+    pub fn in_table(&mut self, table: &str, line: String) {
+        let lines = self.tables.entry(table.to_owned()).or_default();
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+
+    /// Adds a line for a model, or for all models if the log has no name.
+    pub fn of_model(&mut self, model: Option<&str>, line: String) {
+        match model {
+            Some(model) => self.in_table(&format!("models.{}", key(model)), line),
+            None => self.top(line),
+        }
+    }
+
+    /// Adds the number of devices, if it differs from the log's.
+    pub fn devices(&mut self, devices: u32, recorded: u32) {
+        if devices != recorded {
+            let line =
+                format!("devices = {devices}    # the log has {recorded}; on GPUs name as many in [cuda] gpus instead");
+            self.top(line);
+        }
+    }
+
+    /// Adds the policies of a model.
+    pub fn policies(&mut self, model: Option<&str>, (dispatch, drop): &(DispatchPolicy, DropPolicy)) {
+        self.of_model(model, format!("scheduler = \"{}\"", dispatch.name()));
+        self.of_model(model, format!("drop = \"{}\"", drop.name()));
+        if let DispatchPolicy::Timeout { delay, .. } = dispatch {
+            let us = delay.as_nanos() / 1_000;
+            let line = format!("# config.pbtxt needs: dynamic_batching {{ max_queue_delay_microseconds: {us} }}");
+            self.of_model(model, line);
+        }
+    }
+
+    /// The text of the file.
+    pub fn text(&self) -> String {
+        let mut text: String = self.top.iter().map(|line| format!("{line}\n")).collect();
+        for (table, lines) in &self.tables {
+            let gap = if text.is_empty() { "" } else { "\n" };
+            text += &format!("{gap}[{table}]\n{}\n", lines.join("\n"));
+        }
+        text
+    }
 }
 
 /// A name as a key of TOML. Texts of JSON and of TOML are written alike.
-fn key(name: &str) -> String {
+pub(super) fn key(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !name.is_empty() && name.chars().all(is_bare) { name.to_owned() } else { Value::from(name).to_string() }
+}
+
+/// The words above the lines of a configuration.
+pub(super) const PASTE: &str =
+    "For downbeat.toml (`downbeat config check MODELS --config downbeat.toml` checks it before a start):";
+
+/// The text as a block of Markdown.
+pub(super) fn indented(text: &str) -> String {
+    text.lines().map(|line| if line.is_empty() { "\n".to_owned() } else { format!("    {line}\n") }).collect()
 }

@@ -131,8 +131,7 @@ impl Trials<'_> {
     /// The tightest SLOs that hold, as a share of the setting's SLOs, to 0.02. If `is_held`, the present
     /// SLOs hold; otherwise longer ones are tried. `None`: the longest do not hold.
     pub fn tightest(&self, setting: &Setting, is_held: bool) -> Result<Option<f64>, NoAdvice> {
-        let hold =
-            |factor: f64| self.holds(&Setting { slo_factor: setting.slo_factor * factor, ..setting.clone() });
+        let hold = |factor: f64| self.holds(&Setting { slo_factor: setting.slo_factor * factor, ..setting.clone() });
         let (mut low, mut high) = if is_held { (0.0, 1.0) } else { (1.0, 2.0) };
         while !is_held && !hold(high)? {
             (low, high) = (high, 2.0 * high);

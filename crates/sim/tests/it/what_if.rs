@@ -151,8 +151,15 @@ fn the_least_devices_are_those_of_a_search_over_all() {
     };
     let least = (1..=8).find(|devices| policies.iter().any(|policy| holds(policy, *devices, 1.0))).unwrap();
     let setting = Setting { devices: 8, ..Setting::of(&recorded) };
-    let wanted =
-        Wanted { goal: Goal::Devices, target, price: None, policies: policies.clone(), setting, devices: 4, charts: false };
+    let wanted = Wanted {
+        goal: Goal::Devices,
+        target,
+        price: None,
+        policies: policies.clone(),
+        setting,
+        devices: 4,
+        charts: false,
+    };
     let advice = advise(&recorded, &wanted, 2, &|_, _| true).unwrap();
     assert_eq!(advice.devices, Some(least));
     assert!(least > 1, "else nothing was searched");

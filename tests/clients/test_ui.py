@@ -22,6 +22,13 @@ def infer(server, model="digits", body=DIGIT, **more):
     return requests.post(f"{server.url}/v2/models/{model}/infer", json=body, timeout=60, **more)
 
 
+def zeros(server, model):
+    """A request of one item to a model of one input."""
+    [tensor] = requests.get(f"{server.url}/v2/models/{model}", timeout=60).json()["inputs"]
+    size = tensor["shape"][1]
+    return {"inputs": [{"name": tensor["name"], "datatype": tensor["datatype"], "shape": [1, size], "data": [0.0] * size}]}
+
+
 def cell(model, column):
     """An expression: a cell of the table of models."""
     row = f"[...document.querySelectorAll('#table tbody tr')].find((row) => row.cells[0].innerText.startsWith('{model}'))"
@@ -43,9 +50,7 @@ def test_live_has_the_outcomes_of_requests(start, copied_examples):
     server = start(copied_examples, *SLOS, engine="rten")
     for _ in range(3):
         assert infer(server).status_code == 200
-    vector = {"inputs": [{"name": tensor["name"], "datatype": tensor["datatype"], "shape": [1, *tensor["shape"][1:]], "data": [0.0] * tensor["shape"][1]}
-                         for tensor in requests.get(f"{server.url}/v2/models/mlp", timeout=60).json()["inputs"]]}
-    refused = infer(server, "mlp", vector)
+    refused = infer(server, "mlp", zeros(server, "mlp"))
     assert refused.status_code != 200, refused.text
     live = requests.get(f"{server.url}/v2/live?history=true", timeout=60).json()
     of = {model["model"]: model for model in live["models"]}
@@ -111,8 +116,7 @@ def test_the_page_says_why_a_model_is_missing_and_what_was_dropped(start, copied
         browser.look()
         browser.open(f"{server.url}/ui")
         browser.wait_for("document.getElementById('table') && state.samples.length >= 2")
-        metadata = requests.get(f"{server.url}/v2/models/mlp", timeout=60).json()["inputs"][0]
-        body = {"inputs": [{"name": metadata["name"], "datatype": "FP32", "shape": [1, metadata["shape"][1]], "data": [0.0] * metadata["shape"][1]}]}
+        body = zeros(server, "mlp")
         for _ in range(20):
             assert infer(server, "mlp", body).status_code != 200
         browser.wait_for(f"({cell('mlp', 9)} || '').includes('deadline_impossible')")

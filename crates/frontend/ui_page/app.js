@@ -45,6 +45,9 @@ function color_of(model) {
 
 const missed_of = (model) => model.late + sum(Object.entries(model.unanswered).filter(([reason]) => !NOT_MISSED.includes(reason)).map(([, count]) => count));
 
+// How many requests of a model ended so, `late` included.
+const count_of = (model, reason) => (!model ? 0 : reason === "late" ? model.late : model.unanswered[reason] || 0);
+
 // What a model did between two samples; `null` before there are two.
 function between(model, seconds) {
   const now = state.samples.at(-1);
@@ -55,9 +58,7 @@ function between(model, seconds) {
   const less = (number, earlier) => Math.max(0, number - (earlier || 0));
   const parts = (its, earlier) => its.map((count, place) => less(count, earlier && earlier[place]));
   const in_time = less(model.in_time, before && before.in_time), missed = less(missed_of(model), before && missed_of(before));
-  const reasons = { ...model.unanswered, late: model.late };
-  const earlier = before ? { ...before.unanswered, late: before.late } : {};
-  for (const reason in reasons) reasons[reason] = less(reasons[reason], earlier[reason]);
+  const reasons = Object.fromEntries(["late", ...Object.keys(model.unanswered)].map((reason) => [reason, less(count_of(model, reason), count_of(before, reason))]));
   return { seconds: since, in_time, missed, offered: in_time + missed, reasons, latency: parts(model.latency, before && before.latency), batches: parts(model.batches, before && before.batches) };
 }
 
@@ -115,12 +116,13 @@ async function look() {
   if (last && live.now_ns < last.now_ns) (state.samples = []), state.launches.clear();
   if (!state.samples.length) for (const model of live.models) if (model.history) state.history.set(key_of(model), model.history);
   state.samples.push(live);
+  // The first sample stays, since the history ends there.
   while (live.wall_ms - state.samples[0].wall_ms > 1000 * KEPT_S) state.samples.splice(1, 1);
-  // All that the server remembers at first, and what is new then.
-  take_launches(await ask("/v2/timeline?seconds=" + (state.launches.size ? 3 : PAST_S)));
+  // All that the server remembers at first, and then what is new since the last answer.
+  const since_s = last && state.launches.size ? (live.now_ns - state.clock) / 1e9 + 0.5 : PAST_S;
+  take_launches(await ask("/v2/timeline?seconds=" + Math.min(PAST_S, Math.max(0.5, since_s))));
 }
 
-// The samples thin out with age: the first one stays, since the history ends there.
 function take_launches(timeline) {
   for (const past of timeline.devices) {
     const device = state.launches.get(past.device) || new Map();
@@ -390,12 +392,12 @@ function draw_model(live) {
   });
   const lines = [["p50", blue], ["p99", orange], ["SLO", style("--bad"), true]];
   chart(charts, "model-latency", "Time from arrival to result", lines, latencies, milliseconds, { note: "Of requests that got a result, by the parts of the server's histogram." });
-  const reasons = Object.keys(REASONS).filter((reason) => state.samples.some((sample) => { const its = sample.by_key.get(state.chosen); return its && (reason === "late" ? its.late : its.unanswered[reason]); }));
+  const reasons = Object.keys(REASONS).filter((reason) => count_of(model, reason));
   if (reasons.length) {
-    let stacked = over_time((before, now, seconds) => {
+    const stacked = over_time((before, now, seconds) => {
       const [then, its] = pair(before, now);
       let all = 0;
-      return reasons.map((reason) => (all += its ? Math.max(0, (reason === "late" ? its.late : its.unanswered[reason] || 0) - (then ? (reason === "late" ? then.late : then.unanswered[reason] || 0) : 0)) / seconds : 0));
+      return reasons.map((reason) => (all += Math.max(0, count_of(its, reason) - count_of(then, reason)) / seconds));
     });
     const names = reasons.map((reason, place) => [reason, COLORS[(place + 3) % COLORS.length]]);
     chart(charts, "model-missed", "Not in time, each second, one reason on the other", names, stacked, (value) => fixed(value, 1), { note: reasons.map((reason) => `${reason}: ${REASONS[reason]}`).join("; ") + ".", least: 1 });

@@ -31,8 +31,8 @@ impl Clock {
         self.origin.checked_add(time.since(Time::ZERO).into())
     }
 
-    /// The zero of this clock in nanoseconds since the Unix epoch, as the wall clock says now: for
-    /// display to people, never for computing. 0: the wall clock is before the epoch.
+    /// The zero of this clock, as the wall clock says now: nanoseconds since the Unix epoch. For people,
+    /// never for computing. 0: the wall clock is before the epoch.
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub fn zero_unix_ns(&self) -> u64 {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -182,3 +182,13 @@ pub trait Fact: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned {
     /// If `f` takes no more.
     fn tell(&self, now: Time, names: &Names, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
+
+/// The decision of a machine that only keeps a book: there is none.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum NoDecision {}
+
+impl Fact for NoDecision {
+    fn tell(&self, _now: Time, _names: &Names, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {}
+    }
+}

@@ -64,7 +64,7 @@ use crate::time::Time;
 pub use block::{BlockHead, BlockKind};
 use cluster::{ClusterRecords, Decision, Input};
 pub use entry::Entry;
-pub use machine::{Fact, Machine, MachineKind, Record, Records};
+pub use machine::{Fact, Machine, MachineKind, NoDecision, Record, Records};
 pub use names::{Names, QueueName};
 pub use reader::{LogError, machine_of, read, read_blocks};
 pub use replay::{Divergence, Replayed, replay};
@@ -133,9 +133,9 @@ impl<M: Machine> Journal<M> {
         }
     }
 
-    /// Begins a further file of the log: moves its first bytes to the end of `into`. They have the
-    /// setup of the machine so far, such as the names of models, so that the file can be read without
-    /// the files before. Take the log before: its bytes belong to the file before.
+    /// Begins a further file of the log: moves the file's first bytes to the end of `into`. These bytes
+    /// have the setup of the machine so far, such as the names of models. So the file can be read
+    /// alone. Take the log before: the bytes until now belong to the file before.
     pub fn begin_file(&mut self, zero_unix_ns: u64, into: &mut Vec<u8>) {
         if let Some(writer) = &mut self.writer {
             writer.begin_file(zero_unix_ns, into);

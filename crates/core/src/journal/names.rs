@@ -23,6 +23,14 @@ pub struct QueueName {
     pub is_lent: bool,
 }
 
+impl QueueName {
+    /// Whether a word names the queue: the owner's name, which all queues of a model share, or the
+    /// queue's own.
+    pub fn is_called(&self, word: &str) -> bool {
+        self.model == word || self.to_string() == word
+    }
+}
+
 impl fmt::Display for QueueName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.model)?;
@@ -56,16 +64,5 @@ impl Names {
             Some(name) => fmt::Display::fmt(name, f),
             None => fmt::Display::fmt(&model, f),
         })
-    }
-
-    /// The models that the owner calls so, or that have this number.
-    pub fn is(&self, model: ModelId, wanted: &str) -> bool {
-        let is_name = |name: &QueueName| name.model == wanted || name.to_string() == wanted;
-        self.0.get(&model).is_some_and(is_name) || model.to_string() == wanted
-    }
-
-    /// All models with names.
-    pub fn all(&self) -> impl Iterator<Item = (ModelId, &QueueName)> {
-        self.0.iter().map(|(model, name)| (*model, name))
     }
 }

@@ -28,7 +28,7 @@ pub enum LogError {
     /// The first files of the log are gone.
     #[error(
         "the begin of the log is gone: the server removed its oldest files, as the options decision_log_bytes and \
-         decision_log_age say. A replay needs all files of a run"
+         decision_log_age_h say. A replay needs all files of a run"
     )]
     BeginIsGone,
     /// The bytes behind an entry are no entry.

@@ -7,6 +7,8 @@ use super::protocol::Protocol;
 
 /// HTTP has codes from 100 to 599, and gRPC from 0 to 16. Each code has a count.
 const CODES: usize = 500;
+/// A name that is parsed here, not at each answer.
+const GRPC_STATUS: http::HeaderName = http::HeaderName::from_static("grpc-status");
 /// HTTP's lowest code.
 const FIRST_OF_HTTP: u16 = 100;
 
@@ -41,7 +43,7 @@ impl Traffic {
     /// Counts an answer over gRPC. An error without messages has its code in the headers; all other
     /// answers begin well.
     pub fn count_grpc(&self, headers: &http::HeaderMap) {
-        let code = headers.get("grpc-status").and_then(|code| code.to_str().ok()?.parse().ok());
+        let code = headers.get(GRPC_STATUS).and_then(|code| code.to_str().ok()?.parse().ok());
         self.count(code.unwrap_or(0));
     }
 

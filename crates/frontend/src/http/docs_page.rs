@@ -37,7 +37,8 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     Router::new().route("/docs", get(page)).route("/docs/rapidoc.js", get(script))
 }
 
-fn answer(body: impl Into<Body>, headers: impl IntoIterator<Item = (HeaderName, &'static str)>) -> Response {
+/// A file of a page, with these headers.
+pub(super) fn answer(body: impl Into<Body>, headers: impl IntoIterator<Item = (HeaderName, &'static str)>) -> Response {
     let mut response = Response::new(body.into());
     response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response.headers_mut().extend(headers.into_iter().map(|(name, value)| (name, HeaderValue::from_static(value))));

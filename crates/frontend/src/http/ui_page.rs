@@ -2,12 +2,11 @@
 //! asks `GET` requests alone, and changes nothing.
 
 use axum::Router;
-use axum::http::HeaderValue;
-use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
-};
-use axum::response::{IntoResponse, Response};
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY};
+use axum::response::Response;
 use axum::routing::get;
+
+use super::docs_page::answer;
 
 /// The files of the page: route, kind, and text.
 const FILES: [(&str, &str, &str); 5] = [
@@ -19,10 +18,8 @@ const FILES: [(&str, &str, &str); 5] = [
 ];
 
 /// uPlot sets styles of its elements. All requests go to this server.
-const POLICY: HeaderValue = HeaderValue::from_static(
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; \
-     base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-);
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; \
+     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The routes of the page's files.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
@@ -38,13 +35,7 @@ pub(super) fn has(route: &str) -> bool {
 }
 
 fn file(kind: &'static str, text: &'static str) -> Response {
-    let headers = [
-        (CONTENT_TYPE, HeaderValue::from_static(kind)),
-        (CONTENT_SECURITY_POLICY, POLICY),
-        (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-        (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-        // Another version of the server has another page.
-        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-    ];
-    (headers, text).into_response()
+    // Another version of the server has another page, so that no browser keeps a file unasked.
+    let kept = (CACHE_CONTROL, "no-cache");
+    answer(text, [(CONTENT_TYPE, kind), (CONTENT_SECURITY_POLICY, POLICY), (REFERRER_POLICY, "no-referrer"), kept])
 }

@@ -4,28 +4,53 @@ use std::collections::BTreeMap;
 
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_service::clock::Clock;
-use downbeat_service::metrics::trouble::Sample;
+use downbeat_service::metrics::trouble::Counts;
 use downbeat_service::metrics::{batch_bounds, latency_bounds_ms};
 use downbeat_service::report::live::{LiveModel, LiveReport, PART};
 
 use super::Registry;
+use super::states::VersionStatus;
 use crate::loaded_version::LoadedVersion;
 
 /// The most batch sizes of a profile that a report has.
 const MOST_SIZES: u32 = 64;
 
+/// The outcomes of a version's requests so far.
+pub(super) struct Outcomes {
+    pub name: String,
+    pub version: String,
+    /// How long a request may take.
+    pub slo: Option<Duration>,
+    pub counts: Counts,
+}
+
 impl Registry {
-    /// Notes the outcomes of all models' requests for the history.
-    pub(super) fn note_history(&self) {
-        let now = self.driver.clock().now();
-        let mut history = self.history.lock();
-        for Sample { model, version, counts, .. } in self.samples() {
-            history.note(now, &model, &version, &counts);
+    /// The outcomes of the requests of all models and ensembles in service.
+    pub(super) fn outcomes(&self) -> Vec<Outcomes> {
+        let mut all = Vec::new();
+        for served in self.serving.all() {
+            let slo = self.options.slo(&served.definition.name, served.definition.slo);
+            all.extend(served.versions.values().map(|loaded| {
+                let (name, version, counts) = (loaded.name.clone(), loaded.version.clone(), loaded.counts());
+                Outcomes { name, version, slo, counts }
+            }));
         }
         for pipeline in self.serving.pipelines() {
-            for record in pipeline.versions.values() {
-                history.note(now, &record.name, &record.version, &record.counts());
-            }
+            let slo = self.options.slo(&pipeline.definition.name, pipeline.definition.slo);
+            all.extend(pipeline.versions.values().map(|record| {
+                let (name, version, counts) = (record.name.clone(), record.version.clone(), record.counts());
+                Outcomes { name, version, slo, counts }
+            }));
+        }
+        all
+    }
+
+    /// Notes the outcomes of all models' requests for the history.
+    pub(super) fn note_history(&self) {
+        let (now, outcomes) = (self.driver.clock().now(), self.outcomes());
+        let mut history = self.history.lock();
+        for Outcomes { name, version, counts, .. } in &outcomes {
+            history.note(now, name, version, counts);
         }
     }
 
@@ -33,20 +58,25 @@ impl Registry {
     pub(super) fn live_report(&self, history: bool) -> LiveReport {
         self.watch_load();
         let now = self.driver.clock().now();
-        let mut models = self.live_states();
+        let mut models: BTreeMap<(String, String), LiveModel> = BTreeMap::new();
+        for VersionStatus { name, version, state, reason } in self.version_states() {
+            let model = LiveModel { state: state.name().to_owned(), reason, ..LiveModel::default() };
+            models.insert((name, version), model);
+        }
+        for Outcomes { name, version, slo, counts } in self.outcomes() {
+            let model = models.entry((name, version)).or_default();
+            model.slo_ms = slo.map(ms);
+            model.take_counts(&counts);
+        }
         for served in self.serving.all() {
-            let slo = self.options.slo(&served.definition.name, served.definition.slo);
             for loaded in served.versions.values() {
-                let name = (loaded.name.clone(), loaded.version.clone());
-                fill(models.entry(name).or_default(), loaded, slo);
+                fill(models.entry((loaded.name.clone(), loaded.version.clone())).or_default(), loaded);
             }
         }
         for pipeline in self.serving.pipelines() {
-            let slo = self.options.slo(&pipeline.definition.name, pipeline.definition.slo);
             for record in pipeline.versions.values() {
                 let model = models.entry((record.name.clone(), record.version.clone())).or_default();
-                (model.ensemble, model.slo_ms) = (true, slo.map(ms));
-                model.take_counts(&record.counts());
+                model.ensemble = true;
                 [model.latency, model.batches] = record.histograms();
             }
         }
@@ -68,29 +98,12 @@ impl Registry {
             in_cluster: self.cluster.get().is_some(),
         }
     }
-
-    /// The versions that the repository index has, with their states.
-    fn live_states(&self) -> BTreeMap<(String, String), LiveModel> {
-        let entries = self.entries.lock().clone();
-        let mut models = BTreeMap::new();
-        for (name, entry) in &entries {
-            for (version, (state, reason)) in entry.states.lock().iter() {
-                let version = if *version == 0 { String::new() } else { version.to_string() };
-                let model =
-                    LiveModel { state: state.name().to_owned(), reason: reason.clone(), ..LiveModel::default() };
-                models.insert((name.clone(), version), model);
-            }
-        }
-        models
-    }
 }
 
-fn fill(model: &mut LiveModel, loaded: &LoadedVersion, slo: Option<Duration>) {
-    let Sample { counts, means, .. } = loaded.sample(slo);
-    model.take_counts(&counts);
+fn fill(model: &mut LiveModel, loaded: &LoadedVersion) {
     [model.latency, model.batches] = loaded.histograms();
-    (model.slo_ms, model.waiting, model.policy) = (slo.map(ms), loaded.waiting(), loaded.policy().policy);
-    if let Some(means) = means {
+    (model.waiting, model.policy) = (loaded.waiting(), loaded.policy().policy);
+    if let Some(means) = loaded.sample(None).means {
         model.max_batch = means.max_batch;
         model.profile = points(&means.profile, means.max_batch);
     }

@@ -8,6 +8,7 @@ mod moving;
 mod open;
 mod overlay;
 mod service;
+mod states;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::report::live::LiveHistory;
 use downbeat_service::service::LoadOverrides;
 use ensembles::Ensembles;
+use live::Outcomes;
 use load_thread::{LoadFailure, LoadedModel, Served, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use overlay::{Overlay, write_overlay};
@@ -745,24 +747,18 @@ impl Registry {
     /// If a metric cannot be written as text: a defect.
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
         self.watch_load();
-        let entries = self.entries.lock().clone();
-        let states: Vec<_> = entries.iter().flat_map(|(name, entry)| entry.shown_states(name)).collect();
-        self.metrics.set_model_states(states.iter().map(|(name, version, state)| [name, &**version, state.name()]));
+        let states = self.version_states();
+        self.metrics.set_model_states(states.iter().map(|its| [&*its.name, &*its.version, its.state.name()]));
+        for Outcomes { name, version, slo, counts } in self.outcomes() {
+            self.metrics.set_outcomes(&name, &version, slo, &counts);
+        }
         for served in self.serving.all() {
-            let slo = self.options.slo(&served.definition.name, served.definition.slo);
             for loaded in served.versions.values() {
-                self.metrics.set_outcomes(&loaded.name, &loaded.version, slo, &loaded.counts());
                 self.metrics.set_pending(&loaded.name, &loaded.version, u64::from(loaded.waiting()));
                 loaded.hosts.update_metrics();
                 if let Some(restarts) = loaded.new_restarts() {
                     self.metrics.add_executor_restarts(&loaded.name, &loaded.version, restarts);
                 }
-            }
-        }
-        for pipeline in self.serving.pipelines() {
-            let slo = self.options.slo(&pipeline.definition.name, pipeline.definition.slo);
-            for record in pipeline.versions.values() {
-                self.metrics.set_outcomes(&record.name, &record.version, slo, &record.counts());
             }
         }
         self.metrics.set_budget(&self.budget);

@@ -55,12 +55,6 @@ impl ModelEntry {
         kept.as_ref().filter(|(_, seen)| seen == files).map(|(config, _)| config.clone())
     }
 
-    /// The states of its versions, with the name of the model; the model as a whole has no version.
-    pub fn shown_states<'a>(&self, name: &'a str) -> Vec<(&'a str, String, VersionState)> {
-        let shown = |version| if version == 0 { String::new() } else { u64::to_string(&version) };
-        self.states.lock().iter().map(|(version, (state, _))| (name, shown(*version), *state)).collect()
-    }
-
     /// Sets the state of a version.
     pub fn set(&self, version: u64, state: VersionState, reason: String) {
         self.states.lock().insert(version, (state, reason));

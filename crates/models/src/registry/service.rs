@@ -21,6 +21,7 @@ use downbeat_service::tenants::NamedPart;
 
 use super::Registry;
 use super::model_entry::VersionState;
+use super::states::VersionStatus;
 use crate::serving::{Pipeline, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
@@ -238,26 +239,12 @@ impl Service for Registry {
         names.dedup();
         for name in names {
             pace::step(pace::ENTRY);
-            let states = entries.get(&name).map(|entry| entry.states.lock().clone()).unwrap_or_default();
+            let states = entries.get(&name).map(|entry| self.states_of(&name, entry, now)).unwrap_or_default();
             if states.is_empty() && !ready_only {
                 index.push(ModelIndexEntry { name: name.clone(), ..ModelIndexEntry::default() });
             }
-            let served = self.serving.get(&name);
-            let pipeline_lacks = self.serving.pipeline(&name).and_then(|pipeline| pipeline.not_ready(now));
-            for (version, (mut state, mut reason)) in states {
-                if let (VersionState::Ready, Some(why_not)) = (state, &pipeline_lacks) {
-                    (state, reason) = (VersionState::Unavailable, why_not.clone());
-                }
-                let loaded = served.as_ref().and_then(|served| served.versions.get(&version));
-                if let (VersionState::Ready, Some(why_not)) = (state, loaded.and_then(|loaded| loaded.not_ready(now))) {
-                    (state, reason) = (VersionState::Unavailable, why_not);
-                }
-                if let (VersionState::Ready, Some(judgement)) = (state, loaded.and_then(|loaded| loaded.rows.as_ref()))
-                {
-                    reason = judgement.complaint().unwrap_or(reason);
-                }
+            for VersionStatus { version, state, reason, .. } in states {
                 if !ready_only || state == VersionState::Ready {
-                    let version = if version == 0 { String::new() } else { version.to_string() };
                     index.push(ModelIndexEntry { name: name.clone(), version, state: state.name().to_owned(), reason });
                 }
             }

@@ -33,9 +33,11 @@ const ASK_AGAIN: u64 = 10;
 /// The leader's silence is evidence once it is this many times as long as the longest gap between
 /// its frames lately.
 const TIMES_LATE: u64 = 3;
-/// In this time a remembered gap shrinks to about a third. Take a machine of 30 busy processes a core.
-/// 99.9% of its heartbeats are less than 3 ms late, and one in some minutes is 40 ms late. With 5 s the
-/// lead changed in two of three bursts of requests. With 30 s the lead changed once in ten minutes.
+/// In this time a remembered gap shrinks to about a third.
+///
+/// Take a machine of 30 busy processes a core. Few of its heartbeats are more than 3 ms late, and one in
+/// some minutes is 40 ms late. With 5 s the lead changed in two of three bursts of requests. With 30 s
+/// the lead changed once in ten minutes.
 const FORGETS_IN: Duration = Duration::from_millis(300_000);
 /// Until a spare has heard a leader for `first_wait`, it waits this many times `takeover_after`. At
 /// the start it waits so long for each rank before its own.

@@ -113,7 +113,7 @@ struct Past {
 }
 
 impl LiveHistory {
-    /// Notes the outcomes of a version's requests until now. The first call only tells where to begin.
+    /// Notes the outcomes of a version's requests until now.
     pub fn note(&mut self, now: Time, model: &str, version: &str, counts: &Counts) {
         let part = now.as_nanos() / PART.as_nanos();
         let name = [model, version].map(str::to_owned);

@@ -12,7 +12,7 @@ use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time, median};
 
 use super::device_part::{DevicePart, Ran};
 use super::part::{Fate, Part, Seen};
-use super::recorded::{BadLog, logs_in, whole_log};
+use super::recorded::{BadLog, logs_in, newest_logs, whole_log};
 use crate::device_replay::ReplayedModel;
 
 /// The most items that wait, where the log names no bound.
@@ -114,14 +114,8 @@ impl DeviceLog {
     /// # Errors
     /// If a file cannot be read or is no log, or the files hold nothing to replay.
     pub fn read(folder: &Path) -> Result<DeviceLog, BadDeviceLog> {
-        let failed = |error| BadLog::Read(folder.to_owned(), error);
         let mut files = logs_in(folder)?;
-        for entry in std::fs::read_dir(folder).map_err(failed)? {
-            let file = entry.map_err(failed)?.path();
-            let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            let is_ours = name.starts_with("device-") && name.ends_with(".log") && name.matches('.').count() == 1;
-            files.extend(is_ours.then_some(file));
-        }
+        files.extend(newest_logs(folder, |log| log.starts_with("device-"))?);
         let files = files.into_iter().map(|file| {
             let bytes = whole_log(&file)?;
             Ok((file, bytes))

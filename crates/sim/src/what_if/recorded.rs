@@ -108,9 +108,7 @@ impl RecordedModel {
     /// Whether a word names this model: the owner's name, which all queues of the model share, the name
     /// of the queue, or the log's id.
     pub(super) fn is_called(&self, word: &str) -> bool {
-        self.queue.as_ref().is_some_and(|queue| queue.model == word)
-            || self.name() == word
-            || self.id.to_string() == word
+        self.queue.as_ref().is_some_and(|queue| queue.is_called(word)) || self.id.to_string() == word
     }
 }
 
@@ -220,18 +218,28 @@ pub(super) fn files_of(paths: &[PathBuf]) -> Result<Vec<(PathBuf, Vec<u8>)>, Bad
     files.into_iter().map(read).collect()
 }
 
-/// The logs of a server's scheduler in a folder.
-pub(super) fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
+/// The newest files of the logs in a folder. `is_wanted` sees a log's name, such as `shard-0`.
+pub(super) fn newest_logs(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, BadLog> {
     let failed = |error| BadLog::Read(folder.to_owned(), error);
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let is_newest = name.matches('.').count() == 1;
-        let is_ours = name == "matchmaker.log" || name.starts_with("shard-") && name.ends_with(".log") && is_newest;
+        let file = entry.map_err(failed)?.path();
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        // An earlier file has a number, too: `shard-0.000001.log`.
+        if name.strip_suffix(".log").is_some_and(|log| !log.contains('.') && is_wanted(log)) {
+            files.push(file);
+        }
+    }
+    Ok(files)
+}
+
+/// The logs of a server's scheduler in a folder.
+pub(super) fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
+    let mut files = Vec::new();
+    for file in newest_logs(folder, |log| log == "matchmaker" || log.starts_with("shard-"))? {
         // A part without records has an empty file.
-        if is_ours && entry.metadata().map_err(failed)?.len() > 0 {
-            files.push(entry.path());
+        if file.metadata().map_err(|error| BadLog::Read(folder.to_owned(), error))?.len() > 0 {
+            files.push(file);
         }
     }
     if files.is_empty() { Err(BadLog::Empty(folder.to_owned())) } else { Ok(files) }

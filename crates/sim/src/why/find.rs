@@ -164,9 +164,7 @@ impl LogFolder {
         let from = Time::from_nanos(at.as_nanos().saturating_sub(BEFORE.as_nanos()));
         let window = Window::read(self, Span { from, until: at + LOOK + BEHIND[1] })?;
         let is_wanted = |request: &&LoggedRequest| {
-            request.at >= at
-                && request.at < at + LOOK
-                && model.is_none_or(|wanted| request.model == wanted || request.queue == wanted)
+            request.at >= at && request.at < at + LOOK && model.is_none_or(|wanted| request.is_for(wanted))
         };
         let came: Vec<&LoggedRequest> = window.requests.iter().filter(is_wanted).collect();
         let bad: Vec<&&LoggedRequest> = came.iter().filter(|request| window.outcome_of(request).is_bad()).collect();

@@ -71,7 +71,10 @@ impl LogFolder {
     /// # Errors
     /// If a file cannot be read or is no log, or there is none.
     pub fn open(path: &Path) -> Result<LogFolder, BadFolder> {
-        let failed = |error| BadFolder::Read(path.to_owned(), error);
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => BadFolder::Empty(path.to_owned()),
+            _ => BadFolder::Read(path.to_owned(), error),
+        };
         let mut paths = Vec::new();
         for entry in std::fs::read_dir(path).map_err(failed)? {
             let entry = entry.map_err(failed)?.path();

@@ -402,6 +402,11 @@ impl Window {
 }
 
 impl LoggedRequest {
+    /// Whether a word names the request's model or queue.
+    pub fn is_for(&self, word: &str) -> bool {
+        self.model == word || self.queue == word
+    }
+
     fn new(request: RequestId, model: String, queue: String) -> LoggedRequest {
         LoggedRequest {
             request,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::record::{NoDecision, PipelineInput, PipelineSpec, StepSpec};
-use crate::journal::machine::{Machine, MachineKind, Records};
+use super::record::{PipelineInput, PipelineSpec, StepSpec};
+use crate::journal::machine::{Machine, MachineKind, NoDecision, Records};
 use crate::time::Time;
 
 /// Knows which requests of pipelines are open, and in which steps.

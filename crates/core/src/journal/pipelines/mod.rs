@@ -9,5 +9,5 @@ mod steps;
 mod text;
 
 pub use book::{BadPipelineInput, PipelineBook, PipelineRecords};
-pub use record::{End, NoDecision, PipelineInput, PipelineSpec, StepSpec};
+pub use record::{End, PipelineInput, PipelineSpec, StepSpec};
 pub use steps::{StepOf, steps_by_request};

@@ -103,7 +103,3 @@ pub enum End {
     /// Another step ended the request, or the client left.
     Cancelled,
 }
-
-/// A book decides nothing.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum NoDecision {}

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::record::{End, NoDecision, PipelineInput, PipelineSpec, StepSpec};
+use super::record::{End, PipelineInput, PipelineSpec, StepSpec};
 use crate::journal::machine::Fact;
 use crate::journal::names::Names;
 use crate::time::Time;
@@ -34,12 +34,6 @@ impl Fact for PipelineInput {
                 step.map_or(Ok(()), |step| write!(f, ", in step {step}"))
             }
         }
-    }
-}
-
-impl Fact for NoDecision {
-    fn tell(&self, _now: Time, _names: &Names, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {}
     }
 }
 

@@ -1,8 +1,8 @@
 //! The book of clients' requests.
 
-use super::record::{NoDecision, RequestInput};
+use super::record::RequestInput;
 use crate::ids::{ModelId, RequestId};
-use crate::journal::machine::{Machine, MachineKind, Record, Records};
+use crate::journal::machine::{Machine, MachineKind, NoDecision, Record, Records};
 use crate::journal::names::QueueName;
 use crate::time::Time;
 

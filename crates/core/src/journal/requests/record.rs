@@ -128,7 +128,3 @@ impl<'de> Deserialize<'de> for Trace {
         }
     }
 }
-
-/// A book decides nothing.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum NoDecision {}

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::record::{Failure, NoDecision, RequestInput};
+use super::record::{Failure, RequestInput};
 use crate::ids::ModelId;
 use crate::journal::machine::Fact;
 use crate::journal::names::Names;
@@ -28,12 +28,6 @@ impl Fact for RequestInput {
                 if error.is_empty() { Ok(()) } else { write!(f, ": {error:?}") }
             }
         }
-    }
-}
-
-impl Fact for NoDecision {
-    fn tell(&self, _now: Time, _names: &Names, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {}
     }
 }
 

@@ -1,5 +1,5 @@
-//! `downbeat log`: tells the story of a request, prints or replays a decision log, and shows the
-//! pipelines in it.
+//! `downbeat log`: tells the story of a request, prints or replays a decision log, and shows where
+//! pipelines spend their time.
 
 mod show;
 mod time;

@@ -18,8 +18,8 @@ use super::time::LogTime;
 /// ended so, a line each.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
-    /// The log of a part of the scheduler or of a device, or the folder with all logs, whose entries
-    /// are printed in order of time
+    /// The log of a part of the scheduler or of a device, or the folder with all logs. The entries of a
+    /// folder are printed in order of time
     path: PathBuf,
 
     /// Print JSON, an object a line, with times in nanoseconds
@@ -30,8 +30,8 @@ pub struct ShowArgs {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
 
-    /// Only entries from this time on: an age such as 5m, counted back from the end of the log, or a
-    /// time such as 14:05 or 2026-11-28T14:05:03Z (UTC)
+    /// Only entries from this time on, such as 14:05 or 2026-11-28T14:05:03Z (UTC). An age such as 5m
+    /// counts back from the end of the log
     #[arg(long, value_name = "TIME")]
     since: Option<LogTime>,
 
@@ -149,21 +149,49 @@ fn in_file(name: &str, line: &str, form: Form) -> String {
     }
 }
 
+/// Lines for the output: all of them, or only the last.
+struct Lines<'a, W> {
+    out: &'a mut W,
+    /// Print only so many, the last.
+    most: Option<usize>,
+    last: VecDeque<String>,
+}
+
+impl<'a, W: Write> Lines<'a, W> {
+    fn new(args: &ShowArgs, out: &'a mut W) -> Self {
+        Lines { out, most: args.last, last: VecDeque::new() }
+    }
+
+    fn push(&mut self, line: String) -> std::io::Result<()> {
+        let Some(most) = self.most else { return writeln!(self.out, "{line}") };
+        self.last.push_back(line);
+        if self.last.len() > most {
+            self.last.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Prints the lines that were kept for the end.
+    fn end(self) -> std::io::Result<()> {
+        self.last.iter().try_for_each(|line| writeln!(self.out, "{line}"))
+    }
+}
+
 /// Prints the entries that the options ask for.
 fn print(args: &ShowArgs, span: Span, entries: ShownEntries<'_>, out: &mut impl Write) -> anyhow::Result<()> {
-    let mut last: VecDeque<String> = VecDeque::new();
+    let mut lines = Lines::new(args, out);
     let (mut known, mut is_known) = (BTreeSet::new(), args.model.is_none());
     for shown in entries {
         let shown = match shown {
             Ok(shown) => shown,
             Err(error) => {
-                last.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                lines.end()?;
                 return Err(error.into());
             }
         };
         known.extend(shown.name.as_ref().map(|name| name.model.clone()));
         if let Some(wanted) = &args.model {
-            let is_it = shown.name.as_ref().is_some_and(|name| name.model == *wanted || name.to_string() == *wanted)
+            let is_it = shown.name.as_ref().is_some_and(|name| name.is_called(wanted))
                 || shown.model.is_some_and(|model| model.to_string() == *wanted);
             is_known |= is_it;
             if !is_it {
@@ -173,17 +201,9 @@ fn print(args: &ShowArgs, span: Span, entries: ShownEntries<'_>, out: &mut impl 
         if shown.at < span.from || shown.at > span.until {
             continue;
         }
-        match args.last {
-            None => writeln!(out, "{}", shown.line)?,
-            Some(most) => {
-                last.push_back(shown.line);
-                if last.len() > most {
-                    last.pop_front();
-                }
-            }
-        }
+        lines.push(shown.line)?;
     }
-    last.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    lines.end()?;
     let known: Vec<String> = known.into_iter().collect();
     ensure!(
         is_known,
@@ -208,7 +228,7 @@ fn show_requests(
     );
     let whole = folder.span()?;
     let (mut from, until) = (span.from.max(whole.from), span.until.min(whole.until));
-    let mut last: VecDeque<String> = VecDeque::new();
+    let mut lines = Lines::new(args, out);
     let mut models: BTreeMap<String, usize> = BTreeMap::new();
     loop {
         let end = (from + AT_ONCE).min(until);
@@ -218,28 +238,18 @@ fn show_requests(
                 continue;
             }
             *models.entry(request.model.clone()).or_default() += 1;
-            let is_model = |wanted: &String| request.model == *wanted || request.queue == *wanted;
             let outcome = window.outcome_of(request);
-            if !outcomes.contains(&outcome) || !args.model.as_ref().is_none_or(is_model) {
+            if !outcomes.contains(&outcome) || !args.model.as_ref().is_none_or(|wanted| request.is_for(wanted)) {
                 continue;
             }
-            let line = line_of(folder, &window, request, outcome, args.json)?;
-            match args.last {
-                None => writeln!(out, "{line}")?,
-                Some(most) => {
-                    last.push_back(line);
-                    if last.len() > most {
-                        last.pop_front();
-                    }
-                }
-            }
+            lines.push(line_of(folder, &window, request, outcome, args.json)?)?;
         }
         if end >= until {
             break;
         }
         from = end;
     }
-    last.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    lines.end()?;
     if let Some(wanted) = &args.model {
         let is_known = models.keys().any(|model| model == wanted || wanted.starts_with(&format!("{model} ")));
         let known: Vec<&str> = models.keys().map(String::as_str).collect();

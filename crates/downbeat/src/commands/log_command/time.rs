@@ -7,8 +7,8 @@ use anyhow::{Context, bail};
 use downbeat_core::Time;
 use downbeat_sim::why::{LogFolder, Span};
 
-/// A time: an age such as `5m`, which counts back from the end of the log; a time of day such as
-/// `14:05` or `14:05:03.5`; or a whole time such as `2026-11-28T14:05:03Z`. All are UTC.
+/// A time, such as `5m`, `14:05`, `14:05:03.5` or `2026-11-28T14:05:03Z`. The first is an age: it counts
+/// back from the end of the log. The others are UTC.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LogTime {
     Ago(StdDuration),

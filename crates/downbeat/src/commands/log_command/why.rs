@@ -12,13 +12,14 @@ use downbeat_sim::why::{Asked, LogFolder, NotFound, Story};
 use super::time::{LogTime, told};
 use crate::run_output::waiting;
 
-/// Tell in one paragraph why a request was dropped, late or in time: what waited before it, which
-/// batch took it and why then, and what would have saved it. The server may write the log meanwhile.
+/// Tell in one paragraph why a request was dropped, late or in time. The paragraph has the requests
+/// that waited before, the batch, and the changes that would have saved the request. The server may
+/// write the log meanwhile.
 #[derive(Args, Debug)]
 pub struct WhyArgs {
-    /// The id that the client gave the request; a trace (32 hexadecimal digits, or a `traceparent`);
-    /// the number of a request in the log, such as r17; or a time such as 14:05:03 (UTC) or 5m (ago),
-    /// for the first request that failed in the second from then on
+    /// The id that the client gave the request, a trace (32 hexadecimal digits, or a `traceparent`), or
+    /// the request's number in the log, such as r17. A time such as 14:05:03 (UTC) or 5m (ago) finds the
+    /// first request that failed in the second from then on
     #[arg(value_name = "ID|TRACE|TIME")]
     asked: String,
 

@@ -56,8 +56,8 @@ impl Page {
         self.with(&format!("<dl class=\"facts\">{}</dl>", facts.iter().map(fact).collect::<String>()))
     }
 
-    /// Adds plots, beside each other where there is room. If their legends are the same, one stands
-    /// below all of them.
+    /// Adds plots, beside each other where there is room. A legend that all of them share stands once,
+    /// below.
     #[must_use]
     pub fn plots(self, plots: &[String]) -> Self {
         if plots.is_empty() {

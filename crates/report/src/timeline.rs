@@ -60,8 +60,8 @@ const LEFT: [f64; 2] = [48.0, 200.0];
 const CHARACTER: f64 = 6.6;
 /// Height of a row.
 const ROW: f64 = 30.0;
-/// Space for the dots above.
-const TOP: f64 = 26.0;
+/// Space above the rows, without dots and with them.
+const TOP: [f64; 2] = [4.0, 26.0];
 
 impl Timeline {
     /// The picture from `from` to `to`; the rest is cut off.
@@ -70,12 +70,13 @@ impl Timeline {
         let longest = self.rows.iter().map(|label| label.chars().count()).max().unwrap_or(0);
         let left_edge = (longest as f64 * CHARACTER + 12.0).clamp(LEFT[0], LEFT[1]);
         let x = |at: f64| left_edge + ((at - from) / span).clamp(0.0, 1.0) * (WIDTH - left_edge - 8.0);
-        let height = TOP + ROW * self.rows.len() as f64 + 24.0;
+        let above = TOP[usize::from(!self.dots.is_empty())];
+        let height = above + ROW * self.rows.len() as f64 + 24.0;
         let title = escape(&self.title);
         let mut out = format!("<figure class=\"wide\"><figcaption>{title}</figcaption>");
         put!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>");
         for (row, label) in self.rows.iter().enumerate() {
-            let bottom = TOP + ROW * (row as f64 + 1.0);
+            let bottom = above + ROW * (row as f64 + 1.0);
             put!(
                 out,
                 "<line class=\"device\" x1=\"{left_edge}\" x2=\"{}\" y1=\"{bottom}\" y2=\"{bottom}\"/>",
@@ -87,7 +88,7 @@ impl Timeline {
         }
         for tick in ticks(from, to) {
             let bottom = height - 24.0;
-            put!(out, "<line class=\"grid\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>", x(tick));
+            put!(out, "<line class=\"grid\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{above}\" y2=\"{bottom}\"/>", x(tick));
             // The last label would not fit around its tick.
             let anchor = if x(tick) > WIDTH - LEFT[0] { "end" } else { "middle" };
             put!(out, "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"{anchor}\">", x(tick), height - 8.0);
@@ -95,7 +96,7 @@ impl Timeline {
         }
         for shown in self.boxes.iter().filter(|shown| shown.end > from && shown.start < to) {
             let (left, right) = (x(shown.start), x(shown.end));
-            let top = TOP + ROW * shown.row as f64 + 5.0;
+            let top = above + ROW * shown.row as f64 + 5.0;
             let lost = if shown.lost { " lost" } else { "" };
             put!(
                 out,

@@ -162,9 +162,9 @@ pub struct AdviseArgs {
     #[command(flatten)]
     device: DeviceAdviceArgs,
 
-    /// The order of settings that hold the target: devices (the fewest), latency (the lowest 99th
-    /// percentile of the time to the answer), headroom (the highest rate that holds), or price (the
-    /// lowest for a million requests in time) [default: devices, or price with --price]
+    /// The wish that orders settings: devices (the fewest), latency (the lowest p99 of the time to the
+    /// answer), headroom (the highest rate that holds), or price (of a million requests in time)
+    /// [default: devices, or price with --price]
     #[arg(long, value_name = "GOAL", value_parser = PossibleValuesParser::new(Goal::ALL.map(Goal::name)).try_map(|name| name.parse::<Goal>()))]
     by: Option<Goal>,
 

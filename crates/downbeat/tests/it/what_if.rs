@@ -101,7 +101,7 @@ fn the_cheapest_setting_is_told() {
 const EMULATED: &str = "alpha_ms = 1.0\nbeta_ms = 5.0\nmax_batch = 8\n[[inputs]]\nname = \"x\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n\
                         [[outputs]]\nname = \"y\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n";
 
-/// The recommended lines make a configuration that a server takes, whatever the policy.
+/// A server takes the recommended lines of each policy.
 #[test]
 fn the_advice_is_a_configuration_that_can_be_pasted() {
     in_folder(&named(50, Some("two words")), |folder, logs| {
@@ -148,7 +148,7 @@ fn settings_are_ordered_by_the_wish() {
         let (strong, _) = best(&["--by", "headroom", "--max-devices", "3"]);
         assert_eq!(strong["devices"], 3);
         assert!(strong["margin"].as_f64() > fewest["margin"].as_f64(), "{strong}");
-        // One device for 0.49 s and 50 requests, at 3.60 an hour.
+        // One device runs 50 requests in 0.49 s, and an hour costs 3.60.
         let (cheap, _) = best(&["--price", "3.6"]);
         let price = cheap["price_per_million"].as_f64().unwrap();
         assert!((price - 0.49 / 50.0 * 3.6 / 3_600.0 * 1e6).abs() < 1e-6, "{price}");

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use downbeat_report::{Axis, Line, Mark, Page, Scale, bars, lines as lines_of, marked};
 
-use super::advice::{Advice, RateLine, devices};
+use super::advice::{Advice, RateLine};
 use super::candidate::Candidate;
 use super::comparison::{Comparison, Row};
 use super::configuration::PASTE;
+use super::sentences::devices;
 
 /// The vertical axis of attainment.
 const IN_TIME: Axis<'_> = Axis { label: "requests in time, %", scale: Scale::Linear };

@@ -21,12 +21,11 @@ struct Part {
     in_time: u64,
 }
 
-/// The interval that has the share of requests in time on 95 of 100 logs like this one.
+/// 95 of 100 logs like this one have a share of requests in time within this interval.
 ///
-/// Requests of one moment share their luck: a burst makes many of them late at once. So the spread of
-/// the share between 20 parts of the log gives the interval, and not the number of requests alone. The
-/// interval is at least as wide as Wilson's for independent requests, which also holds where no
-/// request was late.
+/// Requests of one moment share their luck: a burst makes many of them late at once. Therefore the
+/// interval comes from the spread of the share between 20 parts of the log. It is at least as wide as
+/// Wilson's interval of independent requests, which has a width even if no request was late.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Interval {
     /// The lower end, from 0 to 1.

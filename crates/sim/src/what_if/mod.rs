@@ -25,6 +25,7 @@ mod part;
 pub mod pipelines;
 mod recorded;
 mod search;
+mod sentences;
 mod setting;
 
 pub use advice::{Advice, NoAdvice, RateLine, Wanted, advise};

@@ -30,6 +30,8 @@ pub struct Recorded {
     pub network: NetworkBudget,
     /// The order in which candidates got devices.
     pub order: OrderPolicy,
+    /// How long before its last moment a batch that waits started.
+    pub wake_margin: Duration,
     /// The time from the first arrival to the last; at least a millisecond.
     pub span: Duration,
     /// The outcome in the log, as a row of a comparison.
@@ -158,7 +160,8 @@ impl Recorded {
         let happened = all.happened(&models, &seen, devices, span, begin);
         let notes = all.notes(&models, &arrivals, devices);
         let order = all.parts.iter().find_map(|part| part.order).unwrap_or_default();
-        Ok(Recorded { models, arrivals, devices, network: all.network, order, span, happened, notes })
+        let wake_margin = all.parts.iter().map(|part| part.wake_margin).max().unwrap_or_default();
+        Ok(Recorded { models, arrivals, devices, network: all.network, order, wake_margin, span, happened, notes })
     }
 }
 

@@ -124,6 +124,7 @@ impl Recorded {
             order: policy.as_ref().and_then(Policy::own_order).unwrap_or(self.order),
             loads: loads.collect(),
             executions: self.models.iter().map(|model| model.executions.clone()).collect(),
+            wake_margin: self.wake_margin,
             devices: *devices,
             warm_up: Duration::ZERO,
             span,

@@ -58,7 +58,7 @@ def drawn(random):
     for number in range(random.randint(1, 3)):
         alpha, beta = round(random.uniform(1, 6), 2), round(random.uniform(4, 30), 2)
         max_batch = random.choice([4, 8, 16])
-        slo = round(random.uniform(2.5, 8) * (alpha * max_batch / 2 + beta), 1)
+        slo = round(random.uniform(2, 5) * (alpha * max_batch / 2 + beta), 1)
         share = random.uniform(0.3, 1)
         models.append({"name": f"m{number}", "alpha": alpha, "beta": beta, "max_batch": max_batch, "slo_ms": slo, "share": round(share, 2)})
     total = sum(model["share"] for model in models)

@@ -13,8 +13,10 @@ const MARGIN: (f64, f64, f64, f64) = (64.0, 16.0, 12.0, 46.0);
 /// The placing of values along an axis.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Scale {
-    /// Evenly.
+    /// Evenly, from 0.
     Linear,
+    /// Evenly, over the range of the values alone.
+    Near,
     /// By their logarithm; for positive values.
     Log,
 }
@@ -103,7 +105,7 @@ struct Range {
 
 impl Range {
     fn new(values: impl Iterator<Item = f64> + Clone, scale: Scale) -> Range {
-        let usable = values.filter(|v| v.is_finite() && (scale == Scale::Linear || *v > 0.0));
+        let usable = values.filter(|v| v.is_finite() && (scale != Scale::Log || *v > 0.0));
         let low = usable.clone().fold(f64::INFINITY, f64::min);
         let high = usable.fold(f64::NEG_INFINITY, f64::max);
         let (low, high) = if low > high { (0.0, 1.0) } else { (low, high) };
@@ -114,6 +116,14 @@ impl Range {
                 let count = (high / step).ceil() as usize;
                 let ticks: Vec<f64> = (0..=count).map(|i| i as f64 * step).collect();
                 Range { low: 0.0, high: step * count as f64, ticks, scale }
+            }
+            Scale::Near => {
+                let span = if high > low { high - low } else { high.abs().max(1.0) / 10.0 };
+                let step = round_step(span / 5.0);
+                let (first, last) = ((low / step).floor() as i64, (high / step).ceil() as i64);
+                let ticks: Vec<f64> = (first..=last.max(first + 1)).map(|tick| tick as f64 * step).collect();
+                let (low, high) = (first as f64 * step, last.max(first + 1) as f64 * step);
+                Range { low, high, ticks, scale }
             }
             Scale::Log => {
                 let (low, high) = if low > 0.0 { (low, high) } else { (0.1, 1.0) };
@@ -130,7 +140,7 @@ impl Range {
     /// The place of a value on the axis, 0 to 1.
     fn place(&self, value: f64) -> f64 {
         let place = match self.scale {
-            Scale::Linear => (value - self.low) / (self.high - self.low),
+            Scale::Linear | Scale::Near => (value - self.low) / (self.high - self.low),
             Scale::Log => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
         };
         place.clamp(0.0, 1.0)
@@ -217,7 +227,9 @@ pub fn marked(
     let y_range = Range::new(points().map(|p| p.1).chain(marks.iter().filter_map(across)), y.scale);
     let mut out = begin(title, description, 0.0);
     axes(&mut out, &x_range, &y_range, (x.label, y.label), 0.0);
-    marks.iter().for_each(|mark| out += &mark.drawn(&x_range, &y_range));
+    for (place, mark) in marks.iter().enumerate() {
+        out += &mark.drawn(&x_range, &y_range, place);
+    }
     let drawn = || lines.iter().enumerate().filter(|(_, line)| !line.points.is_empty());
     for (i, line) in drawn() {
         let mut path = String::new();
@@ -251,7 +263,8 @@ pub fn marked(
 }
 
 impl Mark {
-    fn drawn(&self, x: &Range, y: &Range) -> String {
+    /// The line and its label. Labels of different places stand at different heights.
+    fn drawn(&self, x: &Range, y: &Range, place: usize) -> String {
         let (top, bottom) = (MARGIN.2, HEIGHT - MARGIN.3);
         match self {
             Mark::Down { at, label } => {
@@ -261,7 +274,7 @@ impl Mark {
                 format!(
                     "<path class=\"mark\" d=\"M{at:.1} {top}V{bottom}\"/>\
                      <text x=\"{text_at:.1}\" y=\"{}\" text-anchor=\"{anchor}\">{}</text>",
-                    bottom - 6.0,
+                    bottom - 6.0 - 14.0 * place as f64,
                     escape(label)
                 )
             }
@@ -498,6 +511,15 @@ mod tests {
         );
         assert_eq!(drawn.matches("class=\"mark\"").count(), 2, "{drawn}");
         assert!(!drawn.contains("legend"), "{drawn}");
+    }
+
+    #[test]
+    fn an_axis_may_begin_near_its_values() {
+        let range = |values: &[f64]| Range::new(values.iter().copied(), Scale::Near);
+        let near = range(&[91.0, 99.5]);
+        assert_eq!((near.low, near.high, near.ticks), (90.0, 100.0, vec![90.0, 92.0, 94.0, 96.0, 98.0, 100.0]));
+        let single = range(&[100.0]);
+        assert!(single.low <= 100.0 && single.high > single.low && single.ticks.len() > 1);
     }
 
     #[test]

@@ -19,7 +19,7 @@ p.sub{color:var(--soft);margin:0 0 8px;overflow-wrap:anywhere}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.92rem}
 th,td{padding:6px 10px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
-th:first-child,td:first-child{text-align:left}td.text{text-align:left;white-space:normal}
+th:first-child,td:first-child{text-align:left}th.text{text-align:left}td.text{text-align:left;white-space:normal}
 pre{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:12px 14px;overflow-x:auto;font-size:.92rem}
 thead th{color:var(--soft);font-weight:600}
 .plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:24px}.wide{grid-column:1/-1}

@@ -91,7 +91,7 @@ fn the_cheapest_setting_is_told() {
         assert_eq!(stderr(&output), "");
         let said = stdout(&output);
         let settings =
-            "1 device (the log has 2) answer 99% of each model's requests in time with scheduler eager, drop head";
+            "1 device (the log has 2) answers 99% of each model's requests in time with scheduler eager, drop head";
         assert!(said.contains(settings), "{said}");
         assert!(said.contains("95 of 100 logs like this one (50 requests in 0.5 s) would have"), "{said}");
     });
@@ -153,7 +153,7 @@ fn settings_are_ordered_by_the_wish() {
         let price = cheap["price_per_million"].as_f64().unwrap();
         assert!((price - 0.49 / 50.0 * 3.6 / 3_600.0 * 1e6).abs() < 1e-6, "{price}");
         let page = std::fs::read_to_string(&html).unwrap();
-        for expected in ["In time, by rate", "knee ", "In time, by devices", "price of a million requests in time"] {
+        for expected in ["In time, by rate", "knee ", "In time, by devices", "price per million in time"] {
             assert!(page.contains(expected), "{expected}: {page}");
         }
         let refuses = |flags: &[&str], expected: &str| {

@@ -11,7 +11,7 @@ use super::configuration::PASTE;
 use super::sentences::devices;
 
 /// The vertical axis of attainment.
-const IN_TIME: Axis<'_> = Axis { label: "requests in time, %", scale: Scale::Linear };
+const IN_TIME: Axis<'_> = Axis { label: "requests in time, %", scale: Scale::Near };
 
 impl Advice {
     /// The advice as one HTML page without external files.
@@ -67,15 +67,15 @@ impl Advice {
             line("upper end", of(|one| one.interval.map(|interval| interval.high))),
         ];
         let marks = [Mark::Across { at: 100.0 * self.target, label: "target".to_owned() }];
-        let x = Axis { label: "devices", scale: Scale::Linear };
+        let x = Axis { label: "devices", scale: Scale::Near };
         let what = "The model that fares worst, under the best setting.";
         (self.by_devices.len() > 1).then(|| marked("In time, by devices", what, (&x, &IN_TIME), &lines, &marks))
     }
 
     fn costs(&self) -> Option<String> {
         let label = match self.by_devices.first()?.price_per_million {
-            Some(_) => "price of a million requests in time",
-            None => "device hours of a million requests in time",
+            Some(_) => "price per million in time",
+            None => "device hours per million in time",
         };
         let cost = |one: &Candidate| match one.attainment < self.target {
             true => f64::NAN,
@@ -105,7 +105,7 @@ impl Comparison {
         let plot = |title: &str, x: &str, all: Vec<(String, Vec<(f64, f64)>)>| {
             let lines: Vec<Line<'_>> =
                 all.iter().map(|(name, points)| Line { name, points: points.clone(), stepped: false }).collect();
-            let x = Axis { label: x, scale: Scale::Linear };
+            let x = Axis { label: x, scale: Scale::Near };
             let what = "The model that fares worst.";
             (!lines.is_empty()).then(|| lines_of(title, what, &x, &IN_TIME, &lines))
         };

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::candidate::Candidate;
 
-/// The wish that orders settings. Settings that hold the target come before all others.
+/// The wish that orders settings. Settings that hold the target come before all others, and of these
+/// the ones whose whole interval is above the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Goal {
@@ -61,7 +62,9 @@ impl Goal {
         let figures = self.figure(a).total_cmp(&self.figure(b));
         let margins = b.margin.unwrap_or(0.0).total_cmp(&a.margin.unwrap_or(0.0));
         let holds = b.margin.is_some().cmp(&a.margin.is_some());
-        let decide = if a.margin.is_some() { fewer.then(figures).then(margins) } else { Ordering::Equal };
+        // An advice should hold on other logs, too.
+        let sure = b.is_sure.cmp(&a.is_sure);
+        let decide = if a.margin.is_some() { fewer.then(sure).then(figures).then(margins) } else { Ordering::Equal };
         holds.then(decide).then(b.attainment.total_cmp(&a.attainment))
     }
 
@@ -74,6 +77,7 @@ impl Goal {
             other.is_recorded
                 && other.margin.is_some()
                 && other.devices == best.devices
+                && other.is_sure >= best.is_sure
                 && (own - best_figure).abs() <= ALIKE * best_figure.abs()
         };
         if let Some(place) = settings.iter().position(|(other, _)| is_alike(other)) {
@@ -131,6 +135,14 @@ mod tests {
             sorted[0].0.policy.clone()
         };
         assert_eq!(Goal::ALL.map(first), ["small", "quick", "strong", "small"]);
+    }
+
+    #[test]
+    fn a_setting_that_surely_holds_comes_first() {
+        let (sure, ()) = candidate("sure", 3, Some(1.1), 30.0);
+        let mut both = [candidate("strong", 3, Some(1.5), 10.0), (Candidate { is_sure: true, ..sure }, ())];
+        Goal::Headroom.sort(&mut both);
+        assert_eq!(both[0].0.policy, "sure");
     }
 
     #[test]

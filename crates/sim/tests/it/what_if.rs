@@ -204,8 +204,8 @@ fn the_search_of_devices_begins_with_the_work() {
     let holds = |devices| advise(&recorded, &wanted(devices), 1, &|_, _| true).unwrap().devices;
     assert_eq!((holds(devices), holds(devices - 1)), (Some(devices), None));
     // A search one by one from the first number would take as many runs before it comes to the
-    // margin.
-    assert!(runs.into_inner() < devices as usize, "of {devices}");
+    // margin. Nine more runs have the log's own setting and other numbers of devices.
+    assert!(runs.into_inner() < devices as usize + 9, "of {devices}");
     let interrupted = advise(&recorded, &wanted(160), 1, &|done, _| done < 2);
     assert_eq!(interrupted.unwrap_err().to_string(), "the command was interrupted before it found advice");
     let some = Comparison::of(&recorded, &vec![wanted(40).setting; 3], 1, |done| done < 2).unwrap();

@@ -47,25 +47,26 @@ def arguments():
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=20, help="of load in each record and rerun")
     parser.add_argument("--within", type=float, default=2, help="points")
+    parser.add_argument("--policy", help="policies that the advice tries; default: all that it tries by itself")
     parser.add_argument("--keep", type=pathlib.Path, help="a folder for the logs and reports; default: none is kept")
     return parser.parse_args()
 
 
 def drawn(random):
-    """The models, devices and load of a run. The load is 30 to 120% of what all devices do with batches of half the largest size."""
+    """The models, devices and load of a run. The load is 30 to 110% of what all devices do with batches of half the largest size."""
     devices = random.randint(2, 5)
     models, work = [], 0
     for number in range(random.randint(1, 3)):
         alpha, beta = round(random.uniform(1, 6), 2), round(random.uniform(4, 30), 2)
         max_batch = random.choice([4, 8, 16])
-        slo = round(random.uniform(2, 5) * (alpha * max_batch / 2 + beta), 1)
+        slo = round(random.uniform(2.5, 6) * (alpha * max_batch / 2 + beta), 1)
         share = random.uniform(0.3, 1)
         models.append({"name": f"m{number}", "alpha": alpha, "beta": beta, "max_batch": max_batch, "slo_ms": slo, "share": round(share, 2)})
     total = sum(model["share"] for model in models)
     for model in models:
         half = model["max_batch"] / 2
         work += model["share"] / total * (model["alpha"] + model["beta"] / half) / 1e3
-    rate = random.uniform(0.3, 1.2) * devices / work
+    rate = random.uniform(0.3, 1.1) * devices / work
     return {"models": models, "devices": devices, "rate": round(min(rate, 800), 1), "target": random.choice([0.9, 0.95, 0.99]),
             "by": random.choice(["devices", "latency", "headroom", "price"]),
             "arrivals": random.choice(["poisson", "gamma:0.3"]), "scheduler": random.choice(["adaptive", "eager", "deferred"])}
@@ -153,7 +154,8 @@ def compare(args, folder, run, draw):
     recorded = serve(args, folder, base(run), "recorded", run, draw.randrange(1 << 30))
     before, _ = attainment(args, recorded)
     report = folder / "advice.json"
-    command(args.binary, "advise", recorded, "--target", run["target"], "--by", run["by"], "--price", "1", "--quiet", "--json", report)
+    command(args.binary, "advise", recorded, "--target", run["target"], "--by", run["by"], "--price", "1", "--quiet", "--json", report,
+            *(["--policy", args.policy] if args.policy else []))
     advice = json.loads(report.read_text())
     best = advice["candidates"][0]
     if advice["config"] is None:

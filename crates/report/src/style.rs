@@ -17,6 +17,8 @@ p.sub{color:var(--soft);margin:0 0 8px;overflow-wrap:anywhere}
 .facts dt{color:var(--soft);font-size:.85rem}.facts dd{margin:0;font-size:1.4rem;font-variant-numeric:tabular-nums}
 .warn{border-left:4px solid var(--warn);padding:8px 14px;background:var(--panel);margin:8px 0}
 .scroll{overflow-x:auto}
+
+.scroll+.plots{margin-top:16px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.92rem}
 th,td{padding:6px 10px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}th.text{text-align:left}td.text{text-align:left;white-space:normal}

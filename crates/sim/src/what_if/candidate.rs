@@ -52,7 +52,8 @@ impl Candidate {
         setting: &Setting,
         (target, price): (f64, Option<f64>),
     ) -> Result<Candidate, BadSetting> {
-        let [scheduler, drop, order] = Served::of(recorded, setting)?.words();
+        let served = Served::of(recorded, setting)?;
+        let [scheduler, drop, order] = served.words();
         let Row { policy, devices, busy, all, models, .. } = recorded.run(setting)?;
         let worst = models.iter().map(|model| &model.figures).min_by(|a, b| a.attainment.total_cmp(&b.attainment));
         let (attainment, interval) = worst.map_or((1.0, None), |worst| (worst.attainment, worst.interval));
@@ -61,7 +62,7 @@ impl Candidate {
         let device_hours_per_million = hours / (all.in_time as f64) * 1e6;
         Ok(Candidate {
             policy,
-            is_recorded: setting.policy.is_none(),
+            is_recorded: served == Served::of(recorded, &Setting::of(recorded))?,
             scheduler,
             drop,
             order,

@@ -56,21 +56,33 @@ impl Goal {
         }
     }
 
-    /// Compares two settings; the better one is less.
-    fn compare(self, a: &Candidate, b: &Candidate) -> Ordering {
+    /// Compares two settings; the better one is less. `least`: the best figure of any setting.
+    fn compare(self, least: f64, a: &Candidate, b: &Candidate) -> Ordering {
         let fewer = if self == Goal::Devices { a.devices.cmp(&b.devices) } else { Ordering::Equal };
-        let figures = self.figure(a).total_cmp(&self.figure(b));
-        let margins = b.margin.unwrap_or(0.0).total_cmp(&a.margin.unwrap_or(0.0));
-        let holds = b.margin.is_some().cmp(&a.margin.is_some());
         // An advice should hold on other logs, too.
         let sure = b.is_sure.cmp(&a.is_sure);
+        let figures = self.step(a, least).total_cmp(&self.step(b, least));
+        let margins = b.margin.unwrap_or(0.0).total_cmp(&a.margin.unwrap_or(0.0));
+        let holds = b.margin.is_some().cmp(&a.margin.is_some());
         let decide = if a.margin.is_some() { fewer.then(sure).then(figures).then(margins) } else { Ordering::Equal };
         holds.then(decide).then(b.attainment.total_cmp(&a.attainment))
     }
 
+    /// The figure in steps of [`ALIKE`] above the least one. A price or a time within a step is as good,
+    /// and then the margin decides.
+    fn step(self, candidate: &Candidate, least: f64) -> f64 {
+        let figure = self.figure(candidate);
+        match self {
+            Goal::Devices | Goal::Headroom => figure,
+            Goal::Latency | Goal::Price => ((figure / least).ln() / ALIKE.ln_1p()).floor(),
+        }
+    }
+
     /// Sorts settings, the best first. The setting of the log stays first if it is as good as the best.
     pub(super) fn sort<T>(self, settings: &mut [(Candidate, T)]) {
-        settings.sort_by(|(a, _), (b, _)| self.compare(a, b));
+        let holding = settings.iter().map(|(candidate, _)| candidate).filter(|candidate| candidate.margin.is_some());
+        let least = holding.map(|candidate| self.figure(candidate)).fold(f64::INFINITY, f64::min);
+        settings.sort_by(|(a, _), (b, _)| self.compare(least, a, b));
         let Some((best, _)) = settings.first() else { return };
         let is_alike = |other: &Candidate| {
             let (own, best_figure) = (self.figure(other), self.figure(best));
@@ -153,6 +165,17 @@ mod tests {
             both[0].0.policy.clone()
         };
         assert_eq!([order(1.48), order(1.4)], ["as recorded", "other"]);
+    }
+
+    #[test]
+    fn of_settings_that_cost_alike_the_stronger_one_is_better() {
+        let cost = |policy, hours, margin| {
+            let (candidate, ()) = candidate(policy, 3, Some(margin), 0.0);
+            (Candidate { device_hours_per_million: hours, ..candidate }, ())
+        };
+        let mut all = [cost("dear", 3.1, 3.0), cost("cheap", 3.0, 1.4), cost("strong", 3.01, 2.0)];
+        Goal::Price.sort(&mut all);
+        assert_eq!(all.map(|(candidate, ())| candidate.policy), ["strong", "cheap", "dear"]);
     }
 
     #[test]

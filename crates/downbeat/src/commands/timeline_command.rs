@@ -88,7 +88,8 @@ fn section(page: Page, number: usize, models: &[&PastLaunches], from_ns: u64, sp
     for (colour, of_model) in drawn.into_iter().enumerate() {
         let first = rows.len();
         let used = of_model.launches.iter().map(|launch| launch.lane as usize + 1).max().unwrap_or_default();
-        rows.extend((0..of_model.lanes.len().max(used)).map(|lane| label(models, of_model, lane)));
+        let lanes = of_model.lanes.len().max(used);
+        rows.extend((0..lanes).map(|lane| label(models, of_model, (lane, lanes))));
         all.extend(of_model.launches.iter().map(|launch| {
             let shown = shown(launch, from_ns);
             Batch { row: first + shown.row, colour, hint: format!("{}: {}", of_model.model, shown.hint), ..shown }
@@ -129,7 +130,7 @@ fn table<'a>(models: &[&'a PastLaunches], span: f64) -> Table<&'a PastLaunches> 
 }
 
 /// The label of a lane: as much of model, version, partition and lane as tells it from others.
-fn label(models: &[&PastLaunches], of_model: &PastLaunches, lane: usize) -> String {
+fn label(models: &[&PastLaunches], of_model: &PastLaunches, (lane, lanes): (usize, usize)) -> String {
     let same = models.iter().filter(|other| other.model == of_model.model);
     let mut label = of_model.model.clone();
     if same.clone().any(|other| other.version != of_model.version) {
@@ -138,7 +139,7 @@ fn label(models: &[&PastLaunches], of_model: &PastLaunches, lane: usize) -> Stri
     if same.clone().any(|other| other.partition != of_model.partition) {
         label += &format!(", part {}", of_model.partition);
     }
-    if of_model.lanes.len() > 1 {
+    if lanes > 1 {
         label += &format!(", lane {lane}");
     }
     label
@@ -238,7 +239,7 @@ mod tests {
         assert!(page.contains("batch 7 (granted as 12), segments"), "{page}");
         assert!(page.contains("photos #7 step 1") && page.contains("photos: 1 requests; steps 1 a&lt;b"), "{page}");
         // Both models stand in each picture of the device.
-        for label in ["a&lt;b, lane 1", "other"] {
+        for label in ["a&lt;b, lane 1", "other, lane 1"] {
             assert_eq!(page.matches(&format!("{label}<title>")).count(), 2, "{label}: {page}");
         }
     }

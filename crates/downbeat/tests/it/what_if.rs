@@ -69,7 +69,7 @@ fn settings_stand_beside_what_happened() {
         assert_eq!(of(&rows[2]), r#""simulated" "eager+head" 2"#);
         assert_eq!((&rows[0]["all"]["in_time"], &rows[0]["all"]["attainment"]), (&50.into(), &1.0.into()));
         assert!(rows[1]["busy"].as_f64() > rows[2]["busy"].as_f64(), "one device is busier than two");
-        let page = std::fs::read_to_string(html).unwrap();
+        let page = std::fs::read_to_string(&html).unwrap();
         assert!(page.contains("eager+head") && page.contains("as recorded"), "{page}");
 
         let output = run(&["what-if", logs, "--slo-ms=m0=5"]);

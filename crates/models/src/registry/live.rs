@@ -87,7 +87,7 @@ impl Registry {
         });
         LiveReport {
             server: self.options.server_name.clone(),
-            version: env!("CARGO_PKG_VERSION"),
+            version: env!("CARGO_PKG_VERSION").into(),
             wall_ms: Clock::unix_millis(),
             now_ns: now.as_nanos(),
             latency_bounds_ms: latency_bounds_ms(),

@@ -93,6 +93,7 @@ impl Registry {
             shares,
             shares_woken,
             autoscale,
+            needed_time: Arc::default(),
             history: Arc::default(),
             watchdog,
             gpus,

@@ -11,9 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use downbeat_core::cluster::ItemCost;
 use downbeat_core::journal::QueueName;
 use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
-use downbeat_core::tenants::{ItemCost, Standing, largest_lent_batch};
+use downbeat_core::tenants::{Standing, largest_lent_batch};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_engine::RequestAbout;
 use downbeat_host::device::{QueuedCall, run_own};

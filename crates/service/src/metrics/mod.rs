@@ -551,6 +551,7 @@ impl ModelMetrics {
             answered: self.success.get(),
             late: self.late.get(),
             items: self.inferences.get(),
+            launches: self.executions.get(),
             unanswered: self.not_answered.each_ref().map(IntCounter::get),
         }
     }

@@ -4,10 +4,11 @@
 //! differences. The history has the share of requests in time of the last hour, so that a reader that
 //! has just come has it too.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 
 use downbeat_core::{Duration, Time};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::metrics::trouble::Counts;
 use crate::unanswered::Unanswered;
@@ -20,12 +21,12 @@ pub const PARTS: usize = 360;
 const MOST_VERSIONS: usize = 256;
 
 /// The answer of `GET /v2/live`.
-#[derive(Clone, PartialEq, Serialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct LiveReport {
     /// The name of the server.
     pub server: String,
     /// The version of Downbeat.
-    pub version: &'static str,
+    pub version: Cow<'static, str>,
     /// Now, milliseconds since 1970.
     pub wall_ms: u64,
     /// Now, nanoseconds of the server's clock, as in `GET /v2/timeline`.
@@ -45,7 +46,8 @@ pub struct LiveReport {
 }
 
 /// A version of a model.
-#[derive(Clone, PartialEq, Serialize, Debug, Default)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug, Default)]
+#[serde(default)]
 pub struct LiveModel {
     /// The model's name.
     pub model: String,
@@ -72,7 +74,7 @@ pub struct LiveModel {
     /// Requests that were answered late.
     pub late: u64,
     /// Requests without an answer, by reason.
-    pub unanswered: BTreeMap<&'static str, u64>,
+    pub unanswered: BTreeMap<Cow<'static, str>, u64>,
     /// Items of the answered requests.
     pub items: u64,
     /// Answered requests by the time from arrival to result: one part more than there are bounds. Empty,
@@ -95,7 +97,7 @@ impl LiveModel {
     pub fn take_counts(&mut self, counts: &Counts) {
         (self.in_time, self.late, self.items) = (counts.in_time(), counts.late, counts.items);
         let reasons = Unanswered::labels().into_iter().zip(counts.unanswered);
-        self.unanswered = reasons.filter(|(_, count)| *count > 0).collect();
+        self.unanswered = reasons.filter(|(_, count)| *count > 0).map(|(why, count)| (why.into(), count)).collect();
     }
 }
 

@@ -132,8 +132,8 @@ pub struct WhatIfArgs {
 /// Find the best setting that holds a target on the requests of a recorded decision log.
 ///
 /// The search starts with as many devices as the work in the log keeps busy. It tries more
-/// devices, and numbers between. It ends where some setting answers the wanted share of each model's
-/// requests in time, and no setting does on one device fewer. All settings are options of
+/// devices, and numbers between. It ends at the fewest devices on which some setting answers the wanted
+/// share of each model's requests in time. All settings are options of
 /// `downbeat serve`. --by orders them. For the first one the command prints how sure its figures
 /// are, the highest rate that it holds, and the lines of downbeat.toml to paste. All runs are
 /// simulated: no device is needed.

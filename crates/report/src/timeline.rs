@@ -60,7 +60,7 @@ const LEFT: [f64; 2] = [48.0, 200.0];
 const CHARACTER: f64 = 6.6;
 /// Height of a row.
 const ROW: f64 = 30.0;
-/// Space above the rows, without dots and with them.
+/// Space above the rows: without dots, with dots.
 const TOP: [f64; 2] = [4.0, 26.0];
 
 impl Timeline {
@@ -124,7 +124,7 @@ impl Timeline {
     }
 }
 
-/// A label as far as there is room for it.
+/// The part of a label that fits into this width.
 fn cut(label: &str, room: f64) -> String {
     let most = ((room - 12.0) / CHARACTER) as usize;
     if label.chars().count() <= most + 1 {

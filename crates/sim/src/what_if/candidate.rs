@@ -38,7 +38,7 @@ pub struct Candidate {
     pub busy: f64,
     /// The hours of devices that a million requests in time take. Idle time counts.
     pub device_hours_per_million: f64,
-    /// The price of these hours, if the user gave the price of one.
+    /// The price of these hours; `None`: the user gave no price.
     pub price_per_million: Option<f64>,
     /// The figures of all models together.
     pub all: Figures,

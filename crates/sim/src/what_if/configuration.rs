@@ -74,14 +74,14 @@ pub(super) struct Configuration {
 }
 
 impl Configuration {
-    /// Adds a line above all tables, unless it is there.
+    /// Adds a line above all tables, once.
     pub fn top(&mut self, line: String) {
         if !self.top.contains(&line) {
             self.top.push(line);
         }
     }
 
-    /// Adds a line to a table, unless it is there. Each shape of requests has a queue, and all queues of
+    /// Adds a line to a table, once. Each shape of requests has a queue, and all queues of
     /// a model have its settings.
     pub fn in_table(&mut self, table: &str, line: String) {
         let lines = self.tables.entry(table.to_owned()).or_default();

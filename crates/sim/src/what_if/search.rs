@@ -20,7 +20,7 @@ pub(super) struct Counts<'a> {
 pub const MOST_MARGIN: f64 = 64.0;
 /// The longest SLOs that are tried where no setting holds, as a multiple of the present ones.
 const LONGEST_SLO: f64 = 16.0;
-/// Approximate runs for a policy's margin. One has the figures, and two find a rate that does not hold.
+/// Approximate runs for a policy's margin. One run has the figures, and two find a rate that does not hold.
 /// The others try rates between.
 pub(super) const MARGIN_RUNS: usize = 10;
 /// Approximate runs for the smallest batch and the tightest SLOs.

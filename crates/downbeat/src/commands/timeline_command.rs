@@ -1,6 +1,6 @@
 //! `downbeat timeline`: draws the recent launches on a server's lanes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,11 +43,21 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
     let shown = args.out.display();
     downbeat_report::write(&args.out, &page(&timeline))?;
     let launches: usize = timeline.devices.iter().map(|device| device.launches.len()).sum();
-    say(format_args!("{launches} launches on {} devices' lanes: {shown}", timeline.devices.len()))?;
+    let models = timeline.devices.iter().map(|of_model| (&of_model.model, &of_model.version)).collect::<BTreeSet<_>>();
+    let devices = timeline.devices.iter().map(|of_model| of_model.device).collect::<BTreeSet<_>>();
+    say(format_args!(
+        "{launches} launches of {} on {}: {shown}",
+        counted(models.len(), "model"),
+        counted(devices.len(), "device")
+    ))?;
     if let Some(reason) = why_empty(&timeline) {
         say(format_args!("{reason}"))?;
     }
     Ways::of(&timeline).iter().try_for_each(|ways| Ok(say(format_args!("\n{ways}"))?))
+}
+
+fn counted(count: usize, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
 /// The reason why the picture is empty, if it is.

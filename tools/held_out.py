@@ -46,14 +46,16 @@ def arguments():
     parser.add_argument("--seed", type=int, help="default: a new one")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=20, help="of load in each record and rerun")
+    parser.add_argument("--load", type=lambda text: tuple(map(float, text.split(","))), default=(0.3, 1.1), metavar="LOW,HIGH",
+                        help="of what all devices do with batches of half the largest size; default: 0.3,1.1")
     parser.add_argument("--within", type=float, default=2, help="points")
     parser.add_argument("--policy", help="policies that the advice tries; default: all that it tries by itself")
     parser.add_argument("--keep", type=pathlib.Path, help="a folder for the logs and reports; default: none is kept")
     return parser.parse_args()
 
 
-def drawn(random):
-    """The models, devices and load of a run. The load is 30 to 110% of what all devices do with batches of half the largest size."""
+def drawn(random, load):
+    """The models, devices and load of a run."""
     devices = random.randint(2, 5)
     models, work = [], 0
     for number in range(random.randint(1, 3)):
@@ -66,7 +68,7 @@ def drawn(random):
     for model in models:
         half = model["max_batch"] / 2
         work += model["share"] / total * (model["alpha"] + model["beta"] / half) / 1e3
-    rate = random.uniform(0.3, 1.1) * devices / work
+    rate = random.uniform(*load) * devices / work
     return {"models": models, "devices": devices, "rate": round(min(rate, 800), 1), "target": random.choice([0.9, 0.95, 0.99]),
             "by": random.choice(["devices", "latency", "headroom", "price"]),
             "arrivals": random.choice(["poisson", "gamma:0.3"]), "scheduler": random.choice(["adaptive", "eager", "deferred"])}
@@ -179,7 +181,7 @@ def main():
     worst, inside, compared = 0.0, 0, 0
     for number in range(1, args.runs + 1):
         draw = random.Random(f"{seed} {number}")
-        run = drawn(draw)
+        run = drawn(draw, args.load)
         with tempfile.TemporaryDirectory() as temporary:
             folder = args.keep / str(number) if args.keep else pathlib.Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)

@@ -82,12 +82,12 @@ fn page(timeline: &Timeline) -> String {
     let page = Ways::of(timeline).iter().fold(page, |page, ways| page.heading(&ways.heading()).plots(&[ways.plot()]));
     let mut devices: BTreeMap<usize, Vec<&PastLaunches>> = BTreeMap::new();
     timeline.devices.iter().for_each(|of_model| devices.entry(of_model.device).or_default().push(of_model));
-    let section = |page, (number, models): (&usize, &Vec<_>)| section(page, *number, models, timeline.from_ns, span);
+    let section = |page, (number, models): (&usize, &Vec<_>)| section(page, *number, models, timeline, span);
     devices.iter().fold(page, section).html()
 }
 
 /// The figures of all models on a device, and a picture for each second in which something ran.
-fn section(page: Page, number: usize, models: &[&PastLaunches], from_ns: u64, span: f64) -> Page {
+fn section(page: Page, number: usize, models: &[&PastLaunches], timeline: &Timeline, span: f64) -> Page {
     let mut page = page.table(&format!("Device {number}"), &table(models, span));
     if !models.iter().all(|of_model| of_model.complete) {
         page = page.warning("There were more launches than the server remembers: the earliest are missing.");
@@ -101,7 +101,7 @@ fn section(page: Page, number: usize, models: &[&PastLaunches], from_ns: u64, sp
         let lanes = of_model.lanes.len().max(used);
         rows.extend((0..lanes).map(|lane| label(models, of_model, (lane, lanes))));
         all.extend(of_model.launches.iter().map(|launch| {
-            let shown = shown(launch, from_ns);
+            let shown = shown(launch, timeline);
             Batch { row: first + shown.row, colour, hint: format!("{}: {}", of_model.model, shown.hint), ..shown }
         }));
     }
@@ -155,7 +155,7 @@ fn label(models: &[&PastLaunches], of_model: &PastLaunches, (lane, lanes): (usiz
     label
 }
 
-fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
+fn shown(launch: &PastLaunch, timeline: &Timeline) -> Batch {
     let PastLaunch {
         lane,
         partition,
@@ -168,8 +168,12 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         begin_ns,
         end_ns,
         steps,
+        left,
+        ..
     } = launch;
-    let relative = |at: u64| at as f64 / 1e6 - from_ns as f64 / 1e6;
+    let relative = |at: u64| at as f64 / 1e6 - timeline.from_ns as f64 / 1e6;
+    let why = left.as_ref().and_then(|left| timeline.rules.get(&left.rule));
+    let why = why.map_or(String::new(), |why| format!("; it left then because {why}"));
     let granted = granted.map_or(String::new(), |granted| format!(" (granted as {granted})"));
     let part = if *partition > 0 { format!(", partition {partition}") } else { String::new() };
     let length = if *length > 0 { format!(", padded to {length}") } else { String::new() };
@@ -181,7 +185,7 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         colour: 0,
         lost: false,
         hint: format!(
-            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}{part}, {:.3} ms{}",
+            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}{part}, {:.3} ms{why}{}",
             end.saturating_sub(1),
             in_millis(end_ns - begin_ns),
             members(steps)
@@ -199,6 +203,8 @@ fn members(steps: &[PastStep]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use downbeat_service::report::timeline::{PastDeparture, rules};
+
     use super::*;
 
     #[test]
@@ -214,7 +220,8 @@ mod tests {
             length: 12,
             begin_ns: (10_000 + begin_ms) * 1_000_000,
             end_ns: (10_002 + begin_ms) * 1_000_000,
-            steps: Vec::new(),
+            left: Some(PastDeparture { rule: "full".to_owned(), window_ns: None, latest_ns: None, behind: 0 }),
+            ..PastLaunch::default()
         };
         let (pipeline, step) = ("photos".to_owned(), "1".to_owned());
         let step = PastStep { pipeline, request: 7, step, reached_ns: 12_400_000_000 };
@@ -229,7 +236,7 @@ mod tests {
             launches: vec![launch(0), PastLaunch { granted: Some(12), steps: vec![step], ..launch(2_500) }],
         };
         let idle = PastLaunches { launches: Vec::new(), ..device.clone() };
-        let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices };
+        let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices, rules: rules() };
         assert!(page(&over(Vec::new())).contains("No model is in service"));
         assert!(page(&over(vec![idle])).contains("No launch ran in this time"));
         let other = PastLaunches { model: "other".to_owned(), partition: 0, lanes: vec![8], ..device.clone() };
@@ -246,6 +253,7 @@ mod tests {
             page.contains("a&lt;b: batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"),
             "{page}"
         );
+        assert!(page.contains("it left then because nothing more could join it"), "{page}");
         assert!(page.contains("batch 7 (granted as 12), segments"), "{page}");
         assert!(page.contains("photos #7 step 1") && page.contains("photos: 1 requests; steps 1 a&lt;b"), "{page}");
         // Both models stand in each picture of the device.

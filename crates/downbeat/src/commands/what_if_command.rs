@@ -31,6 +31,10 @@ struct Requests {
     #[arg(long = "slo-ms", value_name = "MODEL=MS", value_delimiter = ',')]
     slos: Vec<Slo>,
 
+    /// The factor by which requests come faster: the times between them are divided by it
+    #[arg(long, default_value_t = 1.0, value_name = "TIMES", allow_negative_numbers = true)]
+    rate: f64,
+
     /// Do not rehearse adaptive models, as on a server with `rehearsal_cpu` 0
     #[arg(long)]
     no_rehearsal: bool,
@@ -74,14 +78,6 @@ impl FromStr for More {
     }
 }
 
-/// The rate of `downbeat advise`.
-#[derive(Args, Debug)]
-struct Rate {
-    /// The factor by which requests come faster: the times between them are divided by it
-    #[arg(long, default_value_t = 1.0, value_name = "TIMES", allow_negative_numbers = true)]
-    rate: f64,
-}
-
 /// Replay a decision log's requests under other settings, and compare the outcome with the log's.
 ///
 /// The production scheduler decides, on emulated devices that take as long as the log's batches
@@ -95,7 +91,7 @@ struct Rate {
 /// Examples:
 ///   downbeat what-if decisions --devices 2,3,4
 ///   downbeat what-if decisions --more detect=1,classify=1 --rate 1.2 --slo-ms photos=50
-///   downbeat what-if decisions --rate 1,1.5,2 --policy adaptive,deferred,eager+head --slo-ms encoder=30 --html what-if.html
+///   downbeat what-if decisions --rates 1,1.5,2 --policy adaptive,deferred,eager+head --slo-ms encoder=30 --html what-if.html
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct WhatIfArgs {
@@ -106,9 +102,9 @@ pub struct WhatIfArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     devices: Vec<u32>,
 
-    /// Factors by which requests come faster: the times between them are divided by each [default: 1].
-    /// Repeatable, or separated by commas
-    #[arg(long = "rate", value_name = "TIMES", value_delimiter = ',', allow_negative_numbers = true)]
+    /// Rates in place of --rate, for a curve: each is a row of its own. Repeatable, or separated by
+    /// commas
+    #[arg(long, value_name = "TIMES", value_delimiter = ',', conflicts_with = "rate")]
     rates: Vec<f64>,
 
     /// So many devices more for a model, in a log with pipelines. Each is a row of its own.
@@ -157,9 +153,6 @@ pub struct AdviseArgs {
     requests: Requests,
 
     #[command(flatten)]
-    rate: Rate,
-
-    #[command(flatten)]
     device: DeviceAdviceArgs,
 
     /// The wish that orders settings: devices (the fewest), latency (the lowest p99 of the time to the
@@ -193,7 +186,7 @@ pub struct AdviseArgs {
 impl Requests {
     /// The pipelines of the log, if they are in the folder that the flags name, and a setting with only
     /// the changes of these flags. `None`: the log has no request of an ensemble.
-    fn pipelines(&self, rate: f64, output: &RunOutput) -> anyhow::Result<Option<(RecordedPipelines, PipelineSetting)>> {
+    fn pipelines(&self, output: &RunOutput) -> anyhow::Result<Option<(RecordedPipelines, PipelineSetting)>> {
         let [folder] = &self.logs[..] else { return Ok(None) };
         if !folder.is_dir() {
             return Ok(None);
@@ -202,8 +195,9 @@ impl Requests {
             Err(error) if error.is_without_ensembles() => return Ok(None),
             recorded => recorded?,
         };
-        check_rate(rate)?;
-        let mut setting = PipelineSetting { rate, rehearse: !self.no_rehearsal, ..PipelineSetting::unchanged() };
+        check_rate("--rate", self.rate)?;
+        let mut setting =
+            PipelineSetting { rate: self.rate, rehearse: !self.no_rehearsal, ..PipelineSetting::unchanged() };
         for Slo { model, slo } in &self.slos {
             let flow = recorded.flow(model).with_context(|| format!("--slo-ms {model}"))?;
             setting.slos.insert(flow, *slo);
@@ -212,10 +206,10 @@ impl Requests {
     }
 
     /// The log, and a setting with only the changes of these flags.
-    fn read(&self, rate: f64, output: &RunOutput) -> anyhow::Result<(Recorded, Setting)> {
-        check_rate(rate)?;
+    fn read(&self, output: &RunOutput) -> anyhow::Result<(Recorded, Setting)> {
+        check_rate("--rate", self.rate)?;
         let recorded = waiting(output.quiet, READING, || Recorded::read(&self.logs))?;
-        let mut setting = Setting { rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
+        let mut setting = Setting { rate: self.rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
         for Slo { model, slo } in &self.slos {
             let ids = recorded.models_called(model).with_context(|| format!("--slo-ms {model}"))?;
             setting.slos.extend(ids.into_iter().map(|id| (id, *slo)));
@@ -224,8 +218,8 @@ impl Requests {
     }
 }
 
-fn check_rate(rate: f64) -> anyhow::Result<()> {
-    ensure!((1e-3..=1e3).contains(&rate), "--rate is {rate}; the rate must be from 0.001 to 1000");
+fn check_rate(option: &str, rate: f64) -> anyhow::Result<()> {
+    ensure!((1e-3..=1e3).contains(&rate), "{option} is {rate}; the rate must be from 0.001 to 1000");
     Ok(())
 }
 
@@ -234,16 +228,16 @@ fn check_rate(rate: f64) -> anyhow::Result<()> {
 /// # Errors
 /// If the log cannot be replayed, a setting is wrong, or a result cannot be written.
 pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
-    let rates = if args.rates.is_empty() { vec![1.0] } else { args.rates.clone() };
-    rates.iter().try_for_each(|rate| check_rate(*rate))?;
-    if let Some((recorded, setting)) = args.requests.pipelines(rates[0], &args.output)? {
+    let rates = if args.rates.is_empty() { vec![args.requests.rate] } else { args.rates.clone() };
+    args.rates.iter().try_for_each(|rate| check_rate("--rates", *rate))?;
+    if let Some((recorded, setting)) = args.requests.pipelines(&args.output)? {
         return what_if_pipelines(args, &recorded, &setting, &rates);
     }
     ensure!(
         args.more.is_empty(),
         "--more is for a log with requests of ensembles: name the folder that the server wrote, or use --devices"
     );
-    let (recorded, mut setting) = args.requests.read(rates[0], &args.output)?;
+    let (recorded, mut setting) = args.requests.read(&args.output)?;
     setting.max_batch = args.max_batch;
     let devices = if args.devices.is_empty() { vec![recorded.devices] } else { args.devices.clone() };
     let policies: Vec<Option<Policy>> =
@@ -338,15 +332,14 @@ pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
     if let Some(price) = args.price {
         ensure!(price > 0.0 && price.is_finite(), "--price is {price}; the price of an hour must be above 0");
     }
-    let rate = args.rate.rate;
-    if let Some((recorded, setting)) = args.requests.pipelines(rate, &args.output)? {
+    if let Some((recorded, setting)) = args.requests.pipelines(&args.output)? {
         ensure!(
             args.by.is_none() && args.price.is_none(),
             "--by and --price are for a log without ensembles: with ensembles, devices are added one by one where they help most"
         );
         return advise_pipelines(args, &recorded, &setting);
     }
-    let (recorded, mut setting) = args.requests.read(rate, &args.output)?;
+    let (recorded, mut setting) = args.requests.read(&args.output)?;
     let goal = args.by.unwrap_or(if args.price.is_some() { Goal::Price } else { Goal::Devices });
     setting.devices = args.max_devices.unwrap_or_else(|| recorded.devices.saturating_mul(4).min(1_000_000));
     let policies = if args.policies.is_empty() {

@@ -72,11 +72,20 @@ fn settings_stand_beside_what_happened() {
         let page = std::fs::read_to_string(&html).unwrap();
         assert!(page.contains("eager+head") && page.contains("as recorded"), "{page}");
 
+        let output = run(&["what-if", logs, "--rates=0.5,1,40", "--json"]);
+        let report: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let of = |row: &serde_json::Value| (row["rate"].as_f64().unwrap(), row["all"]["attainment"].as_f64().unwrap());
+        let curve: Vec<(f64, f64)> = report["rows"].as_array().unwrap().iter().skip(1).map(of).collect();
+        assert_eq!(curve[..2], [(0.5, 1.0), (1.0, 1.0)]);
+        assert!(curve[2].0 == 40.0 && curve[2].1 < 0.9, "{curve:?}");
+        let output = run(&["what-if", logs, "--rates=1,0"]);
+        assert!(stderr(&output).contains("--rates is 0; the rate must be from 0.001 to 1000"));
+
         let output = run(&["what-if", logs, "--slo-ms=m0=5"]);
         assert!(
             stdout(&output).contains("| simulated   | as recorded |       2 |    1 | all   |       50 |   0.00% |")
         );
-        let several = ["--rate=1,4,8", "--devices=1,2", "--html", html.to_str().unwrap()];
+        let several = ["--rates=1,4,8", "--devices=1,2", "--html", html.to_str().unwrap()];
         let output = run(&[&["what-if", logs][..], &several].concat());
         assert_eq!(stdout(&output).matches("| simulated ").count(), 6, "{}", stdout(&output));
         let page = std::fs::read_to_string(&html).unwrap();

@@ -5,12 +5,14 @@ use downbeat_core::device::{DeviceDrop, DeviceReject, GuardEnd};
 use downbeat_core::{Duration, Time};
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::statistics::Phases;
+use downbeat_service::report::missed::Miss;
 use downbeat_service::unanswered::Unanswered;
 
 use super::placement::Placement;
 use super::request_table::Entry;
 use crate::request::batch_codec::Outputs;
 use crate::request::call::Call;
+use crate::request::reply::Answered;
 use crate::run::engine_run::RunFailure;
 
 /// Answers a request that was given up.
@@ -49,8 +51,11 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
             tracing::error!(%model, "a request was to be answered without outputs: this is a defect");
             continue;
         };
+        let Call { arrival, deadline, reply, .. } = entry.call;
+        let waited = || entry.begin.unwrap_or(now).since(arrival);
+        let miss = (now > deadline).then(|| Box::new(Miss::Late { waited: waited(), rows }));
         // The client may have left meanwhile: then the send reaches no one.
-        entry.call.reply.send(Ok(outputs));
+        reply.send_answered(Answered { answer: Ok(outputs), miss });
     }
 }
 

@@ -6,11 +6,12 @@ use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_service::error::ServiceError;
 use downbeat_service::refusal::{self, FullBatch};
+use downbeat_service::report::missed::Miss;
 use downbeat_service::tenants::Charge;
 use downbeat_service::unanswered::Unanswered;
 
 use crate::request::batch_codec::Admitted;
-use crate::request::reply::Reply;
+use crate::request::reply::{Answered, Reply};
 use crate::request::step_mark::StepMark;
 use crate::request::version_record::Version;
 
@@ -88,6 +89,7 @@ impl Call {
         };
         self.loaded.record_not_answered(reason, now.since(self.arrival));
         // The request counts as unanswered even if its client has gone.
-        self.reply.send(Err(error));
+        let miss = Some(Box::new(Miss::Unanswered(reason)));
+        self.reply.send_answered(Answered { answer: Err(error), miss });
     }
 }

@@ -67,11 +67,11 @@ impl Handler for DevicePool {
         own: &mut OwnLaunch,
     ) {
         match output {
-            Output::Dispatch { batch, device, mut members, .. } => {
+            Output::Dispatch { batch, device, mut members, reason, .. } => {
                 let calls = members.drain(..).filter_map(|id| Some((id, table.take(id)?))).collect();
                 shard.recycle(members);
                 let (host, slot) = self.slot(device);
-                host.grant(slot, batch, calls, moment.now, own);
+                host.grant(slot, batch, calls, (moment.now, Some(reason)), own);
             }
             Output::Drop { request, reason, .. } => {
                 if let Some(queued) = table.take(request) {

@@ -10,6 +10,7 @@ mod open;
 mod overlay;
 mod service;
 mod states;
+mod what_if;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -93,6 +94,8 @@ pub struct Registry {
     started: Arc<AtomicBool>,
     /// The models to load at start, by name.
     wanted: Arc<[String]>,
+    /// Whether a what-if is being answered.
+    what_if: Arc<AtomicBool>,
     /// The backend's view of its cluster; none: the server answers its own clients.
     cluster: Arc<std::sync::OnceLock<ClusterView>>,
 }

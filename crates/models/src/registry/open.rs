@@ -103,6 +103,7 @@ impl Registry {
             loads,
             started: Arc::default(),
             wanted: wanted.into(),
+            what_if: Arc::default(),
             cluster: Arc::default(),
         })
     }

@@ -3,6 +3,7 @@
 mod handover;
 mod intake;
 mod many;
+mod missed;
 mod model;
 mod pipeline;
 mod preparing;
@@ -21,7 +22,7 @@ use downbeat_host::device::{QueuedCall, run_own};
 use downbeat_host::request::batch_codec::{Admitted, ShapeKey};
 use downbeat_host::request::call::Call;
 use downbeat_host::request::queue::Queue;
-use downbeat_host::request::reply::Reply;
+use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_host::request::ticket::{Decider, Ticket};
 use downbeat_host::request_log::RequestTrail;
 use downbeat_host::run::watchdog::Watchdog;
@@ -32,10 +33,12 @@ use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal::queue_full;
+use downbeat_service::report::live::LiveTenant;
 use downbeat_service::tenants::{Charge, NamedPart, Tenants};
 use downbeat_service::unanswered::Unanswered;
 use futures_util::FutureExt;
 use intake::InputBytes;
+use missed::{Refused, Terms};
 use parking_lot::{Mutex, RwLock};
 use pipeline::Weighing;
 
@@ -294,7 +297,11 @@ impl Serving {
         let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
         let prepared = match loaded.preprocess_of(&request) {
             // The future is boxed: other requests would move its memory for nothing.
-            Some(steps) => Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?),
+            Some(steps) => {
+                let prepared = Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await;
+                let terms = || Terms { trail: trail.as_deref(), arrived: arrival, deadline: limits.deadline };
+                Some(prepared.map_err(|refused| self.refused(&loaded.missed, &request, terms(), refused))?)
+            }
             None => None,
         };
         let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
@@ -305,7 +312,9 @@ impl Serving {
         if let Some(trail) = &trail {
             trail.has_terms(admitted.rows, limits.deadline);
         }
-        let _input_bytes = self.take_in(served, loaded, &admitted)?;
+        let terms = || Terms { trail: trail.as_deref(), arrived: arrival, deadline: limits.deadline };
+        let refused = |error: ServiceError| self.refused(&loaded.missed, &request, terms(), Refused::from(error));
+        let _input_bytes = self.take_in(served, loaded, &admitted).map_err(refused)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted, charge| Call {
             admitted,
@@ -340,7 +349,7 @@ impl Serving {
                 None => None,
                 Some(tenant) => {
                     let cost = self.cost_of(admitted.rows, &model.profile, model.profile.max_batch(), slo);
-                    self.charge(loaded, tenant, cost, arrival)?
+                    self.charge(loaded, tenant, cost, arrival).map_err(refused)?
                 }
             };
             run_own(is_alone, |own| host.submit(model, id, call(admitted, charge), length, own));
@@ -350,7 +359,9 @@ impl Serving {
             let Limits { queue_expiry, level, .. } = limits;
             let (queue, charge) = match &limits.tenant {
                 None => (queue, None),
-                Some(tenant) => self.charged_queue(loaded, queue, tenant, &admitted, (arrival, slo))?,
+                Some(tenant) => {
+                    self.charged_queue(loaded, queue, tenant, &admitted, (arrival, slo)).map_err(refused)?
+                }
             };
             let (handle, has_place) = (queue.place, place.is_some());
             if let Some(place) = place {
@@ -361,12 +372,22 @@ impl Serving {
             Decider::Scheduler(self.driver.clone(), handle)
         };
         let ticket = Ticket::new(decider, loaded.clone(), id, arrival);
-        let Some(outputs) = limits.wait(answer, || self.driver.clock().now().since(arrival)).await else {
+        let Some(answered) = limits.wait(answer, || self.driver.clock().now().since(arrival)).await else {
             ticket.time_out();
             trail.iter().for_each(|trail| trail.timed_out());
-            return Err(limits.overrun(&request.model_name));
+            let error = limits.overrun(&request.model_name);
+            return Err(self.refused(
+                &loaded.missed,
+                &request,
+                terms(),
+                Refused { reason: Some(Unanswered::Timeout), error },
+            ));
         };
         ticket.close();
+        let Answered { answer: outputs, miss } = answered;
+        if let Some(miss) = miss {
+            self.note_missed(&loaded.missed, &request, terms(), *miss, outputs.as_ref().err());
+        }
         let about = leaving.stays();
         let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };
         let mut response = response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs);
@@ -469,6 +490,11 @@ impl Serving {
         if self.tenants.set(parts) {
             self.all().iter().for_each(|served| self.warn_of_shares(served));
         }
+    }
+
+    /// The parts and counts of the tenants; empty: there are none.
+    pub fn tenants_report(&self) -> Vec<LiveTenant> {
+        self.tenants.report()
     }
 
     /// Warns of a model whose requests the shares of tenants do not order.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::candidate::Candidate;
-use super::configuration::{Served, configuration};
+use super::configuration::{ModelPolicies, configuration};
 use super::goal::Goal;
 use super::recorded::Recorded;
 use super::search::{Counts, LAST_RUNS, MARGIN_RUNS, Trials};
@@ -159,11 +159,11 @@ pub fn advise(
 
 /// A setting for each policy. Policies that give a server the same settings count once.
 fn different(recorded: &Recorded, wanted: &Wanted) -> Result<Vec<Setting>, BadSetting> {
-    let mut seen: Vec<Served> = Vec::new();
+    let mut seen: Vec<ModelPolicies> = Vec::new();
     let mut settings = Vec::new();
     for policy in &wanted.policies {
         let setting = Setting { policy: policy.clone(), ..wanted.setting.clone() };
-        let served = Served::of(recorded, &setting)?;
+        let served = ModelPolicies::of(recorded, &setting)?;
         if !seen.contains(&served) {
             seen.push(served);
             settings.push(setting);

@@ -4,7 +4,7 @@ use downbeat_report::Table;
 use serde::Serialize;
 
 use super::comparison::Row;
-use super::configuration::Served;
+use super::configuration::ModelPolicies;
 use super::figures::Figures;
 use super::interval::Interval;
 use super::recorded::Recorded;
@@ -52,7 +52,7 @@ impl Candidate {
         setting: &Setting,
         (target, price): (f64, Option<f64>),
     ) -> Result<Candidate, BadSetting> {
-        let served = Served::of(recorded, setting)?;
+        let served = ModelPolicies::of(recorded, setting)?;
         let [scheduler, drop, order] = served.words();
         let Row { policy, devices, busy, all, models, .. } = recorded.run(setting)?;
         let worst = models.iter().map(|model| &model.figures).min_by(|a, b| a.attainment.total_cmp(&b.attainment));
@@ -62,7 +62,7 @@ impl Candidate {
         let device_hours_per_million = hours / (all.in_time as f64) * 1e6;
         Ok(Candidate {
             policy,
-            is_recorded: served == Served::of(recorded, &Setting::of(recorded))?,
+            is_recorded: served == ModelPolicies::of(recorded, &Setting::of(recorded))?,
             scheduler,
             drop,
             order,

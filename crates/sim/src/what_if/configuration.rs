@@ -11,18 +11,18 @@ use crate::simulation::Load;
 
 /// The policies of a setting, in the words of the options of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Served {
+pub(super) struct ModelPolicies {
     /// Of each model.
     models: Vec<(DispatchPolicy, DropPolicy)>,
     order: OrderPolicy,
 }
 
-impl Served {
+impl ModelPolicies {
     /// The policies of the log's models under this setting.
-    pub fn of(recorded: &Recorded, setting: &Setting) -> Result<Served, BadSetting> {
+    pub fn of(recorded: &Recorded, setting: &Setting) -> Result<ModelPolicies, BadSetting> {
         let simulation = recorded.simulation(setting)?;
         let of = |load: &Load| (load.options.dispatch.clone(), load.options.drop);
-        Ok(Served { models: simulation.loads.iter().map(of).collect(), order: simulation.order })
+        Ok(ModelPolicies { models: simulation.loads.iter().map(of).collect(), order: simulation.order })
     }
 
     /// The values of `scheduler`, `drop` and `order`.
@@ -43,7 +43,7 @@ impl Served {
 /// The lines of `downbeat.toml` that differ between the server of the log and a server with this
 /// setting. Empty: nothing differs.
 pub(super) fn configuration(recorded: &Recorded, setting: &Setting) -> Result<String, BadSetting> {
-    let [own, new] = [&Setting::of(recorded), setting].map(|setting| Served::of(recorded, setting));
+    let [own, new] = [&Setting::of(recorded), setting].map(|setting| ModelPolicies::of(recorded, setting));
     let (own, new) = (own?, new?);
     let mut lines = Configuration::default();
     lines.devices(setting.devices, recorded.devices);

@@ -5,6 +5,9 @@
 //! simulator. [`advise`] searches the best setting under which the requests meet a target, and writes
 //! the lines of `downbeat.toml` for it.
 //!
+//! [`Served`] is the same of a running server: its queues and devices, for the last requests that it
+//! remembers.
+//!
 //! [`pipelines`] has the requests of pipelines in a log.
 //!
 //! [`DeviceLog`] is the same content by devices. [`DeviceLog::advise`] compares the device policies
@@ -26,6 +29,7 @@ pub mod pipelines;
 mod recorded;
 mod search;
 mod sentences;
+mod served;
 mod setting;
 
 pub use advice::{Advice, NoAdvice, RateLine, Wanted, advise};
@@ -39,4 +43,5 @@ pub use interval::Interval;
 pub(crate) use part::Part;
 pub(crate) use recorded::Parts;
 pub use recorded::{BadLog, Recorded, RecordedModel, whole_log};
+pub use served::{Served, ServedQueue};
 pub use setting::{BadSetting, Setting};

@@ -124,6 +124,26 @@ async fn a_model_and_its_versions_say_which_policy_they_have() {
 }
 
 #[tokio::test]
+async fn a_model_and_its_versions_list_the_requests_that_missed() {
+    let server = Server::start().await;
+    for path in ["/v2/models/simple/missed", "/v2/models/simple/versions/1/missed"] {
+        let body = server.get(path).await.json();
+        assert_eq!(body, json!({"model": "simple", "version": "1", "has_log": false, "requests": []}));
+    }
+    server.get("/v2/models/nobody/missed").await.error(404);
+    server.get("/v2/models/simple/versions/7/missed").await.error(404);
+}
+
+#[tokio::test]
+async fn a_what_if_needs_requests_and_a_right_setting() {
+    let server = Server::start().await;
+    server.get("/v2/what-if?rate=0").await.error(400);
+    server.get("/v2/what-if?speed=2").await.error(400);
+    let error = server.get("/v2/what-if?rate=2").await.error(503);
+    assert!(error.contains("what-if"), "{error}");
+}
+
+#[tokio::test]
 async fn statistics_can_be_read_back() {
     let server = Server::start().await;
     server.post("/v2/models/simple/infer", json_request().to_string()).await;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::cluster::PastArrival;
 use downbeat_core::{Duration, Time};
+use downbeat_host::scheduler::WAKE_MARGIN;
 use downbeat_host::scheduler::{Remembered, RememberedQueue};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
@@ -87,7 +88,7 @@ fn replay(remembered: Remembered, question: &WhatIfQuestion, clock: Clock) -> Re
     let Remembered { arrivals, queues, devices, order } = remembered;
     let queue = |RememberedQueue { model, options, runs }| ServedQueue { model, options, runs: runs.into() };
     let queues: BTreeMap<_, _> = queues.into_iter().map(|(id, its)| (id, queue(its))).collect();
-    let served = Served { queues, devices, order };
+    let served = Served { queues, devices, order, wake_margin: WAKE_MARGIN };
     let arrivals: Vec<PastArrival> = arrivals.into();
     if arrivals.len() < FEWEST {
         return Err(too_few(arrivals.len()));

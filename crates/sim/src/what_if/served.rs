@@ -8,7 +8,7 @@ use downbeat_core::journal::QueueName;
 use downbeat_core::{DeviceKind, Duration, ModelId, Time};
 
 use super::comparison::{Comparison, Row};
-use super::figures::{Figures, ModelFigures, median};
+use super::figures::{Figures, ModelFigures, Samples, median};
 use super::recorded::{BadLog, Recorded, RecordedModel};
 use super::setting::{BadSetting, Setting};
 use crate::arrivals::arrival::Arrival;
@@ -34,6 +34,8 @@ pub struct Served {
     pub devices: Vec<u32>,
     /// The order in which candidates get devices.
     pub order: OrderPolicy,
+    /// How long before its last moment a batch that waits starts.
+    pub wake_margin: Duration,
 }
 
 impl Served {
@@ -83,7 +85,7 @@ impl Served {
             rate: 1.0,
             max_batch: None,
             busy: 0.0,
-            all: Figures::sum(figures.iter().map(|model| &model.figures)).finished(span, []),
+            all: Figures::sum(figures.iter().map(|model| &model.figures)).finished(span, &Samples::default()),
             models: figures,
         };
         Ok(Recorded {
@@ -92,6 +94,7 @@ impl Served {
             devices,
             network: NetworkBudget::default(),
             order: self.order,
+            wake_margin: self.wake_margin,
             span,
             happened,
             notes: Vec::new(),
@@ -157,7 +160,8 @@ mod tests {
         let profile = LatencyProfile::linear_ms(1.0, 9.0, 8).unwrap();
         let options = ModelOptions::new(profile, DispatchPolicy::Eager, DropPolicy::HeadDrop);
         let queue = ServedQueue { model: "resnet".to_owned(), options, runs: Vec::new() };
-        let served = Served { queues: [(ModelId(7), queue)].into(), devices: vec![1], order: OrderPolicy::default() };
+        let (order, wake_margin) = (OrderPolicy::default(), Duration::ZERO);
+        let served = Served { queues: [(ModelId(7), queue)].into(), devices: vec![1], order, wake_margin };
         let arrival = |number: u64| PastArrival {
             at: Time::ZERO + Duration::from_millis(5_000 + 20 * number),
             budget: Duration::from_millis(30),

@@ -10,8 +10,8 @@ const MOST: usize = 4096;
 
 /// Fetches that were still under way when their batches ended.
 ///
-/// Their times count like those of other fetches. Otherwise a backend would measure only fetches
-/// that end in time, and would never learn that it waits too briefly.
+/// A backend measures late fetches as it measures other ones. Otherwise the backend would know only
+/// fetches that end in time, and would never learn that it waits too briefly.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LateFetches {
     /// The batch and the frontend; the approximate bytes of one member's inputs, and the time of the

@@ -12,6 +12,7 @@
     tools/cluster_bench.py incast       8 inputs of 150 KB into one backend, by each transport, and one copy of them
     tools/cluster_bench.py feed         a scheduler alone, of one core, fed over sockets by processes that are played
     tools/cluster_bench.py end-to-end   64 emulated devices: what the cluster holds to what its scheduler alone would
+    tools/cluster_bench.py scale        a controller starts and stops backends as Kubernetes' autoscaler would, while the load doubles and halves
 
 Everything is started anew, on free ports. Prints a line for each round, and medians. `incast` and `feed` need the examples of the server:
 
@@ -27,11 +28,16 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "tests/clients"))
+
+from autoscaler import Hpa, published  # noqa: E402
+
 # The options that make a frontend and its backends exchange tensors in this way, which `GET
 # /v2/cluster` then reports. Processes of two users cannot read each other's memory.
 TRANSPORTS = {"shared_memory": {}, "tcp": {"user": "nobody"}}
@@ -447,11 +453,68 @@ def bad_shares(args, frontends, rate, seconds, models):
     return max(100 * its / of for its, of in zip(bad, scheduled)), 100 * sum(bad) / sum(scheduled)
 
 
+class Outcomes:
+    """Reads, once a second, how many requests of a frontend were in time and how many were not."""
+
+    def __init__(self, frontend):
+        self.frontend, self.seconds = frontend, []
+
+    def look(self):
+        named = 'downbeat_slo_requests_total{model="resnet",outcome="%s"'
+        good, bad = (self.frontend.metric(named % outcome) for outcome in ("in_time", "missed"))
+        self.seconds.append((good, bad))
+
+    def attainment(self, seconds):
+        """Of the last so many seconds."""
+        (good, bad), (then_good, then_bad) = self.seconds[-1], self.seconds[max(0, len(self.seconds) - 1 - seconds)]
+        all = good - then_good + bad - then_bad
+        return (good - then_good) / all if all else 1.0
+
+
+def scale(args):
+    """Three backends of one emulated device each have three quarters of their capacity. The load doubles, and later is a quarter of that."""
+    # ResNet-50 of Symphony's table 2, ten times as slow; the SLO leaves a batch of 40.
+    device = 1000 * 40 / (10.53 * 40 + 50.72)
+    with tempfile.TemporaryDirectory() as models, Processes(args) as processes:
+        emulated(models, "resnet", "alpha_ms = 10.53\nbeta_ms = 50.72\nmax_batch = 80\n", 1)
+        flags = ["--engine", "emulated", "--scheduler", "deferred", "--drop", "window", "--slo-ms", "resnet=1000"]
+        of = processes.cluster(models, flags, schedulers=1, backends=3)
+        (leader,), (frontend,), backends = of["schedulers"], of["frontends"], of["backends"]
+        listed = leader.child.args[leader.child.args.index("--schedulers"):][:2]
+        hpa, outcomes, begin = Hpa(down_window_s=args.down_window), Outcomes(frontend), time.monotonic()
+        metric, pods = None, 3
+        for share, seconds in ((0.75, 90), (1.5, 240), (0.75, 330)):
+            load = Load(args, frontend, "--rate", str(share * 3 * device), "-d", str(seconds), "-w", "0", model="resnet")
+            for second in range(seconds):
+                # The load generator keeps its own time; the loop keeps to whole seconds of this clock.
+                time.sleep(max(0, begin + len(outcomes.seconds) - time.monotonic()))
+                outcomes.look()
+                devices, wanted = leader.metric("downbeat_devices"), leader.metric("downbeat_autoscale_devices")
+                # Prometheus' scrape, its rule, and Kubernetes' sync: each every 15 s, one after the other.
+                if second % 15 == 0:
+                    scraped = published(devices, wanted)
+                elif second % 15 == 5:
+                    metric = scraped
+                elif second % 15 == 14:
+                    pods = hpa.sync(len(outcomes.seconds), len(backends), metric)
+                for _ in range(len(backends), pods):
+                    backends.append(processes.start("backend", *listed, *args.roles, *flags, models))
+                for _ in range(pods, len(backends)):
+                    # As Kubernetes does: the youngest first, by SIGTERM.
+                    backends.pop().child.send_signal(signal.SIGTERM)
+                if second % 15 == 14 or second + 1 == seconds:
+                    print(f"load {share:.2f}, {second + 1:3d} s: {devices:.0f} devices, {wanted:.0f} wanted, {len(backends)} backends, "
+                          f"attainment {outcomes.attainment(15):.4f} in 15 s", flush=True)
+                if share == 1.5 and second + 1 == seconds:
+                    print(f"from 60 s after the load doubled on: attainment {outcomes.attainment(seconds - 60):.4f}", flush=True)
+            load.end()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     measurements = {"lone": (lone, 7), "loop": (loop, 7), "kill": (failover, 20), "pause": (failover, 20), "backend": (failover, 20),
                     "stops": (stops, 3), "busy": (busy, 5),
-                    "tensors": (tensors, 5), "incast": (incast, 3), "feed": (feed, 3), "end-to-end": (end_to_end, 1)}
+                    "tensors": (tensors, 5), "incast": (incast, 3), "feed": (feed, 3), "end-to-end": (end_to_end, 1), "scale": (scale, 1)}
     parser.add_argument("what", choices=measurements)
     parser.add_argument("--binary", default=os.path.join(ROOT, "target/release/downbeat"))
     parser.add_argument("--models", default=os.path.join(ROOT, "examples/models"))
@@ -465,6 +528,7 @@ def main():
     parser.add_argument("--most", type=float, default=1.05, help="of end-to-end: the largest share of the scheduler's own that is tried")
     parser.add_argument("--seconds", type=float, default=10, help="of end-to-end: of the paper's time, for each rate")
     parser.add_argument("--roles", type=str.split, default=[], help="more flags of frontends, schedulers and backends: --roles='--busy-poll-us 200'")
+    parser.add_argument("--down-window", type=float, default=120, help="of scale: stabilizationWindowSeconds of the autoscaler")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     measure, rounds = measurements[args.what]

@@ -30,6 +30,7 @@ use downbeat_preprocess::PictureHeader;
 use downbeat_protocol::{grpc, http, inference};
 use downbeat_roles::SubClusterPlan;
 use downbeat_service::options::PlacementPlan;
+use downbeat_service::traces::context::Parent;
 use prost::Message;
 
 pub use connection::{compressed_body, etcd_answer, grpc_connection, http_connection};
@@ -48,7 +49,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 26] = {
+pub const TARGETS: [Target; 27] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
     }
@@ -78,7 +79,8 @@ pub const TARGETS: [Target; 26] = {
         tokenizer,
         predictor,
         placement_plan,
-        model_trial
+        model_trial,
+        traceparent
     ]
 };
 
@@ -289,6 +291,16 @@ pub fn predictor(data: &[u8]) {
 pub fn placement_plan(data: &[u8]) {
     let _ = serde_json::from_slice::<PlacementPlan>(data);
     let _ = serde_json::from_slice::<SubClusterPlan>(data);
+}
+
+/// The header `traceparent` of a request.
+///
+/// # Panics
+/// If a place that was read is written otherwise.
+pub fn traceparent(data: &[u8]) {
+    let Some(parent) = std::str::from_utf8(data).ok().and_then(Parent::of_traceparent) else { return };
+    let written = parent.place.traceparent(parent.is_sampled);
+    assert_eq!(Parent::of_traceparent(&written), Some(parent), "{written}");
 }
 
 /// A picture: its header, and, where that is small, its pixels.

@@ -521,16 +521,18 @@ def test_a_secret_reaches_only_the_pods_that_run_models():
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool on the path (Debian: prometheus)")
 def test_prometheus_itself_evaluates_the_rules(tmp_path):
-    """The leader's number counts, and nothing is said while no scheduler has one."""
+    """The leader's number counts, and nothing is said while no scheduler has one. One device more than ten is more than a tenth more: 12."""
     chart, = [document["spec"] for document in rendered("helm-cluster-hpa") if document["kind"] == "PrometheusRule"]
     (tmp_path / "folder.yaml").write_text((DEPLOY / "autoscale" / "rules.yaml").read_text())
     (tmp_path / "chart.yaml").write_text(yaml.safe_dump(chart))
-    series = {"downbeat-scheduler-0": "NaN NaN 5 5", "downbeat-scheduler-1": "NaN NaN NaN NaN", "downbeat-backend-abc": "9 9 9 9"}
-    wanted = {"15s": [], "45s": [{"labels": "downbeat:devices_wanted", "value": 5}]}
+    advice = {"downbeat-scheduler-0": "NaN NaN 5 5 11 14 8", "downbeat-scheduler-1": "NaN NaN NaN NaN NaN NaN NaN", "downbeat-backend-abc": "9 9 9 9 99 99 99"}
+    devices = {"downbeat-scheduler-0": "0 0 4 4 10 10 10", "downbeat-scheduler-1": "0 0 0 0 0 0 0", "downbeat-backend-abc": "1 1 1 1 1 1 1"}
+    wanted = {"15s": [], **{at: [{"labels": "downbeat:devices_wanted", "value": value}] for at, value in {"45s": 5, "60s": 12, "75s": 14, "90s": 8}.items()}}
     for rules in ("folder.yaml", "chart.yaml"):
         case = {
             "interval": "15s",
-            "input_series": [{"series": f'downbeat_autoscale_devices{{namespace="models",pod="{pod}"}}', "values": values} for pod, values in series.items()],
+            "input_series": [{"series": f'{name}{{namespace="models",pod="{pod}"}}', "values": values}
+                             for name, series in {"downbeat_autoscale_devices": advice, "downbeat_devices": devices}.items() for pod, values in series.items()],
             "promql_expr_test": [{"expr": "downbeat:devices_wanted", "eval_time": at, "exp_samples": samples} for at, samples in wanted.items()],
         }
         (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [rules], "evaluation_interval": "15s", "tests": [case]}))

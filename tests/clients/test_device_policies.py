@@ -111,5 +111,6 @@ def test_the_timeline_shows_what_ran(server, binary, tmp_path):
         ends[launch["lane"]] = launch["end_ns"]
     page = tmp_path / "out.html"
     run = subprocess.run([binary, "timeline", server.url, "--seconds", "20", "-o", page], check=True, capture_output=True, text=True)
-    assert "launches on 3 devices' lanes" in run.stdout
-    assert f"digits 1 on device 0: {server.policy}" in page.read_text() and "<script" not in page.read_text()
+    assert "launches of 3 models on 1 device" in run.stdout
+    row = f'<th scope="row">digits</th><td class="text">1</td><td class="text">{server.policy}</td>'
+    assert ">Device 0</h2>" in page.read_text() and row in page.read_text() and "<script" not in page.read_text()

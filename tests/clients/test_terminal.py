@@ -1,4 +1,5 @@
 """The output that a user sees in a terminal."""
+import contextlib
 import fcntl
 import os
 import pty
@@ -47,3 +48,52 @@ def test_lines_of_the_log_leave_no_half_bars_behind(binary, tmp_path):
     for line in log:
         assert re.match(rb"\d{4}-\d\d-\d\dT", line.strip()), f"a bar is left before the line: {line}"
     assert not [line for line in lines[:-1] if b"[=" in line], "a bar is left between lines"
+
+
+def watch(command, env, until, keys=b""):
+    """What a program draws on a terminal of 120 columns until it has drawn this text; then these keys are sent. Its exit status too."""
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=env | {"TERM": "xterm"}, start_new_session=True)
+    os.close(end)
+    drawn, deadline = b"", time.monotonic() + 60
+    try:
+        while until not in STYLE.sub(b"", drawn) and time.monotonic() < deadline:
+            if select.select([terminal], [], [], 1)[0]:
+                drawn += os.read(terminal, 65536)
+        os.write(terminal, keys)
+        # What is still drawn has to be read, or the program would wait for a reader.
+        while process.poll() is None and time.monotonic() < deadline:
+            if select.select([terminal], [], [], 0.2)[0]:
+                with contextlib.suppress(OSError):
+                    drawn += os.read(terminal, 65536)
+        return drawn, process.wait(10)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        os.close(terminal)
+
+
+def test_top_shows_models_and_ends_by_a_key(binary, examples, tmp_path):
+    env = environment(tmp_path)
+    drawn, status = watch([str(binary), "top", examples.url, "--interval", "0.2"], env, b"digits", b"jpq")
+    assert status == 0, drawn
+    text = STYLE.sub(b"", drawn).decode(errors="replace")
+    for shown in ("Devices, busy share", "In time, each second", "Models, last 10 s", "q quits"):
+        assert shown in text, text
+    # The screen of before is back, and the cursor is shown.
+    assert drawn.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?1049l" in drawn, drawn[-100:]
+
+
+def test_top_prints_one_picture_for_a_pipe(binary, examples, tmp_path):
+    top = lambda *flags: subprocess.run([str(binary), "top", *flags], env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+    before = examples.metric("nv_inference_request_success", model="digits")
+    done = top(examples.url, "--interval", "0.1", "--once")
+    assert done.returncode == 0, done.stderr
+    assert "digits 1" in done.stdout and "\x1b" not in done.stdout, done.stdout
+    assert examples.metric("nv_inference_request_success", model="digits") == before, "it sends no inferences"
+    done = top(examples.url)
+    assert done.returncode != 0 and "--once" in done.stderr, done.stderr
+    nobody, = free_ports(1)
+    done = top(f"http://127.0.0.1:{nobody}", "--once")
+    assert done.returncode != 0 and "is `downbeat serve` running there?" in done.stderr, done.stderr

@@ -306,16 +306,7 @@ def test_an_empty_dimension(http, grpc):
         assert client.infer("identity_fp32", [tensor]).as_numpy("OUTPUT0").shape == (2, 0)
 
 
-# -- settings that this server has not
-
-
-def test_trace_and_log_settings_answer_or_say_that_they_are_not_there(http, grpc):
-    for client in (http, grpc):
-        for call in ("get_trace_settings", "get_log_settings"):
-            try:
-                getattr(client, call)()
-            except InferenceServerException as error:
-                assert error.status() in ("404", "501", "StatusCode.UNIMPLEMENTED"), error
+# -- parts that this server has not
 
 
 def test_cuda_shared_memory_is_refused_by_name(grpc, http):

@@ -1,12 +1,15 @@
 """The page /ui, in Debian's Chromium: its figures, its keys, its looks."""
+import concurrent.futures
 import json
 import os
 import pathlib
 import subprocess
+import time
 
 import pytest
 import requests
 
+import ensembles
 from browser import PROGRAM, Browser
 from serving import EXAMPLES
 
@@ -22,11 +25,11 @@ def infer(server, model="digits", body=DIGIT, **more):
     return requests.post(f"{server.url}/v2/models/{model}/infer", json=body, timeout=60, **more)
 
 
-def zeros(server, model):
+def zeros(server, model, **more):
     """A request of one item to a model of one input."""
     [tensor] = requests.get(f"{server.url}/v2/models/{model}", timeout=60).json()["inputs"]
     size = tensor["shape"][1]
-    return {"inputs": [{"name": tensor["name"], "datatype": tensor["datatype"], "shape": [1, size], "data": [0.0] * size}]}
+    return {"inputs": [{"name": tensor["name"], "datatype": tensor["datatype"], "shape": [1, size], "data": [0.0] * size}], **more}
 
 
 def cell(model, column):
@@ -66,6 +69,100 @@ def test_live_has_the_outcomes_of_requests(start, copied_examples):
     assert wrong.status_code == 400 and "only parameter is history" in wrong.json()["error"]
 
 
+def missed(server, model, **more):
+    return requests.get(f"{server.url}/v2/models/{model}/missed", timeout=60, **more).json()
+
+
+def test_requests_that_missed_are_listed_with_their_ids_and_reasons(start, copied_examples):
+    server = start(copied_examples, *SLOS, engine="rten")
+    assert infer(server).status_code == 200
+    assert missed(server, "digits") == {"model": "digits", "version": "1", "has_log": False, "requests": []}
+    for number in range(60):
+        assert infer(server, "mlp", zeros(server, "mlp", id=f"cam-{number}")).status_code == 504
+    told = missed(server, "mlp")
+    assert [request["id"] for request in told["requests"]] == [f"cam-{number}" for number in range(59, 9, -1)]
+    first = told["requests"][0]
+    assert first["reason"] == "deadline_impossible" and "command" not in first and "number" not in first
+    assert "model 'mlp' needs" in first["why"] and "slo_ms" in first["why"]
+    # The SLO is 100 ns: the request was late before anyone looked.
+    assert abs(first["left_ms"]) < 60_000 and first["took_ms"] >= 0
+    assert requests.get(f"{server.url}/v2/models/mlp/versions/1/missed", timeout=60).json() == told
+    assert requests.get(f"{server.url}/v2/models/nobody/missed", timeout=60).status_code == 404
+    # A wrong request, or one whose client chose to go, has not missed.
+    assert infer(server, "mlp", {"inputs": []}).status_code == 400
+    assert missed(server, "mlp") == told
+    # A client's id is text, and bounded.
+    assert infer(server, "mlp", zeros(server, "mlp", id="<b>" + "x" * 5000)).status_code == 504
+    assert missed(server, "mlp")["requests"][0]["id"] == ("<b>" + "x" * 5000)[:64]
+
+
+def test_a_late_request_and_a_timeout_are_among_the_missed(start, copied_examples):
+    # Nothing is dropped, so that each request is answered, however late.
+    server = start(copied_examples, "--slo-ms", "mlp=0.0001", "--drop", "none", engine="rten")
+    assert infer(server, "mlp", zeros(server, "mlp", id="late-1")).status_code == 200
+    [late] = missed(server, "mlp")["requests"]
+    assert (late["id"], late["reason"]) == ("late-1", "late") and late["left_ms"] < 0
+    assert "after the deadline: it waited" in late["why"] and "its batch of one item took" in late["why"]
+
+
+def test_missed_requests_have_commands_with_a_decision_log(start, copied_examples, tmp_path, binary):
+    log = tmp_path / "decisions"
+    server = start(copied_examples, *SLOS, "--decision-log", str(log), engine="rten")
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    for identity in ("cam-7", "a; rm -rf ~"):
+        assert infer(server, "mlp", zeros(server, "mlp", id=identity)).status_code == 504
+    assert infer(server, "mlp", zeros(server, "mlp"), headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}).status_code == 504
+    traced, rude, plain = missed(server, "mlp")["requests"]
+    assert plain["command"] == "downbeat log why cam-7"
+    assert rude["id"] == "a; rm -rf ~" and rude["command"] == f"downbeat log why r{rude['number']}"
+    assert traced["trace"] == trace and traced["command"] == f"downbeat log why {trace}"
+    server.stop()
+    for request in (plain, rude, traced):
+        command = [binary, *request["command"].split()[1:], log]
+        story = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+        assert "mlp" in story and "deadline_impossible" in story, story
+
+
+def test_launches_say_why_their_batches_left(start, copied_examples):
+    server = start(copied_examples, *SLOS, engine="rten")
+    for _ in range(3):
+        assert infer(server).status_code == 200
+    timeline = requests.get(f"{server.url}/v2/timeline?seconds=60", timeout=60).json()
+    launches = [launch for device in timeline["devices"] if device["model"] == "digits" for launch in device["launches"]]
+    served = [launch for launch in launches if "granted" in launch]
+    assert served and sum(launch["members"] for launch in served) == 3
+    for launch in served:
+        assert launch["left"]["rule"] in timeline["rules"] and launch["left"]["behind"] == 0
+        assert len(launch["requests"]) == launch["members"] and launch["deadline_ns"] > launch["end_ns"]
+
+
+def test_a_what_if_replays_the_last_requests(start, copied_examples):
+    server = start(copied_examples, *SLOS, engine="rten")
+    ask = lambda **asked: requests.get(f"{server.url}/v2/what-if", params=asked, timeout=60)
+    few = ask()
+    assert few.status_code == 503 and "a what-if needs 20" in few.json()["error"]
+    for _ in range(40):
+        assert infer(server).status_code == 200
+    # The rehearsal's thread takes the requests now and then.
+    while (told := ask()).status_code == 503:
+        time.sleep(0.05)
+    told = told.json()
+    assert told["present_devices"] == told["devices"] == 1 and told["requests"] >= 20 and told["policy"] == "as served"
+    here = next(point for point in told["curve"] if point["rate"] == 1)
+    assert here["attainment"] == 1 and here["worst_model"] == "digits"
+    other = ask(rate=2, devices=3, slo=0.5, policy="eager+head").json()
+    assert (other["rate"], other["devices"], other["slo"], other["policy"]) == (2, 3, 0.5, "eager+head")
+    assert 2 in [point["rate"] for point in other["curve"]]
+    for asked, words in {"rate": "a factor from 0.05 to 20", "devices": "a whole number from 1 to 1000", "policy": "unknown policy"}.items():
+        wrong = ask(**{asked: "1e9"})
+        assert wrong.status_code == 400 and words in wrong.json()["error"], wrong.text
+    # One at a time: of several that ask at once, each gets an answer or a hint when to ask again.
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: ask(), range(16)))
+    assert {answer.status_code for answer in answers} <= {200, 429} and 200 in {answer.status_code for answer in answers}
+    assert all(answer.headers["Retry-After"] == "1" for answer in answers if answer.status_code == 429)
+
+
 @needs_browser
 def test_the_page_shows_what_the_server_does(start, copied_examples, tmp_path):
     server = start(copied_examples, *SLOS, engine="rten")
@@ -88,7 +185,12 @@ def test_the_page_shows_what_the_server_does(start, copied_examples, tmp_path):
         assert browser.run("state.paused && document.getElementById('pause').innerText") == "Go on"
         browser.run("draw_timelines(); (() => { const box = state.boxes.at(-1), at = box.canvas.getBoundingClientRect();"
                     " box.canvas.dispatchEvent(new PointerEvent('pointermove', {clientX: at.left + (box.left + box.right) / 2, clientY: at.top + box.top + 9})); })()")
-        assert "digits version 1" in browser.run("document.getElementById('launch').innerText")
+        told = browser.run("document.getElementById('launch').innerText")
+        assert "digits version 1" in told and "It left then because " in told and "before its earliest deadline. Request" in told
+        # So is the launch before it, by the keys alone.
+        browser.run("state.boxes.at(-1).canvas.focus()")
+        browser.press("ArrowUp", 38)
+        assert browser.run("state.pointed && document.activeElement.tagName") == "CANVAS"
         browser.press("ArrowLeft", 37)
         assert browser.run("state.back_s") > 0
         browser.press(" ", 32)
@@ -96,6 +198,18 @@ def test_the_page_shows_what_the_server_does(start, copied_examples, tmp_path):
         browser.run("[...document.querySelectorAll('#table button')].find((button) => button.innerText === 'digits').click()")
         browser.wait_for("document.querySelectorAll('#model canvas').length >= 3")
         assert browser.run("document.activeElement.id") == "model"
+        browser.wait_for("document.getElementById('missed').innerText.includes('None was late')")
+        # A what-if, by its sliders. It needs some requests, of which the rehearsal's thread hears now and then.
+        for _ in range(30):
+            assert infer(server).status_code == 200
+        while requests.get(f"{server.url}/v2/what-if", timeout=60).status_code == 503:
+            time.sleep(0.05)
+        browser.run("(() => { const slider = document.getElementById('asked-rate'); slider.value = '1'; slider.dispatchEvent(new Event('input', {bubbles: true})); })()")
+        assert browser.run("document.getElementById('told-rate').innerText") == "2.00×"
+        browser.wait_for("document.getElementById('what-if-status').innerText.includes('2.00× the rate')")
+        browser.run("document.querySelector('#asked button[type=reset]').click()")
+        browser.wait_for("document.getElementById('what-if-status').innerText.includes('Now, measured: 100%')")
+        assert browser.run("document.querySelectorAll('#what-if-body canvas').length") == 1
         for name, options in {
             "light": {}, "dark": {"dark": True}, "zoom": {"width": 1600, "height": 1125, "scale": 0.8}, "phone": {"width": 390, "height": 844, "scale": 2, "mobile": True},
         }.items():
@@ -116,15 +230,18 @@ def test_the_page_says_why_a_model_is_missing_and_what_was_dropped(start, copied
         browser.look()
         browser.open(f"{server.url}/ui")
         browser.wait_for("document.getElementById('table') && state.samples.length >= 2")
-        body = zeros(server, "mlp")
-        for _ in range(20):
-            assert infer(server, "mlp", body).status_code != 200
+        for number in range(20):
+            assert infer(server, "mlp", zeros(server, "mlp", id=f"<img src=x onerror=alert({number})>")).status_code != 200
         browser.wait_for(f"({cell('mlp', 9)} || '').includes('deadline_impossible')")
         browser.wait_for(f"({tile('Worst model')} || '').startsWith('mlp')")
         assert browser.run(cell("broken", 1)) == "unavailable"
         assert "broken" in browser.run(cell("broken", 9)), "the reason"
         browser.run("[...document.querySelectorAll('#table button')].find((button) => button.innerText === 'mlp').click()")
         browser.wait_for("document.getElementById('model').innerText.includes('one run alone takes longer than the deadline leaves')")
+        # The last requests that missed, with the clients' ids as text.
+        browser.wait_for("document.querySelector('#missed tbody tr')?.innerText.includes('<img src=x onerror=alert(19)>')")
+        assert browser.run("document.querySelectorAll('#missed tbody tr').length") == 20
+        assert browser.run("document.querySelectorAll('#missed img').length") == 0
         keep(browser, "trouble")
         assert not browser.troubles, browser.troubles
 
@@ -151,3 +268,49 @@ def test_the_page_asks_for_a_key_where_the_server_does(start, copied_examples, t
                 assert browser.run("state.samples.length") == 0
         browser.wait_for(f"({cell('digits', 1)}) === 'ready'")
         assert browser.run("document.getElementById('login').hidden")
+
+
+@needs_browser
+def test_the_page_shows_pipelines_and_tenants(start, repository, tmp_path, binary):
+    ensembles.chain(repository)
+    keys = tmp_path / "keys.toml"
+    keys.write_text("[tenants.search]\nshare = 0.75\nquota = 0.9\n")
+
+    def key(name, *flags):
+        added = subprocess.run([binary, "key", "add", keys, name, *flags], check=True, capture_output=True, text=True)
+        return added.stdout.split()[-1]
+
+    asks, reads = key("search", "--tenant", "search"), key("board", "--scope", "read")
+    server = start(repository, "--api-keys", str(keys), "--slo-ms", "chain=3600000", "--profiling-budget", "0", engine="rten")
+    body = {"inputs": [{"name": "in", "datatype": "FP32", "shape": [1, 4], "data": [0.0, 1.0, 2.0, 3.0]}]}
+
+    def infer_chain():
+        answer = requests.post(f"{server.url}/v2/models/chain/infer", json=body, timeout=60, headers={"Authorization": f"Bearer {asks}"})
+        assert answer.status_code == 200, answer.text
+
+    infer_chain()
+    live = requests.get(f"{server.url}/v2/live", timeout=60, headers={"Authorization": f"Bearer {reads}"}).json()
+    chain = next(model for model in live["models"] if model["model"] == "chain")
+    assert [step["model"] for step in chain["steps"]] == ["plus1", "plus10", "plus100"] and all(step["done"] == 1 for step in chain["steps"])
+    assert abs(sum(step["share"] for step in chain["steps"]) - 1) < 1e-9
+    search, others = live["tenants"]
+    assert (search["tenant"], search["share"], search["quota"]) == ("search", 0.75, 0.9)
+    assert (others["tenant"], others["share"], others["quota"]) == ("others", 0.25, None)
+    # Each step is a request of its model, and the whole is one of the ensemble.
+    assert search["within"] + search["beyond"] >= 3 and search["device_s"] > 0
+    with Browser(tmp_path) as browser:
+        browser.look()
+        browser.open(f"{server.url}/ui")
+        browser.wait_for("document.getElementById('login')?.hidden === false")
+        browser.run(f"document.getElementById('key').value = '{reads}'; document.querySelector('#login button').click()")
+        browser.wait_for("state.samples.length >= 2")
+        while not browser.run("document.querySelectorAll('#pipelines .parts span').length === 3"):
+            infer_chain()
+        assert "plus10" in browser.run("document.querySelector('#pipelines table').innerText")
+        assert "search" in browser.run("document.querySelector('#tenants table').innerText")
+        for name, options in {"pipelines": {}, "pipelines-dark-phone": {"dark": True, "width": 390, "height": 844, "scale": 2, "mobile": True}}.items():
+            browser.look(**options)
+            browser.run("new Promise((done) => setTimeout(done, 1200))")
+            keep(browser, name)
+            assert browser.run("document.documentElement.scrollWidth <= innerWidth"), f"{name}: the page is wider than its window"
+        assert not [trouble for trouble in browser.troubles if "401" not in str(trouble)], browser.troubles

@@ -171,7 +171,7 @@ pub struct Args {
     #[command(flatten)]
     pub html: Html,
 
-    /// Print only the table, no progress.
+    /// Print only the table, no progress. Without a terminal there is no progress anyway.
     #[arg(short, long)]
     pub quiet: bool,
 }

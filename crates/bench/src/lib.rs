@@ -15,6 +15,7 @@ pub mod interrupt;
 pub mod load;
 pub mod results;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -38,16 +39,18 @@ pub const NOTHING_ANSWERED: u8 = 3;
 pub fn run(args: Args) -> Result<ExitCode> {
     let plan = Plan::resolve(&args)?;
     interrupt::watch(plan.interrupted.clone())?;
+    // Progress is for people who wait, and not for files.
+    let quiet = args.quiet || !std::io::stderr().is_terminal();
     let report = match &plan.search {
         Some(search) => {
-            let (outcome, found) = load::capacity::search(&plan, search, args.quiet)?;
+            let (outcome, found) = load::capacity::search(&plan, search, quiet)?;
             Report::new(&plan, &outcome, Some(found))
         }
         None => {
             let mut seconds = 0;
             let outcome = load::run::run(&plan, &plan.pace, load::run::Hopeless::default(), &mut |now| {
                 let passed = now.as_nanos() / 1_000_000_000;
-                if !args.quiet && passed >= seconds + 5 {
+                if !quiet && passed >= seconds + 5 {
                     seconds = passed;
                     note(format_args!("{passed} s"));
                 }

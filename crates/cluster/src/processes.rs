@@ -10,6 +10,7 @@ use anyhow::{Context, ensure};
 use downbeat_core::Duration as Span;
 use downbeat_core::pages::Pointer;
 use downbeat_frontend::connections::{self, Stage};
+use downbeat_frontend::metrics_port::MetricsText;
 use downbeat_frontend::ports::{Answering, Ports, Signals, leave};
 use downbeat_host::scheduler::WAKE_MARGIN;
 use downbeat_models::preprocess::Preprocessing;
@@ -24,6 +25,7 @@ use downbeat_service::options::ServerOptions;
 use downbeat_service::options::cluster_options::{ClusterOptions, FRONTEND_PORT, SCHEDULER_PORT, UcxUse};
 use downbeat_service::report::autoscale::AutoscaleWatch;
 use downbeat_service::start::start;
+use downbeat_service::traces::Traces;
 use tokio::sync::{mpsc, watch};
 
 use crate::backend::backend_offer::OfferMaker;
@@ -48,6 +50,8 @@ use crate::wire::ucx::Ucx;
 const LONGEST_NAMES: usize = 900;
 /// How often a backend checks whether its offer has changed.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
+/// How long the last traces of a frontend may take.
+const TRACES_END_WITHIN: Duration = Duration::from_millis(2_000);
 /// The most bytes of tensors in a frame to a scheduler, which gets none, and the most that wait for
 /// one of its peers.
 const SCHEDULER_BYTES: u64 = 256 << 20;
@@ -177,6 +181,8 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let (clock, budget) = (Clock::start(), budget(&options));
     let metrics = Arc::new(Metrics::new()?.detailed_for(options.metrics_detailed_models));
     ports.count_in(metrics.registry())?;
+    let traces = Traces::new(clock, &options.traces)?;
+    downbeat_telemetry::start(&traces, &options.server_name, metrics.registry())?;
     let cluster = &options.cluster;
     let identity = identity(draw_node(), Role::Frontend, cluster)?;
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
@@ -204,7 +210,8 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let (events, _) = node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
     let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena)));
     let scraped = serving.clone();
-    let answering = Answering { budget, gpus: Vec::new(), metrics: Arc::new(move || scraped.metrics()) };
+    let metrics: MetricsText = Arc::new(move || scraped.metrics());
+    let answering = Answering { budget, gpus: Vec::new(), metrics, traces: traces.clone() };
     let (stage, stages) = watch::channel(Stage::Serving);
     let frontends = ports.answer(&options, serving.clone(), answering, &stages)?;
     let mut signals = Signals::new()?;
@@ -216,6 +223,8 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     serving.start_draining();
     let finished =
         leave(&stage, frontends, &mut signals, grace, options.drain_timeout.into(), || serving.is_idle()).await;
+    let flushed = tokio::task::spawn_blocking(move || traces.flush());
+    let _ = tokio::time::timeout(TRACES_END_WITHIN, flushed).await;
     match finished && serving.is_idle() {
         true => tracing::info!("stopped"),
         false => tracing::warn!("stopped with requests unfinished"),

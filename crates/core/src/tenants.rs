@@ -15,7 +15,6 @@
 //! the model plans with. A burst would thus cost the requests within. A queue of requests within a
 //! share decides as if there were no others. The price: requests within and beyond share no batch.
 
-use crate::cluster::staggered_batch;
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
@@ -191,37 +190,4 @@ impl Ledger {
 pub fn largest_lent_batch(profile: &LatencyProfile, max_batch: u32, shortest_slo: Duration, devices: u32) -> u32 {
     let longest = Duration::from_nanos(shortest_slo.as_nanos() / 2).saturating_mul(u64::from(devices));
     profile.largest_up_to(max_batch, longest).max(1)
-}
-
-/// The device time that an item of one model is charged.
-///
-/// An item is charged a part of a batch of *typical* size. At that size batches keep up with the
-/// arrivals when the devices are busy ([`staggered_batch`]). On idle devices batches leave early
-/// and small, and such an item takes more time. Nobody needs that time, so that it is not charged.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ItemCost(Duration);
-
-impl ItemCost {
-    /// The cost of an item with this profile. `budget`: the time from a request's arrival to its
-    /// deadline; [`Duration::MAX`]: none.
-    pub fn new(profile: &LatencyProfile, max_batch: u32, budget: Duration, devices: u32) -> Self {
-        let typical = match budget {
-            Duration::MAX => max_batch,
-            budget => staggered_batch(profile, max_batch, budget, None, devices),
-        };
-        let typical = typical.max(1);
-        ItemCost(Duration::from_nanos(profile.latency(typical).as_nanos() / u64::from(typical)))
-    }
-
-    /// The cost of a request of `size` items.
-    pub fn of(self, size: u32) -> Duration {
-        self.0.saturating_mul(u64::from(size))
-    }
-
-    /// The cost of a request of `size` items whose batch took `took` in place of `expected`.
-    pub fn corrected(self, size: u32, took: Duration, expected: Duration) -> Duration {
-        let nanos = u128::from(self.of(size).as_nanos()) * u128::from(took.as_nanos());
-        let nanos = nanos / u128::from(expected.as_nanos().max(1));
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-    }
 }

@@ -65,6 +65,7 @@ enum Command {
     WhatIf(commands::what_if_command::WhatIfArgs),
     Advise(commands::what_if_command::AdviseArgs),
     Timeline(commands::timeline_command::TimelineArgs),
+    Top(commands::top::TopArgs),
     #[command(subcommand)]
     Key(commands::key_command::KeyCommand),
     Man(commands::manual::ManArgs),
@@ -156,6 +157,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Simulate(command) => Ok(commands::simulate::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Engine(command) => Ok(commands::engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Timeline(args) => Ok(commands::timeline_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Top(args) => Ok(commands::top::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Key(command) => Ok(commands::key_command::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Man(args) => Ok(commands::manual::write_pages(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),
         Command::Completions(args) => {

@@ -4,6 +4,7 @@
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Args;
 use downbeat_bench::interrupt;
@@ -46,6 +47,24 @@ impl RunOutput {
         Progress::new(self.quiet)
     }
 }
+
+/// Does a piece of work whose length is unknown. On a terminal, a line on standard error names the work
+/// and the time so far, unless `quiet`.
+pub fn waiting<T>(quiet: bool, what: &str, work: impl FnOnce() -> T) -> T {
+    if quiet || !std::io::stderr().is_terminal() {
+        return work();
+    }
+    let style =
+        ProgressStyle::with_template("{spinner} {msg}, {elapsed}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let spinner = ProgressBar::new_spinner().with_style(style).with_message(what.to_owned());
+    spinner.enable_steady_tick(TICK);
+    let done = work();
+    spinner.finish_and_clear();
+    done
+}
+
+/// How often the line of [`waiting`] changes.
+const TICK: Duration = Duration::from_millis(200);
 
 /// Shows the progress of runs, and watches for Ctrl-C. The first Ctrl-C ends the runs with the
 /// results so far, a second one ends the process.

@@ -20,7 +20,7 @@ use futures_util::StreamExt;
 use crate::shared_memory::SharedMemory;
 
 /// The extensions that every server has, as the server metadata names them.
-const EXTENSIONS: [&str; 8] = [
+const EXTENSIONS: [&str; 10] = [
     "classification",
     "model_repository",
     "schedule_policy",
@@ -29,6 +29,8 @@ const EXTENSIONS: [&str; 8] = [
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
+    "logging",
 ];
 
 /// The extensions that a server with this shared memory has, as the server metadata names them.

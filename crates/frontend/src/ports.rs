@@ -9,6 +9,7 @@ use anyhow::Context;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::service::Service;
+use downbeat_service::traces::Traces;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -53,6 +54,8 @@ pub struct Answering {
     pub gpus: Vec<u32>,
     /// The answer at `/metrics`.
     pub metrics: MetricsText,
+    /// Traces of requests, and their settings.
+    pub traces: Arc<Traces>,
 }
 
 impl Ports {
@@ -116,7 +119,7 @@ impl Ports {
         self,
         options: &ServerOptions,
         service: Arc<S>,
-        Answering { budget, gpus, metrics }: Answering,
+        Answering { budget, gpus, metrics, traces }: Answering,
         stages: &watch::Receiver<Stage>,
     ) -> anyhow::Result<Vec<JoinHandle<()>>> {
         if let Some(access) = &self.access {
@@ -130,6 +133,7 @@ impl Ports {
             budget: budget.clone(),
             allow_host: options.allow_host.clone(),
             access: self.access.clone(),
+            traces: traces.clone(),
         };
         let connections = self.connections;
         if let Some((listener, address)) = self.management {
@@ -149,7 +153,7 @@ impl Ports {
             tracing::info!(%address, "gRPC");
             let max_message_bytes = options.max_grpc_message_bytes;
             let access = self.access;
-            let grpc_options = GrpcOptions { max_message_bytes, budget, access, ..GrpcOptions::default() };
+            let grpc_options = GrpcOptions { max_message_bytes, budget, access, traces, ..GrpcOptions::default() };
             frontends.push(tokio::spawn(grpc::serve(
                 listener,
                 connections,

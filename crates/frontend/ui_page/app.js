@@ -17,7 +17,7 @@ const REASONS = {
 const NOT_MISSED = ["cancelled", "unloaded", "engine_error", "run_ended", "lost"];
 
 const $ = (id) => document.getElementById(id);
-const state = { samples: [], history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
+const state = { samples: [], history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, missed: null, pointed: null, rules: {}, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
 
 // -- figures
 
@@ -121,6 +121,14 @@ async function look() {
   // All that the server remembers at first, and then what is new since the last answer.
   const since_s = last && state.launches.size ? (live.now_ns - state.clock) / 1e9 + 0.5 : PAST_S;
   take_launches(await ask("/v2/timeline?seconds=" + Math.min(PAST_S, Math.max(0.5, since_s))));
+  if (state.chosen) await look_at_missed(live.by_key.get(state.chosen));
+}
+
+// The requests of the chosen model that missed. A model that is not in service has none.
+async function look_at_missed(model) {
+  const path = model && `/v2/models/${encodeURIComponent(model.model)}${model.version ? "/versions/" + encodeURIComponent(model.version) : ""}/missed`;
+  const told = await (path ? ask(path) : Promise.reject(new Error("the model is gone"))).catch((error) => ({ error: error.message, requests: [] }));
+  if (model && state.chosen === key_of(model)) state.missed = told;
 }
 
 function take_launches(timeline) {
@@ -134,6 +142,7 @@ function take_launches(timeline) {
     for (const [key, launch] of device) if (timeline.now_ns - launch.end_ns > 1e9 * PAST_S) device.delete(key);
   }
   state.clock = timeline.now_ns;
+  state.rules = timeline.rules;
 }
 
 // -- drawing
@@ -170,7 +179,8 @@ function draw_tiles(live) {
   );
 }
 
-// A chart that keeps its place and takes new data. `lines`: label, color, and whether it is dashed.
+// A chart that keeps its place and takes new data. `lines`: label, color, and whether it is dashed (true) or
+// has points alone ("points").
 function chart(where, id, title, lines, data, unit, options = {}) {
   let known = state.charts.get(id);
   const shape = JSON.stringify([lines, matchMedia("(prefers-color-scheme: dark)").matches]);
@@ -189,7 +199,8 @@ function chart(where, id, title, lines, data, unit, options = {}) {
       scales: { x: { time: !options.numbers, ...(options.x || {}) }, y: { range: (_, low, high) => [0, options.most || Math.max(high * 1.1, options.least || 1e-9)] } },
       axes: [{ ...axis, values: options.ticks }, { ...axis, size: 62, values: (_, splits) => splits.map(unit) }],
       series: [{ label: options.x_label || "time" }, ...lines.map(([label, color, dashed]) => ({
-        label, stroke: color, width: 2, dash: dashed ? [6, 4] : undefined, spanGaps: true, points: { show: false }, value: (_, value) => (value === null || value === undefined ? "" : unit(value)),
+        label, stroke: color, width: 2, dash: dashed === true ? [6, 4] : undefined, spanGaps: true,
+        points: dashed === "points" ? { show: true, size: 11, fill: color, stroke: style("--ground") } : { show: false }, value: (_, value) => (value === null || value === undefined ? "" : unit(value)),
         ...(options.bars ? { paths: uPlot.paths.bars({ size: [0.8, 60] }), fill: color } : {}),
       }))],
     }, data, box.children[1]);
@@ -255,9 +266,12 @@ function draw_timelines() {
     if (!box.children.length) {
       const canvas = element("canvas");
       canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-describedby", "launch");
+      canvas.tabIndex = 0;
       box.append(element("h3", "Device " + number), canvas);
       canvas.addEventListener("pointermove", point);
       canvas.addEventListener("pointerdown", point);
+      canvas.addEventListener("keydown", step_to_launch);
     }
     return [box, number, device, rows];
   });
@@ -304,6 +318,8 @@ function draw_device(canvas, number, device, rows, begin, end) {
     }
     state.boxes.push({ canvas, left, top, right: left + Math.max(wide, 3), launch });
   }
+  const pointed = state.boxes.find((box) => box.canvas === canvas && same_launch(box.launch, state.pointed));
+  if (pointed) draw_pointed(pen, pointed, x, height);
   pen.fillStyle = style("--quiet");
   const seconds = (end - begin) / 1e9;
   for (let place = 0; place <= 4; place++) {
@@ -316,17 +332,77 @@ function draw_device(canvas, number, device, rows, begin, end) {
   canvas.setAttribute("aria-label", `Device ${number}: ${shown} launches on ${rows.size} lanes in ${seconds} s`);
 }
 
+const same_launch = (one, other) => other && one.row === other.row && one.batch === other.batch && one.begin_ns === other.begin_ns;
+
+// The outline of the launch that is pointed at, and its earliest deadline on the axis of time.
+function draw_pointed(pen, { left, top, right, launch }, x, height) {
+  pen.strokeStyle = style("--text");
+  pen.lineWidth = 2;
+  pen.strokeRect(left - 1, top - 1, right - left + 2, 20);
+  pen.lineWidth = 1;
+  if (!launch.deadline_ns) return;
+  const at = x(launch.deadline_ns), late = launch.end_ns > launch.deadline_ns;
+  pen.strokeStyle = pen.fillStyle = style(late ? "--bad" : "--good");
+  pen.setLineDash([4, 3]);
+  pen.beginPath();
+  pen.moveTo(at, 0);
+  pen.lineTo(at, height - 16);
+  pen.moveTo(right, top + 9);
+  pen.lineTo(at, top + 9);
+  pen.stroke();
+  pen.setLineDash([]);
+  pen.beginPath();
+  pen.moveTo(at - 5, 0);
+  pen.lineTo(at + 5, 0);
+  pen.lineTo(at, 8);
+  pen.fill();
+}
+
+function show_launch(launch) {
+  state.pointed = launch;
+  $("launch").textContent = describe(launch);
+  draw_timelines();
+}
+
+// The arrow keys up and down go from launch to launch of a device that has the focus.
+function step_to_launch(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !["ArrowUp", "ArrowDown"].includes(event.key)) return;
+  event.preventDefault();
+  if (!state.paused) pause();
+  const shown = state.boxes.filter((box) => box.canvas === event.currentTarget).map((box) => box.launch).sort((a, b) => a.begin_ns - b.begin_ns || a.batch - b.batch);
+  const place = shown.findIndex((launch) => same_launch(launch, state.pointed));
+  const next = place < 0 ? shown.length - 1 : place + (event.key === "ArrowDown" ? 1 : -1);
+  if (shown[next]) show_launch(shown[next]);
+}
+
 function point(event) {
   const box = event.currentTarget.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
   const found = state.boxes.find((one) => one.canvas === event.currentTarget && x >= one.left - 1 && x <= one.right + 1 && y >= one.top && y <= one.top + 18);
-  if (found) $("launch").textContent = describe(found.launch);
+  if (found && !same_launch(found.launch, state.pointed)) show_launch(found.launch);
 }
 
 function describe(launch) {
   const took = (launch.end_ns - launch.begin_ns) / 1e6, ago = (state.clock - launch.end_ns) / 1e9;
   const padding = launch.computed_rows > launch.rows ? ` (${launch.computed_rows} were computed)` : "";
   const steps = (launch.steps || []).map((step) => `step ${step.step} of ${step.pipeline} #${step.request}`).join(", ");
-  return `${launch.model} version ${launch.version}, lane ${launch.lane}, policy ${launch.policy}: batch ${launch.granted ?? launch.batch} of ${launch.rows} items${padding} ran for ${milliseconds(took)} and ended ${fixed(Math.max(0, ago), 2)} s ago${steps ? "; " + steps : ""}.`;
+  const ran = `${launch.model} version ${launch.version}, lane ${launch.lane}, policy ${launch.policy}: batch ${launch.granted ?? launch.batch} of ${launch.rows} items${padding} ran for ${milliseconds(took)} and ended ${fixed(Math.max(0, ago), 2)} s ago${steps ? "; " + steps : ""}.`;
+  const more = launch.members - launch.requests.length;
+  const requests = `Request${launch.members === 1 ? "" : "s"} ${launch.requests.map((number) => "r" + number).join(", ")}${more > 0 ? ` and ${more} more` : ""}.`;
+  return [ran, why_then(launch), deadline_of(launch), requests].filter(Boolean).join(" ");
+}
+
+// Why the batch left when it did, by the rule that the scheduler named.
+function why_then({ left, granted, policy, begin_ns }) {
+  if (!left) return granted === undefined ? `The device policy ${policy} made the batch.` : "The scheduler of another process let the batch leave.";
+  const waited = left.rule === "device" && left.window_ns ? ` (since ${milliseconds(Math.max(0, begin_ns - left.window_ns) / 1e6)} before it began)` : "";
+  const behind = left.behind ? ` ${left.behind} items stayed in the queue.` : "";
+  return `It left then because ${state.rules[left.rule] || left.rule}${waited}.${behind}`;
+}
+
+function deadline_of({ deadline_ns, end_ns }) {
+  if (!deadline_ns) return "None of its requests has a deadline.";
+  const left = (deadline_ns - end_ns) / 1e6;
+  return `It ended ${milliseconds(Math.abs(left))} ${left < 0 ? "after" : "before"} its earliest deadline.`;
 }
 
 // -- models
@@ -368,20 +444,24 @@ const middle = (bounds, place) => (place === 0 ? 1 : place >= bounds.length ? bo
 
 function choose(key) {
   state.chosen = state.chosen === key ? null : key;
+  state.missed = null;
   for (const id of [...state.charts.keys()].filter((id) => id.startsWith("model-"))) {
     state.charts.get(id).plot.destroy();
     state.charts.delete(id);
   }
   $("model").replaceChildren();
   draw();
-  if (state.chosen) $("model").focus();
+  if (!state.chosen) return;
+  $("model").focus();
+  look_at_missed(state.samples.at(-1).by_key.get(key)).then(draw);
 }
 
 function draw_model(live) {
   const model = live.by_key.get(state.chosen);
   if (!model || state.samples.length < 3) return;
-  if (!$("model").children.length) $("model").append(element("h3", name_of(model)), element("p"), element("div", undefined, { className: "charts" }));
+  if (!$("model").children.length) $("model").append(element("h3", name_of(model)), element("p"), element("div", undefined, { className: "charts" }), element("div", undefined, { className: "wide", id: "missed", tabIndex: 0 }));
   const [, about, charts] = $("model").children;
+  draw_missed();
   about.textContent = `Policy ${model.policy || "none"}, at most ${model.max_batch} items in a batch, ${model.slo_ms === null ? "no SLO" : "SLO " + milliseconds(model.slo_ms)}.`;
   const [blue, orange] = COLORS;
   const pair = (before, now) => [before.by_key.get(state.chosen), now.by_key.get(state.chosen)];
@@ -412,12 +492,158 @@ function draw_model(live) {
   }
 }
 
+// The last requests of the chosen model that missed. Ids are the clients' text: they become text nodes.
+function draw_missed() {
+  const told = state.missed, where = $("missed");
+  if (!told) return;
+  const shape = JSON.stringify(told);
+  if (where.dataset.shape === shape) return;
+  where.dataset.shape = shape;
+  const title = element("h3", "The last requests that missed");
+  if (!told.requests.length) {
+    where.replaceChildren(title, element("p", told.error ? `They are not known: ${told.error}` : "None was late, dropped, refused or failed since the model was loaded."));
+    return;
+  }
+  const of = (left) => (left === null ? "none" : `${milliseconds(Math.abs(left))} ${left < 0 ? "late" : "left"}`);
+  const table = table_of("The last requests that missed", ["-request", "ended", "took", "deadline", "-reason", "-why"], told.requests.map((request) => [
+    request.id || request.trace || (request.number === undefined ? "no id" : "r" + request.number), new Date(request.ended_ms).toLocaleTimeString(), milliseconds(request.took_ms), of(request.left_ms), request.reason, request.why,
+  ]));
+  told.requests.forEach((request, place) => {
+    const { cells } = table.tBodies[0].rows[place];
+    if (request.trace) cells[0].title = "trace " + request.trace;
+    if (request.left_ms !== null && request.left_ms < 0) cells[3].className = "bad";
+    cells[4].title = REASONS[request.reason] || "";
+    if (request.command) cells[5].append(element("br"), element("code", request.command, { title: "Add the folder of --decision-log, unless it is `decisions`" }));
+  });
+  where.replaceChildren(title, table);
+}
+
+// -- pipelines and tenants
+
+// A table with a caption. `heads`: names; names that begin with "-" are of texts.
+function table_of(label, heads, rows) {
+  const table = element("table"), [thead, tbody] = [element("thead"), element("tbody")], head = element("tr");
+  table.setAttribute("aria-label", label);
+  const is_text = heads.map((name) => name.startsWith("-"));
+  head.append(...heads.map((name, place) => element("th", name.replace(/^-/, ""), { scope: "col", className: is_text[place] ? "text" : "" })));
+  thead.append(head);
+  for (const cells of rows) {
+    const row = element("tr");
+    row.append(...cells.map((cell, place) => element("td", cell, { className: is_text[place] ? "text" : "" })));
+    tbody.append(row);
+  }
+  table.append(thead, tbody);
+  return table;
+}
+
+// What a step did in the last minute.
+function step_lately(model, place) {
+  const now = state.samples.at(-1), from = state.samples.find((sample) => now.wall_ms - sample.wall_ms <= 60500);
+  const step = model.steps[place], before = from && from !== now ? from.by_key.get(key_of(model))?.steps?.[place] : undefined;
+  const less = (figure) => Math.max(0, step[figure] - (before ? before[figure] : 0));
+  return Object.fromEntries(["done", "waited_s", "ran_s", "dropped", "failed"].map((figure) => [figure, less(figure)]));
+}
+
+function draw_pipelines(live) {
+  const pipelines = live.models.filter((model) => model.steps);
+  $("pipelines").hidden = !pipelines.length;
+  $("pipelines-body").replaceChildren(...pipelines.map((model) => {
+    const lately = model.steps.map((_, place) => step_lately(model, place));
+    const times = lately.map((step) => (step.done ? (1000 * (step.waited_s + step.ran_s)) / step.done : 0)), all = sum(times) || 1;
+    const box = element("div", undefined, { className: "device" }), bar = element("div", undefined, { className: "parts" });
+    const wide = element("div", undefined, { className: "wide" });
+    model.steps.forEach((step, place) => {
+      const part = element("span", `${place} ${step.model}`, { title: `step ${place}, ${step.model}: ${milliseconds(times[place])} of ${milliseconds(all)}` });
+      part.style.flexGrow = times[place];
+      part.style.background = color_of(step.model);
+      if (times[place]) bar.append(part);
+    });
+    const budget = (step) => `${fixed(100 * step.share, 0)}%${model.slo_ms === null ? "" : " = " + milliseconds(step.share * model.slo_ms)}`;
+    const mean = (step, figure) => (step.done ? milliseconds((1000 * step[figure]) / step.done) : "");
+    wide.append(table_of(`Steps of ${name_of(model)}, last minute`, ["-step", "-model", "share of the budget", "mean wait", "mean run", "share of the time", "done", "dropped", "failed"], model.steps.map((step, place) => [
+      String(place), step.model, budget(step), mean(lately[place], "waited_s"), mean(lately[place], "ran_s"), lately[place].done ? fixed((100 * times[place]) / all, 0) + "%" : "",
+      String(lately[place].done), String(lately[place].dropped), String(lately[place].failed),
+    ])));
+    box.append(element("h3", name_of(model)), element("p", `${model.slo_ms === null ? "No SLO" : "SLO " + milliseconds(model.slo_ms)}. Where the time of its requests went in the last minute:`), bar, wide);
+    return box;
+  }));
+}
+
+function draw_tenants(live) {
+  const tenants = live.tenants || [];
+  $("tenants").hidden = !tenants.length;
+  if (!tenants.length) return;
+  const now = state.samples.at(-1), from = state.samples.find((sample) => now.wall_ms - sample.wall_ms <= 60500);
+  const seconds = Math.max(1e-3, (now.wall_ms - from.wall_ms) / 1000), devices = live.device_busy_s.length || 1;
+  const rows = tenants.map((tenant) => {
+    const before = from === now ? tenant : (from.tenants || []).find((other) => other.tenant === tenant.tenant);
+    const less = (figure) => Math.max(0, tenant[figure] - (before ? before[figure] : 0));
+    const percents = (share) => fixed(100 * share, 1) + "%";
+    return [tenant.tenant, percents(tenant.share), tenant.quota === null ? "none" : percents(tenant.quota), percents(less("device_s") / seconds / devices), per_s(less("within") / seconds), per_s(less("beyond") / seconds), String(less("refused"))];
+  });
+  $("tenants-body").replaceChildren(table_of("Tenants, last minute", ["-tenant", "share", "quota", "use of the devices", "within its share", "beyond", "refused"], rows));
+}
+
+// -- what if
+
+const asked_factor = (id) => 2 ** Number($(id).value);
+const times = (factor) => `${factor >= 10 ? fixed(factor, 0) : fixed(factor, 2)}×`;
+
+function tell_asked() {
+  for (const name of ["rate", "slo"]) $("told-" + name).textContent = times(asked_factor("asked-" + name));
+  const devices = $("asked-devices");
+  $("told-devices").textContent = devices.dataset.is_set ? devices.value : "as now";
+}
+
+function asked_path() {
+  const devices = $("asked-devices"), query = new URLSearchParams({ rate: fixed(asked_factor("asked-rate"), 4), slo: fixed(asked_factor("asked-slo"), 4) });
+  if (devices.dataset.is_set) query.set("devices", devices.value);
+  if ($("asked-policy").value) query.set("policy", $("asked-policy").value);
+  return "/v2/what-if?" + query;
+}
+
+async function ask_what_if() {
+  clearTimeout(state.asking);
+  const turn = (state.asked = (state.asked || 0) + 1);
+  $("what-if-status").className = "";
+  $("what-if-status").textContent = "asking …";
+  try {
+    const told = await ask(asked_path());
+    if (turn === state.asked) draw_what_if(told);
+  } catch (error) {
+    if (turn !== state.asked) return;
+    $("what-if-status").className = "bad";
+    $("what-if-status").textContent = error.message;
+  }
+}
+
+function draw_what_if(told) {
+  state.what_if = told;
+  const live = state.samples.at(-1), measured = live ? attainment(live.models.filter((model) => !model.ensemble), Math.min(300, Math.max(10, told.span_s))) : null;
+  const devices = $("asked-devices"), most = Math.max(8, 4 * told.present_devices, told.devices);
+  if (Number(devices.max) < most) devices.max = String(most);
+  if (!devices.dataset.is_set) devices.value = String(told.present_devices);
+  if ($("asked-policy").options.length === 1) $("asked-policy").append(...told.policies.map((name) => element("option", name, { value: name })));
+  const is_here = told.slo === 1 && told.devices === told.present_devices && told.policy === "as served";
+  const point = told.curve.find((point) => point.rate === told.rate) || told.curve[0], here = told.curve.find((point) => point.rate === 1);
+  const rates = [...new Set([...told.curve.map((point) => point.rate), 1])].sort((a, b) => a - b);
+  const at = (rate, figure) => told.curve.find((point) => point.rate === rate)?.[figure] ?? null;
+  const data = [rates, rates.map((rate) => at(rate, "attainment")), rates.map((rate) => at(rate, "worst")), rates.map((rate) => (rate === told.rate ? point.attainment : null)), rates.map((rate) => (rate === 1 ? measured : null))];
+  const lines = [["all requests", COLORS[0]], ["worst model", COLORS[1], true], ["asked", style("--bad"), "points"], ["you are here (measured)", style("--good"), "points"]];
+  const note = `${told.requests} requests of ${fixed(told.span_s, 1)} s, replayed in ${fixed(told.took_ms, 0)} ms${told.complete ? "" : "; the time was too short for all rates"}. ${told.notes.join(" ")}`;
+  chart($("what-if-body"), "what-if", "Share of requests in time, over the rate", lines, data, (value) => fixed(100 * value, 0) + "%", { numbers: true, most: 1.02, x_label: "rate", ticks: (_, splits) => splits.map(times), note });
+  $("what-if-body").querySelector("p").textContent = note;
+  const setting = `${times(told.rate)} the rate (${per_s(point.offered)}), ${told.devices} device${told.devices === 1 ? "" : "s"}, SLO ${times(told.slo)}, policy ${told.policy}`;
+  $("what-if-status").textContent = `With ${setting}: ${percent(point.attainment)} in time, worst ${point.worst_model} ${percent(point.worst)}, devices ${fixed(100 * point.busy, 0)}% busy.` +
+    (is_here && here && measured !== null ? ` Now, measured: ${percent(measured)}; simulated: ${percent(here.attainment)}.` : "");
+}
+
 // -- the cluster
 
 async function draw_cluster() {
   const where = $("cluster-body"), live = state.samples.at(-1);
-  if (!live) return;
-  if (!live.in_cluster) {
+  // A frontend of a cluster has no figures of models, and knows its cluster.
+  if (live && !live.in_cluster) {
     where.replaceChildren(element("p", "This server is in no cluster."));
     return;
   }
@@ -429,6 +655,18 @@ async function draw_cluster() {
       element("ul"),
     );
     where.lastChild.append(...peers.map((peer) => element("li", peer)));
+    const us = (value) => milliseconds(value / 1000), more = [];
+    if (cluster.sub_clusters?.length) more.push(table_of("Sub-clusters", ["-sub-cluster", "-models", "-backends"], cluster.sub_clusters.map((sub, place) => [
+      String(place), sub.models.join(", "), sub.backends.map((backend) => backend.name + (backend.missing.length ? ` (lacks ${backend.missing.join(", ")})` : "")).join(", "),
+    ])));
+    if (cluster.budgets?.length) more.push(table_of("Network budgets", ["-model", "-backends", "a batch", "an item", "the reply"], cluster.budgets.map((budget) => [
+      `${budget.model} ${budget.version}`, budget.backends.join(", "), us(budget.control_us), us(budget.data_us), us(budget.reply_us),
+    ])));
+    where.append(...more.flatMap((table) => {
+      const wide = element("div", undefined, { className: "wide" });
+      wide.append(table);
+      return [element("h3", table.getAttribute("aria-label")), wide];
+    }));
   } catch (error) {
     where.replaceChildren(element("p", `The cluster's state is not known: ${error.message}`));
   }
@@ -445,6 +683,8 @@ function draw() {
   draw_timelines();
   draw_table(live);
   if (state.chosen) draw_model(live);
+  draw_pipelines(live);
+  draw_tenants(live);
 }
 
 async function turn() {
@@ -458,6 +698,7 @@ async function turn() {
     } catch (error) {
       $("status").textContent = `no figures: ${error.message}`;
       $("status").className = "bad";
+      if (!state.samples.length && $("login").hidden) draw_cluster();
     }
   }
   setTimeout(turn, EVERY_MS);
@@ -484,11 +725,29 @@ addEventListener("DOMContentLoaded", () => {
   $("earlier").addEventListener("click", () => scroll(1));
   $("later").addEventListener("click", () => scroll(-1));
   addEventListener("resize", () => state.clock && draw_timelines());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.what_if && draw_what_if(state.what_if));
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "BUTTON"].includes(event.target.tagName)) return;
     if (event.key === " ") event.preventDefault(), pause();
     if (event.key === "ArrowLeft") scroll(1);
     if (event.key === "ArrowRight") scroll(-1);
+  });
+  $("asked").addEventListener("input", (event) => {
+    if (event.target.id === "asked-devices") event.target.dataset.is_set = "true";
+    tell_asked();
+    clearTimeout(state.asking);
+    state.asking = setTimeout(ask_what_if, 400);
+  });
+  $("asked").addEventListener("submit", (event) => {
+    event.preventDefault();
+    ask_what_if();
+  });
+  $("asked").addEventListener("reset", () => {
+    delete $("asked-devices").dataset.is_set;
+    setTimeout(() => {
+      tell_asked();
+      ask_what_if();
+    });
   });
   $("login").addEventListener("submit", (event) => {
     event.preventDefault();

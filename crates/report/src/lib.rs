@@ -14,7 +14,7 @@ mod style;
 mod table;
 mod timeline;
 
-pub use chart::{Axis, Cloud, Line, Scale, bars, escape, lines, predictions};
+pub use chart::{Axis, Cloud, Line, Mark, Scale, bars, escape, lines, marked, predictions};
 pub use output::{Html, Json, Out, note, out, say, show, write};
 pub use page::Page;
 pub use table::Table;

@@ -1,5 +1,6 @@
 //! An HTML page without external files.
 
+use crate::chart::LEGEND;
 use crate::escape;
 use crate::style::STYLE;
 use crate::table::Table;
@@ -35,6 +36,12 @@ impl Page {
         self.with(&format!("<p class=\"warn\"><strong>Note:</strong> {}</p>", escape(text)))
     }
 
+    /// Adds lines of a file, to be copied.
+    #[must_use]
+    pub fn code(self, text: &str) -> Self {
+        self.with(&format!("<pre>{}</pre>", escape(text.trim_end())))
+    }
+
     /// Adds a heading.
     #[must_use]
     pub fn heading(self, text: &str) -> Self {
@@ -49,10 +56,19 @@ impl Page {
         self.with(&format!("<dl class=\"facts\">{}</dl>", facts.iter().map(fact).collect::<String>()))
     }
 
-    /// Adds plots, beside each other where there is room.
+    /// Adds plots, beside each other where there is room. A legend that all of them share stands once,
+    /// below.
     #[must_use]
     pub fn plots(self, plots: &[String]) -> Self {
-        if plots.is_empty() { self } else { self.with(&format!("<div class=\"plots\">{}</div>", plots.concat())) }
+        if plots.is_empty() {
+            return self;
+        }
+        let legend = common_legend(plots);
+        let drawn: String = match legend {
+            Some(legend) => plots.iter().map(|plot| plot.replace(legend, "")).collect::<String>() + legend,
+            None => plots.concat(),
+        };
+        self.with(&format!("<div class=\"plots\">{drawn}</div>"))
     }
 
     /// Adds a table under a heading.
@@ -72,9 +88,32 @@ impl Page {
     }
 }
 
+/// The legend of several plots, if all that have one have the same.
+fn common_legend(plots: &[String]) -> Option<&str> {
+    let legend = |plot: &'_ String| Some(plot.find(LEGEND)?..plot.rfind("</figure>")?);
+    let legends: Vec<&str> = plots.iter().filter_map(|plot| plot.get(legend(plot)?)).collect();
+    let (first, others) = legends.split_first()?;
+    (!others.is_empty() && others.iter().all(|other| other == first)).then_some(*first)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_legend_of_all_plots_stands_once() {
+        let plot = |title: &str, names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let values = vec![1.0; names.len()];
+            crate::bars(title, "", "", "y", &names, &[("g".to_owned(), values)])
+        };
+        let page = |plots: &[String]| Page::new("t").plots(plots).html();
+        let same = page(&[plot("one", &["a", "b"]), plot("two", &["a", "b"])]);
+        assert_eq!(same.matches(LEGEND).count(), 1, "{same}");
+        assert!(same.contains("</figure><ul class=\"legend\">"), "{same}");
+        let differ = page(&[plot("one", &["a", "b"]), plot("two", &["a", "c"])]);
+        assert_eq!(differ.matches(LEGEND).count(), 2, "{differ}");
+    }
 
     #[test]
     fn all_text_is_escaped() {

@@ -131,8 +131,11 @@ impl<T> Table<T> {
 
     /// The table as HTML that can be scrolled. The first column names the rows if it is of words.
     pub fn html(&self) -> String {
-        let heads: String =
-            self.columns.iter().map(|column| format!("<th scope=\"col\">{}</th>", escape(&column.name))).collect();
+        let head = |column: &Column| {
+            let class = if column.left { " class=\"text\"" } else { "" };
+            format!("<th scope=\"col\"{class}>{}</th>", escape(&column.name))
+        };
+        let heads: String = self.columns.iter().map(head).collect();
         let cell = |(at, column): (usize, &Column), row: usize| {
             let cell = escape(column.cells.get(row).map_or("", String::as_str));
             match column.left {

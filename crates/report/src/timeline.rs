@@ -54,44 +54,49 @@ pub struct Dot {
 
 /// Width of a picture in SVG units.
 const WIDTH: f64 = 1080.0;
-/// Space for the labels on the left.
-const LEFT: f64 = 48.0;
+/// Least and most space for the labels on the left.
+const LEFT: [f64; 2] = [48.0, 200.0];
+/// The width of a character of a label.
+const CHARACTER: f64 = 6.6;
 /// Height of a row.
 const ROW: f64 = 30.0;
-/// Space for the dots above.
-const TOP: f64 = 26.0;
+/// Space above the rows: without dots, with dots.
+const TOP: [f64; 2] = [4.0, 26.0];
 
 impl Timeline {
     /// The picture from `from` to `to`; the rest is cut off.
     pub fn svg(&self, from: f64, to: f64) -> String {
         let span = if to > from { to - from } else { 1.0 };
-        let x = |at: f64| LEFT + ((at - from) / span).clamp(0.0, 1.0) * (WIDTH - LEFT - 8.0);
-        let height = TOP + ROW * self.rows.len() as f64 + 24.0;
+        let longest = self.rows.iter().map(|label| label.chars().count()).max().unwrap_or(0);
+        let left_edge = (longest as f64 * CHARACTER + 12.0).clamp(LEFT[0], LEFT[1]);
+        let x = |at: f64| left_edge + ((at - from) / span).clamp(0.0, 1.0) * (WIDTH - left_edge - 8.0);
+        let above = TOP[usize::from(!self.dots.is_empty())];
+        let height = above + ROW * self.rows.len() as f64 + 24.0;
         let title = escape(&self.title);
         let mut out = format!("<figure class=\"wide\"><figcaption>{title}</figcaption>");
         put!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>");
         for (row, label) in self.rows.iter().enumerate() {
-            let bottom = TOP + ROW * (row as f64 + 1.0);
-            put!(out, "<line class=\"device\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{bottom}\" y2=\"{bottom}\"/>", WIDTH - 8.0);
+            let bottom = above + ROW * (row as f64 + 1.0);
             put!(
                 out,
-                "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
-                LEFT - 6.0,
-                bottom - 10.0,
-                escape(label)
+                "<line class=\"device\" x1=\"{left_edge}\" x2=\"{}\" y1=\"{bottom}\" y2=\"{bottom}\"/>",
+                WIDTH - 8.0
             );
+            put!(out, "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">", left_edge - 6.0, bottom - 10.0);
+            let (shown, whole) = (escape(&cut(label, left_edge)), escape(label));
+            put!(out, "{shown}<title>{whole}</title></text>");
         }
         for tick in ticks(from, to) {
             let bottom = height - 24.0;
-            put!(out, "<line class=\"grid\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>", x(tick));
+            put!(out, "<line class=\"grid\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{above}\" y2=\"{bottom}\"/>", x(tick));
             // The last label would not fit around its tick.
-            let anchor = if x(tick) > WIDTH - LEFT { "end" } else { "middle" };
+            let anchor = if x(tick) > WIDTH - LEFT[0] { "end" } else { "middle" };
             put!(out, "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"{anchor}\">", x(tick), height - 8.0);
             put!(out, "{} {}</text>", (tick * 1e6).round() / 1e6, escape(&self.unit));
         }
         for shown in self.boxes.iter().filter(|shown| shown.end > from && shown.start < to) {
             let (left, right) = (x(shown.start), x(shown.end));
-            let top = TOP + ROW * shown.row as f64 + 5.0;
+            let top = above + ROW * shown.row as f64 + 5.0;
             let lost = if shown.lost { " lost" } else { "" };
             put!(
                 out,
@@ -117,6 +122,15 @@ impl Timeline {
         }
         out + "</svg></figure>"
     }
+}
+
+/// The part of a label that fits into this width.
+fn cut(label: &str, room: f64) -> String {
+    let most = ((room - 12.0) / CHARACTER) as usize;
+    if label.chars().count() <= most + 1 {
+        return label.to_owned();
+    }
+    label.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// About ten round values between `from` and `to`.
@@ -161,6 +175,18 @@ mod tests {
             "the batch after the end is not drawn: {svg}"
         );
         assert_eq!(svg.matches("<circle class=\"bad\"").count(), 1, "{svg}");
+    }
+
+    #[test]
+    fn long_labels_have_room_up_to_a_limit() {
+        let svg = |label: &str| {
+            let rows = vec![label.to_owned()];
+            Timeline { unit: "ms".to_owned(), rows, ..Timeline::default() }.svg(0.0, 1.0)
+        };
+        assert!(svg("encoder of texts").contains(">encoder of texts<title>"));
+        let long = "a".repeat(80);
+        let cut = svg(&long);
+        assert!(cut.contains(&format!("aaa…<title>{long}</title>")) && cut.contains("x1=\"200\""), "{cut}");
     }
 
     #[test]

@@ -91,6 +91,8 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     let ports = Ports::open(&options)?;
     let registry = Registry::open(options.clone())?;
     ports.count_in(registry.metrics_registry())?;
+    let traces = registry.serving().traces().clone();
+    downbeat_telemetry::start(&traces, &options.server_name, registry.metrics_registry())?;
     if let Some(folder) = &options.decision_log {
         tracing::info!(
             folder = %folder.display(),
@@ -103,6 +105,7 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
         budget: registry.budget.clone(),
         gpus: registry.gpus.iter().map(|gpu| gpu.ordinal).collect(),
         metrics: Arc::new(move || scraped.metrics()),
+        traces,
     };
     let (stage, stages) = watch::channel(Stage::Serving);
     let frontends = ports.answer(&options, Arc::new(registry.clone()), answering, &stages)?;
@@ -189,7 +192,10 @@ async fn stop(
         leave(stage, frontends, signals, grace, options.drain_timeout.into(), || registry.serving().is_idle()).await;
     // A disk that does not answer is no reason to go on either.
     let log = registry.clone();
-    let closed = tokio::task::spawn_blocking(move || log.close_decision_log());
+    let closed = tokio::task::spawn_blocking(move || {
+        log.close_decision_log();
+        log.serving().traces().flush();
+    });
     let closed = tokio::time::timeout(LOG_ENDS_WITHIN, closed).await.is_ok();
     let loads_ended = loads_end(registry).await;
     let is_idle = finished && registry.serving().is_idle();

@@ -10,6 +10,7 @@
 //! | [`work`] | threads for work that a connection must not wait for |
 //! | [`answers`] | the answers to one request, as many as the model gives |
 //! | [`client`], [`budget`], [`memory`] | the sender of a request, the bytes of requests in flight, the memory of the machine |
+//! | [`traces`] | traces of requests, their settings, and the access log |
 //! | [`tenants`] | the tenants' parts of the devices' time |
 //! | [`clock`], [`logging`], [`start`] | the only clock that decides, the log, and the start of a process |
 //!
@@ -30,5 +31,6 @@ pub mod report;
 pub mod service;
 pub mod start;
 pub mod tenants;
+pub mod traces;
 pub mod unanswered;
 pub mod work;

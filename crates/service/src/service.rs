@@ -14,9 +14,11 @@ use crate::report::autoscale::AutoscaleStatus;
 use crate::report::cluster_report::ClusterReport;
 use crate::report::device_report::DevicesReport;
 use crate::report::live::LiveReport;
+use crate::report::missed::MissedReport;
 use crate::report::policy_report::PolicyReport;
 use crate::report::scheduler_status::SchedulerStatus;
 use crate::report::timeline::Timeline;
+use crate::report::what_if::{WhatIfQuestion, WhatIfReport};
 use crate::tenants::NamedPart;
 
 /// The server as its frontends see it. The production implementation serves models; tests of the
@@ -86,6 +88,16 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// `NotFound`, `Unavailable`.
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError>;
+
+    /// The last requests of a model that missed.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`; `Unimplemented` if the process keeps no such list.
+    fn missed(&self, name: &str, _version: &str) -> Result<MissedReport, ServiceError> {
+        Err(ServiceError::Unimplemented(format!(
+            "this process keeps no list of the requests of model '{name}' that missed; `downbeat serve` keeps one"
+        )))
+    }
 
     /// Statistics of one model, or of all if `name` is empty.
     ///
@@ -215,6 +227,17 @@ pub trait Service: Send + Sync + 'static {
     /// last hour of each model.
     fn live(&self, _history: bool) -> Option<LiveReport> {
         None
+    }
+
+    /// Replays the last requests under another setting, one question at a time.
+    ///
+    /// # Errors
+    /// `TooMany` while another question is answered, `InvalidArgument` for a wrong setting,
+    /// `Unavailable` without requests to replay, `Unimplemented` if the process has no scheduler.
+    fn what_if(&self, _question: WhatIfQuestion) -> impl Future<Output = Result<WhatIfReport, ServiceError>> + Send {
+        let reason =
+            "only `downbeat serve` answers a what-if; for a cluster, run `downbeat what-if` on the decision log";
+        std::future::ready(Err(ServiceError::Unimplemented(reason.to_owned())))
     }
 
     /// The labels of an output's classes (`label_filename` in the configuration), in class order;

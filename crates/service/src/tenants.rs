@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::error::ServiceError;
 use crate::metrics::TenantMetrics;
+use crate::report::live::LiveTenant;
 use crate::unanswered::Unanswered;
 
 /// The parameter of a request that names its tenant. The frontend writes it from the request's key.
@@ -64,6 +65,16 @@ impl Tenants {
         self.state.lock().ledger.is_some()
     }
 
+    /// The parts and counts of the tenants, and then of the others; empty: there are none.
+    pub fn report(&self) -> Vec<LiveTenant> {
+        let state = self.state.lock();
+        if state.ledger.is_none() {
+            return Vec::new();
+        }
+        let others = others(&state.parts);
+        state.parts.iter().chain([&others]).map(|part| self.metrics.report(&part.name, &part.part)).collect()
+    }
+
     /// Replaces the tenants, and fills their buckets. Returns whether that was a change: a file of keys
     /// that changes otherwise leaves the buckets alone.
     pub fn set(&self, parts: &[NamedPart]) -> bool {
@@ -77,8 +88,7 @@ impl Tenants {
             (state.ledger, state.names) = (None, Arc::default());
             return true;
         }
-        let left = 1.0 - parts.iter().map(|part| part.part.share).sum::<f64>();
-        let others = NamedPart { name: OTHERS.to_owned(), part: TenantPart { share: left.max(0.0), quota: None } };
+        let others = others(parts);
         let all: Vec<&NamedPart> = parts.iter().chain([&others]).collect();
         let parts: Vec<TenantPart> = all.iter().map(|part| part.part).collect();
         state.names = all.iter().map(|part| part.name.clone()).collect();
@@ -113,6 +123,12 @@ impl Tenants {
         let (tenants, names, generation) = (self.clone(), names.clone(), *generation);
         Ok(Some(Charge { tenants, names, tenant, generation, standing, cost, is_back: AtomicBool::new(false) }))
     }
+}
+
+/// The part of all keys without a tenant: what the tenants leave.
+fn others(parts: &[NamedPart]) -> NamedPart {
+    let left = 1.0 - parts.iter().map(|part| part.part.share).sum::<f64>();
+    NamedPart { name: OTHERS.to_owned(), part: TenantPart { share: left.max(0.0), quota: None } }
 }
 
 /// The device time that a request was charged. Dropping it means that the request has run.

@@ -64,6 +64,11 @@ impl Unanswered {
         }
     }
 
+    /// The label of `downbeat_requests_not_answered_total`.
+    pub fn label(self) -> &'static str {
+        Unanswered::TABLE[self as usize].1
+    }
+
     /// The labels of `downbeat_requests_not_answered_total`, in the order of the enum.
     pub fn labels() -> [&'static str; Unanswered::COUNT] {
         Unanswered::TABLE.map(|(_, label, ..)| label)

@@ -20,7 +20,8 @@ pub struct Policy {
     choice: Choice,
     /// The drop policy; `None`: the system has its own.
     drop: Option<DropPolicy>,
-    order: OrderPolicy,
+    /// The order of turns; `None`: the text names none.
+    order: Option<OrderPolicy>,
 }
 
 /// A scheduler that a name stands for.
@@ -171,8 +172,8 @@ impl Policies {
         };
         let order = match order {
             Some(order) if own => return Err(UnknownPolicy::OwnOrder(system.to_owned(), order.to_owned())),
-            None => OrderPolicy::default(),
-            Some(order) => order.parse()?,
+            None => None,
+            Some(order) => Some(order.parse()?),
         };
         Ok(Policy { name: text.to_owned(), choice, drop, order })
     }
@@ -234,8 +235,18 @@ impl Policy {
         }
     }
 
+    /// Whether batches wait for a delay.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.choice, Choice::TimeoutShare(_) | Choice::Dispatch(DispatchPolicy::Timeout { .. }))
+    }
+
     /// The order in which candidates get devices.
     pub fn order(&self) -> OrderPolicy {
+        self.order.unwrap_or_default()
+    }
+
+    /// The order that the text names; `None`: the text leaves the order as it is.
+    pub fn own_order(&self) -> Option<OrderPolicy> {
         self.order
     }
 

@@ -17,8 +17,10 @@
 //! | [`pair_report`] | how two real models slow each other down |
 //! | [`judgement`] | a policy beside all others on random workloads |
 //! | [`tenants`] | shares of device time under bursts, and their judge |
+//! | [`autoscaling`] | devices that come and go as Kubernetes' autoscaler says |
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+pub mod autoscaling;
 pub mod baseline;
 pub mod bounds;
 mod commands;

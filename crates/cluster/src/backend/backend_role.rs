@@ -174,6 +174,7 @@ impl BackendRole {
                 is_probe: false,
                 step: None,
                 charge: None,
+                trace: None,
                 reply,
             };
             let job = QueuedCall { call, queue: queue.clone(), queue_expiry: Time::MAX, level: 0, has_place: false };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::{Duration, Time};
-use downbeat_host::request::reply::Reply;
+use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_models::preprocess::Preprocess;
 use downbeat_models::serving::{Limits, Looked, Wishes, hold_inputs, response, version_of};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
@@ -327,7 +327,8 @@ impl Service for RemoteServing {
         }
         self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
         ticket.end = Some(Unanswered::Cancelled);
-        let Some(outputs) = limits.wait(answer, || self.clock.now().since(arrival)).await else {
+        let Some(Answered { answer: outputs, .. }) = limits.wait(answer, || self.clock.now().since(arrival)).await
+        else {
             ticket.end = Some(Unanswered::Timeout);
             return Err(limits.overrun(&request.model_name));
         };

@@ -15,7 +15,11 @@ const APART: (u64, u64) = (10, 1_000);
 const MOST_BAD_RATE: f64 = 0.9;
 /// The offered rate must fall by this share before the advisor again tries a number of devices that
 /// was too small.
-const LESS_LOAD: f64 = 0.1;
+const LESS_LOAD: f64 = 0.25;
+/// More devices have helped if the bad rate is below this part of the rate before.
+const HELPED: f64 = 0.95;
+/// The unavoidable bad rate falls once a longer window has less than this part of the rate.
+const CLEARLY_LESS: f64 = 0.5;
 
 /// The thresholds and windows of the autoscale advisor.
 ///
@@ -102,7 +106,9 @@ pub struct AutoscaleSample {
     pub good: u64,
     /// Requests that were rejected, dropped or missed.
     pub bad: u64,
-    /// Time in which devices ran batches, all devices together.
+    /// Time that the devices needed for the batches that ran, all devices together. A batch that left
+    /// early and small on idle devices counts for less than it took
+    /// ([`ItemCost::needed_part`](super::ItemCost::needed_part)).
     pub busy: Duration,
     /// Devices now.
     pub devices: u32,
@@ -158,6 +164,9 @@ pub enum AdviceReason {
     Enough,
     /// The bad rate is above its threshold, but `max_devices` is reached.
     AtMost,
+    /// The bad rate is above its threshold for another reason than a lack of devices: it was as high
+    /// with fewer devices, and devices are idle.
+    MoreDoNotHelp,
 }
 
 impl AdviceReason {
@@ -171,6 +180,7 @@ impl AdviceReason {
             AdviceReason::TooFewBefore => "too_few_before",
             AdviceReason::Enough => "enough",
             AdviceReason::AtMost => "at_most",
+            AdviceReason::MoreDoNotHelp => "more_do_not_help",
         }
     }
 }
@@ -186,6 +196,10 @@ impl fmt::Display for AdviceReason {
             AdviceReason::Enough => "there are enough devices",
             AdviceReason::AtMost => {
                 "too many requests are dropped, rejected or late, and max_devices allows no more devices"
+            }
+            AdviceReason::MoreDoNotHelp => {
+                "too many requests are dropped, rejected or late, and more devices did not change that: look at the SLO, \
+                 the largest batch, and the reasons of the metric downbeat_requests_not_answered_total"
             }
         })
     }
@@ -214,10 +228,18 @@ impl fmt::Display for AdviceReason {
 ///   windows anew. So the advisor sees the effect of its last advice before it advises again.
 /// - A gap lies between "too many bad" and "too much idle", and giving back leaves `spare`.
 /// - A number of devices that was too small for a load is remembered with that load's rate. So
-///   small a number is not advised again until the rate is clearly lower (10%). Each time that more
+///   small a number is not advised again until the rate is clearly lower (25%). Each time that more
 ///   devices are advised, at least one more number is known to be too small, so that the search
 ///   ends. The price: if requests of another mixture of models are cheaper to serve at the same
 ///   rate, devices are kept until the rate falls.
+///
+/// # What devices cannot help
+///
+/// Requests may be bad for another reason than a lack of devices. Example: the SLO is 10 ms, and 3%
+/// of the batches take longer than that. Each further device would change nothing, and the paper's
+/// formula would ask for one more for ever. So if more devices did not lower the bad rate while
+/// devices are idle, that rate is *unavoidable*. Only bad requests beyond the rate count from then
+/// on. The unavoidable rate falls when a longer window has clearly fewer bad requests.
 #[derive(Clone, Debug)]
 pub struct Autoscale {
     options: AutoscaleOptions,
@@ -225,6 +247,10 @@ pub struct Autoscale {
     /// the longer window, and all within the window.
     samples: VecDeque<(Time, AutoscaleSample)>,
     too_few: Option<TooFew>,
+    /// The last number of devices for which more were advised, with its bad rate.
+    short: Option<(u32, f64)>,
+    /// The bad rate that more devices do not lower.
+    unavoidable: f64,
     advice: Advice,
     wanted: Option<u32>,
 }
@@ -243,6 +269,36 @@ struct Window {
     bad: u64,
     busy: Duration,
     length: Duration,
+}
+
+impl Window {
+    /// Offered requests a second.
+    fn rate(&self) -> f64 {
+        self.requests as f64 / self.length.as_secs_f64()
+    }
+
+    /// Share of bad requests; `None` without requests.
+    fn bad_rate(&self) -> Option<f64> {
+        (self.requests > 0).then(|| self.bad as f64 / self.requests as f64)
+    }
+
+    /// Idle share of the time of so many devices; `None` without devices.
+    fn idle(&self, devices: u32) -> Option<f64> {
+        // A batch is counted when it ends, so that a window may show a little more than its own time.
+        let all = self.length.as_secs_f64() * f64::from(devices);
+        (devices > 0).then(|| (1.0 - self.busy.as_secs_f64() / all).clamp(0.0, 1.0))
+    }
+
+    /// The share of bad requests beyond an unavoidable share; 0 if chance alone explains the
+    /// difference (two standard deviations of the unavoidable count).
+    fn excess(&self, unavoidable: f64) -> f64 {
+        let (requests, bad) = (self.requests as f64, self.bad as f64);
+        let known = unavoidable * requests;
+        if requests == 0.0 || (unavoidable > 0.0 && bad <= known + 2.0 * known.sqrt()) {
+            return 0.0;
+        }
+        (bad - known) / (requests - known)
+    }
 }
 
 impl Autoscale {
@@ -272,7 +328,8 @@ impl Autoscale {
             return Err(BadAutoscaleOptions::Devices { most, least });
         }
         let advice = Advice { change: 0, reason: AdviceReason::Settling, bad_rate: None, idle_fraction: None };
-        Ok(Autoscale { options, samples: VecDeque::new(), too_few: None, advice, wanted: None })
+        let (too_few, short, wanted) = (None, None, None);
+        Ok(Autoscale { options, samples: VecDeque::new(), too_few, short, unavoidable: 0.0, advice, wanted })
     }
 
     /// The last advice.
@@ -361,12 +418,8 @@ impl Autoscale {
         let devices = sample.devices;
         let grow = self.window(now, sample, self.options.grow_window);
         let shrink = self.window(now, sample, self.options.shrink_window);
-        let bad_rate = grow.as_ref().filter(|w| w.requests > 0).map(|w| w.bad as f64 / w.requests as f64);
-        let idle_fraction = shrink.as_ref().filter(|_| devices > 0).map(|w| {
-            // A batch is counted when it ends, so that a window may show a little more than its own
-            // time.
-            (1.0 - w.busy.as_secs_f64() / (w.length.as_secs_f64() * f64::from(devices))).clamp(0.0, 1.0)
-        });
+        let bad_rate = grow.as_ref().and_then(Window::bad_rate);
+        let idle_fraction = shrink.as_ref().and_then(|window| window.idle(devices));
         let advise = |change: i64, reason: AdviceReason| Advice { change, reason, bad_rate, idle_fraction };
         let least = self.options.min_devices.max(1);
         let Some(grow) = grow else { return advise(0, AdviceReason::Settling) };
@@ -377,7 +430,7 @@ impl Autoscale {
                 _ => advise(i64::from(least), AdviceReason::NoDevices),
             };
         }
-        let rate = |w: &Window| w.requests as f64 / w.length.as_secs_f64();
+        self.learn_unavoidable(devices, &grow, shrink.as_ref());
         // Standing advice falls only once it is clearly wrong: at half the threshold, or in the
         // middle of the gap.
         let stands = |reason: AdviceReason| self.advice.reason == reason;
@@ -386,11 +439,14 @@ impl Autoscale {
             threshold if stands(AdviceReason::Idle) => (threshold + self.options.spare) / 2.0,
             threshold => threshold,
         };
-        if let Some(bad) = bad_rate.filter(|bad| *bad > too_bad)
-            && grow.requests >= self.options.min_requests
-        {
-            self.remember(devices, rate(&grow));
-            let bad = bad.min(MOST_BAD_RATE);
+        let excess = grow.excess(self.unavoidable);
+        if excess > too_bad && grow.requests >= self.options.min_requests {
+            // The shorter window may have a peak that comes again and again. The longer one may have
+            // seen little of a load that grew just now.
+            let longer = shrink.as_ref().map_or(grow.rate(), Window::rate);
+            self.remember(devices, (grow.rate() + longer) / 2.0);
+            self.short = Some((devices, bad_rate.unwrap_or(excess)));
+            let bad = excess.min(MOST_BAD_RATE);
             let more = (f64::from(devices) * bad / (1.0 - bad) - 1e-9).ceil().max(1.0) as i64;
             let room = i64::from(self.options.max_devices) - i64::from(devices);
             return match more.min(room) {
@@ -398,15 +454,16 @@ impl Autoscale {
                 _ => advise(0, AdviceReason::AtMost),
             };
         }
+        let is_bad = bad_rate.is_some_and(|bad| bad > self.options.bad_threshold) && self.unavoidable > 0.0;
+        let enough = if is_bad { AdviceReason::MoreDoNotHelp } else { AdviceReason::Enough };
         let (Some(idle), Some(shrink)) = (idle_fraction, shrink) else { return advise(0, AdviceReason::Settling) };
-        let bad_lately = shrink.bad as f64 > self.options.bad_threshold * shrink.requests as f64;
-        if idle <= too_idle || bad_lately {
-            return advise(0, AdviceReason::Enough);
+        if idle <= too_idle || shrink.excess(self.unavoidable) > self.options.bad_threshold {
+            return advise(0, enough);
         }
         let busy = f64::from(devices) * (1.0 - idle);
         let wanted = ((busy / (1.0 - self.options.spare) - 1e-9).ceil() as u32).max(least);
         let allowed = match self.too_few {
-            Some(known) if rate(&shrink) > known.rate * (1.0 - LESS_LOAD) => {
+            Some(known) if shrink.rate() > known.rate * (1.0 - LESS_LOAD) => {
                 wanted.max(known.devices.saturating_add(1))
             }
             _ => wanted,
@@ -414,7 +471,29 @@ impl Autoscale {
         match (i64::from(devices) - i64::from(allowed), allowed > wanted) {
             (fewer @ 1.., _) => advise(-fewer, AdviceReason::Idle),
             (_, true) => advise(0, AdviceReason::TooFewBefore),
-            (_, false) => advise(0, AdviceReason::Enough),
+            (_, false) => advise(0, enough),
+        }
+    }
+
+    /// Learns from the first window after more devices came: if the bad rate is as it was and devices
+    /// are idle, more devices do not lower it. A longer window with clearly fewer bad requests shows
+    /// that the reason is gone.
+    fn learn_unavoidable(&mut self, devices: u32, grow: &Window, shrink: Option<&Window>) {
+        if grow.requests < self.options.min_requests {
+            return;
+        }
+        if let Some(lately) = shrink.and_then(Window::bad_rate)
+            && lately < CLEARLY_LESS * self.unavoidable
+        {
+            self.unavoidable = lately;
+        }
+        let Some((_, before)) = self.short.take_if(|(fewer, _)| *fewer < devices) else { return };
+        let (Some(bad), Some(idle)) = (grow.bad_rate(), grow.idle(devices)) else { return };
+        let is_short = grow.excess(self.unavoidable) > self.options.bad_threshold;
+        if is_short && bad >= HELPED * before && idle >= self.options.idle_threshold {
+            self.unavoidable = bad;
+            // Neither was that number too small.
+            self.too_few = None;
         }
     }
 

@@ -7,6 +7,7 @@ use super::batcher::{Batcher, Formed, Prefix, hopeless_at};
 use super::behaviour::Behaviour;
 use super::demand::Demand;
 use super::dispatch_policy::DispatchPolicy;
+use super::item_cost::ItemCost;
 use super::kind_plan::{KindPlan, KindPlans};
 use super::load_regime::LoadRegime;
 use super::messages::Candidate;
@@ -125,6 +126,14 @@ impl ModelQueue {
     )]
     pub fn profile(&self) -> &LatencyProfile {
         &self.batcher.kinds.fastest().measured
+    }
+
+    /// The device time that an item needs on the fastest kind of device, by the SLO of the latest
+    /// requests.
+    pub fn item_cost(&self) -> ItemCost {
+        let kinds = &self.batcher.kinds;
+        let budget = self.demand.meter.budget().unwrap_or(Duration::MAX);
+        ItemCost::new(self.profile(), kinds.max_batch, budget, kinds.devices())
     }
 
     /// The batch size that [`DropPolicy::WindowDrop`] and [`DropPolicy::Adaptive`] aim at, on the

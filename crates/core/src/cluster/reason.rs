@@ -28,6 +28,48 @@ pub enum StartBound {
     KeepsUp,
 }
 
+impl StartBound {
+    /// All rules.
+    pub const ALL: [StartBound; 8] = [
+        StartBound::Full,
+        StartBound::Frontrun,
+        StartBound::Latest,
+        StartBound::Timeout,
+        StartBound::WakeMargin,
+        StartBound::Eager,
+        StartBound::Device,
+        StartBound::KeepsUp,
+    ];
+
+    /// The rule's name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            StartBound::Full => "full",
+            StartBound::Frontrun => "frontrun",
+            StartBound::Latest => "latest",
+            StartBound::Timeout => "timeout",
+            StartBound::WakeMargin => "wake_margin",
+            StartBound::Eager => "eager",
+            StartBound::Device => "device",
+            StartBound::KeepsUp => "keeps_up",
+        }
+    }
+
+    /// Why a batch left by this rule, to follow "the batch left then because".
+    pub const fn why(self) -> &'static str {
+        match self {
+            StartBound::Full => "nothing more could join it",
+            StartBound::Frontrun => "one more item would have made it late",
+            StartBound::Latest => "that was its last moment to be in time",
+            StartBound::Timeout => "its first request had waited for the configured delay",
+            StartBound::WakeMargin => "the margin before its last moment began",
+            StartBound::Eager => "the policy waits for nothing",
+            StartBound::Device => "it waited for nothing but a device",
+            StartBound::KeepsUp => "batches of its size keep up with the arrivals",
+        }
+    }
+}
+
 /// The numbers that decided why a batch leaves now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DispatchReason {

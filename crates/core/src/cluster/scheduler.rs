@@ -2,6 +2,7 @@
 
 use super::behaviour::Behaviour;
 use super::dispatch_policy::DispatchPolicy;
+use super::item_cost::ItemCost;
 use super::matchmaker::Matchmaker;
 use super::model_options::ModelOptions;
 use super::model_queue::ModelQueue;
@@ -99,6 +100,11 @@ impl Scheduler {
     /// The batch size that the model's window drop aims at; zero if there is no such model.
     pub fn target(&self, model: ModelId) -> u32 {
         self.shard.queue(model).map_or(0, ModelQueue::target)
+    }
+
+    /// The device time that an item of the model needs; `None` if there is no such model.
+    pub fn item_cost(&self, model: ModelId) -> Option<ItemCost> {
+        self.shard.queue(model).map(ModelQueue::item_cost)
     }
 
     /// The counters since the beginning.

@@ -108,6 +108,29 @@ fn a_few_bad_requests_are_no_overload() {
     assert_eq!(World::new(options, 4).seconds(30, 3, 1, 0.9).change, 2);
 }
 
+/// 3% of the requests are late whatever the number of devices. The formula alone would ask for one
+/// device more for ever.
+#[test]
+fn more_devices_that_do_not_help_are_not_advised_again() {
+    let mut world = World::new(AutoscaleOptions::default(), 8);
+    let behave = |n: u32| (30, (6.0 / f64::from(n)).min(1.0));
+    for _ in 0..600 {
+        world.follow(1000, &behave);
+    }
+    assert_eq!(world.changes.iter().map(|(_, devices)| *devices).collect::<Vec<_>>(), [9, 7]);
+    let advice = world.advisor.advice();
+    assert_eq!((advice.change, advice.reason), (0, AdviceReason::MoreDoNotHelp));
+    // A lack of devices is still seen, and only what comes on top counts.
+    let lack = |n: u32| (30 + if n < 14 { 500 } else { 0 }, 12.0 / f64::from(n.max(12)));
+    for _ in 0..60 {
+        world.follow(2000, &lack);
+    }
+    assert!(world.sample.devices >= 14, "{:?}", world.changes);
+    // Once the reason is gone, so is the allowance.
+    world.seconds(70, 1000, 0, 0.8);
+    assert_eq!(world.seconds(12, 1000, 30, 0.8).reason, AdviceReason::Overloaded);
+}
+
 #[test]
 fn a_change_is_judged_only_by_what_came_after_it() {
     let mut world = World::new(AutoscaleOptions::default(), 8);
@@ -118,8 +141,8 @@ fn a_change_is_judged_only_by_what_came_after_it() {
     assert_eq!(world.seconds(3, 1000, 0, 0.9).change, 5, "2100 of 10000 at most; the window is over");
     // Idle time takes its own, longer window.
     world.sample.devices = 17;
-    assert_eq!(world.seconds(59, 800, 0, 0.3).reason, AdviceReason::Settling);
-    assert_eq!(world.seconds(3, 800, 0, 0.3).reason, AdviceReason::Idle);
+    assert_eq!(world.seconds(59, 700, 0, 0.3).reason, AdviceReason::Settling);
+    assert_eq!(world.seconds(3, 700, 0, 0.3).reason, AdviceReason::Idle);
     // At a load for which 16 devices were too few, idle devices stay.
     let mut same = world.clone();
     assert_eq!(same.seconds(70, 1000, 0, 0.3).reason, AdviceReason::TooFewBefore);

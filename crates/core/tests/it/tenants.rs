@@ -1,9 +1,9 @@
 //! Shares of tenants: the ledger's promise, and lent queues beside own queues.
 
-use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Order, Output, Request, Scheduler};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ItemCost, ModelOptions, Order, Output, Request, Scheduler};
 use downbeat_core::journal::Journal;
 use downbeat_core::journal::cluster::Input;
-use downbeat_core::tenants::{ItemCost, Ledger, OverQuota, Standing, TenantId, TenantPart};
+use downbeat_core::tenants::{Ledger, OverQuota, Standing, TenantId, TenantPart};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use proptest::prelude::*;
 

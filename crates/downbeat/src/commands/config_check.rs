@@ -18,6 +18,7 @@ use downbeat_service::service::LoadOverrides;
 
 use crate::options::resolve::{Process, resolve};
 use crate::options::serve_flags::ServeFlags;
+use crate::run_output::waiting;
 
 /// Check configurations without serving them.
 #[derive(Subcommand, Debug)]
@@ -81,7 +82,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
         tell_devices(name, &registry)?;
         // An ensemble has nothing to load but the models of its steps, which were loaded before.
         let load = || if is_ensemble { Ok(Vec::new()) } else { runtime.block_on(load(&registry, name)) };
-        match checked.and_then(|()| load()) {
+        match checked.and_then(|()| waiting(false, &format!("loading {}", name.escape_debug()), load)) {
             Ok(judgements) => {
                 known.insert(name.clone(), definition);
                 for (version, RowJudgement { verdict, .. }) in &judgements {

@@ -13,7 +13,7 @@ use downbeat_sim::what_if::{DeviceAdvice, DeviceLog};
 use serde_json::Value;
 
 use crate::options::options_file;
-use crate::run_output::RunOutput;
+use crate::run_output::{RunOutput, waiting};
 
 /// The header of a group in `downbeat.toml`.
 const HEADER: &str = "[[device.groups]]";
@@ -23,7 +23,7 @@ const HEADER: &str = "[[device.groups]]";
 pub struct DeviceAdviceArgs {
     /// Compare device policies with their parameters instead. The first half of the log's requests
     /// chooses, and the second half judges
-    #[arg(long, conflicts_with_all = ["target", "max_devices", "policies", "slos", "rate", "no_rehearsal"])]
+    #[arg(long, conflicts_with_all = ["target", "max_devices", "policies", "slos", "rate", "no_rehearsal", "by", "price"])]
     pub device_policies: bool,
 
     /// The work of two lanes of a model side by side, as a multiple of the work of one lane, where
@@ -65,7 +65,7 @@ pub fn run(args: &DeviceAdviceArgs, logs: &[PathBuf], output: &RunOutput) -> any
     let [folder] = logs else {
         bail!("--device-policies needs one folder, as `downbeat serve --decision-log` writes it")
     };
-    let log = DeviceLog::read(folder)?;
+    let log = waiting(output.quiet, "reading the log", || DeviceLog::read(folder))?;
     let together: BTreeMap<String, f64> =
         args.together.iter().map(|together| (together.model.clone(), together.factor)).collect();
     let progress = output.progress()?;

@@ -13,4 +13,5 @@ pub(crate) mod plan_report;
 pub mod simulate;
 pub(crate) mod timeline_command;
 pub(crate) mod timeline_requests;
+pub(crate) mod top;
 pub(crate) mod what_if_command;

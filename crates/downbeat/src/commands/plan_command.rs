@@ -13,6 +13,7 @@ use downbeat_service::clock::Clock;
 use crate::commands::plan_report::{PlanReport, read_plan, set_running};
 use crate::options::options_file::text;
 use crate::options::units;
+use crate::run_output::waiting;
 
 /// The way to get the solver, in one sentence.
 const NO_SOLVER: &str = "this build plans by local search alone; `cargo build --release --features highs` adds the MILP solver HiGHS, which improves a plan and can prove the best one (the build then needs cmake and libclang)";
@@ -79,7 +80,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let problem = workload.problem();
     let clock = Clock::start();
     let elapsed = || clock.now().since(Time::ZERO);
-    let found = plan(&problem, &options, &elapsed);
+    let found = waiting(false, "looking for a plan", || plan(&problem, &options, &elapsed));
     let is_open = match &found {
         Ok(plan) => !plan.proved,
         Err(error) => matches!(error, PlanError::NotFound { .. }),

@@ -1,11 +1,12 @@
 //! `downbeat timeline`: draws the recent launches on a server's lanes.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use downbeat_bench::client::Client;
-use downbeat_report::{Box as Batch, Page, Timeline as Plot, say};
+use downbeat_report::{Box as Batch, Page, Table, Timeline as Plot, say};
 use downbeat_service::report::timeline::{PastLaunch, PastLaunches, PastStep, Timeline};
 
 use crate::commands::timeline_requests::Ways;
@@ -42,11 +43,21 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
     let shown = args.out.display();
     downbeat_report::write(&args.out, &page(&timeline))?;
     let launches: usize = timeline.devices.iter().map(|device| device.launches.len()).sum();
-    say(format_args!("{launches} launches on {} devices' lanes: {shown}", timeline.devices.len()))?;
+    let models = timeline.devices.iter().map(|of_model| (&of_model.model, &of_model.version)).collect::<BTreeSet<_>>();
+    let devices = timeline.devices.iter().map(|of_model| of_model.device).collect::<BTreeSet<_>>();
+    say(format_args!(
+        "{launches} launches of {} on {}: {shown}",
+        counted(models.len(), "model"),
+        counted(devices.len(), "device")
+    ))?;
     if let Some(reason) = why_empty(&timeline) {
         say(format_args!("{reason}"))?;
     }
     Ways::of(&timeline).iter().try_for_each(|ways| Ok(say(format_args!("\n{ways}"))?))
+}
+
+fn counted(count: usize, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
 /// The reason why the picture is empty, if it is.
@@ -61,42 +72,47 @@ fn why_empty(timeline: &Timeline) -> Option<&'static str> {
 fn page(timeline: &Timeline) -> String {
     let span = in_millis(timeline.now_ns - timeline.from_ns);
     let mut page = Page::new("Lanes").note(&format!(
-        "The last {:.3} s. A row is a lane with its largest batch, a box a launch with its items, a colour a batch.",
+        "The last {:.3} s. A picture has a device with the lanes of all its models. A row is a lane, a box a launch with its items, a \
+         colour a model.",
         span / 1e3
     ));
     if let Some(reason) = why_empty(timeline) {
         page = page.warning(reason);
     }
     let page = Ways::of(timeline).iter().fold(page, |page, ways| page.heading(&ways.heading()).plots(&[ways.plot()]));
-    timeline.devices.iter().fold(page, |page, device| section(page, device, timeline.from_ns, span)).html()
+    let mut devices: BTreeMap<usize, Vec<&PastLaunches>> = BTreeMap::new();
+    timeline.devices.iter().for_each(|of_model| devices.entry(of_model.device).or_default().push(of_model));
+    let section = |page, (number, models): (&usize, &Vec<_>)| section(page, *number, models, timeline, span);
+    devices.iter().fold(page, section).html()
 }
 
-fn section(page: Page, device: &PastLaunches, from_ns: u64, span: f64) -> Page {
-    let PastLaunches { model, version, device: number, partition, policy, lanes, complete, launches } = device;
-    let part = if *partition > 0 { format!(", partition {partition}") } else { String::new() };
-    let (rows, computed) = launches
-        .iter()
-        .fold((0u64, 0u64), |(rows, computed), l| (rows + u64::from(l.rows), computed + u64::from(l.computed_rows)));
-    let mut page = page
-        .heading(&format!("{model} {version} on device {number}{part}: {policy}"))
-        .note(&format!("{} launches, {rows} items asked for, {computed} computed.", launches.len()));
-    if !complete {
+/// The figures of all models on a device, and a picture for each second in which something ran.
+fn section(page: Page, number: usize, models: &[&PastLaunches], timeline: &Timeline, span: f64) -> Page {
+    let mut page = page.table(&format!("Device {number}"), &table(models, span));
+    if !models.iter().all(|of_model| of_model.complete) {
         page = page.warning("There were more launches than the server remembers: the earliest are missing.");
     }
-    let all: Vec<Batch> = launches.iter().map(|launch| shown(launch, from_ns)).collect();
+    // A model without a launch has no row: others stand closer together.
+    let drawn: Vec<&PastLaunches> = models.iter().copied().filter(|model| !model.launches.is_empty()).collect();
+    let (mut rows, mut all) = (Vec::new(), Vec::new());
+    for (colour, of_model) in drawn.into_iter().enumerate() {
+        let first = rows.len();
+        let used = of_model.launches.iter().map(|launch| launch.lane as usize + 1).max().unwrap_or_default();
+        let lanes = of_model.lanes.len().max(used);
+        rows.extend((0..lanes).map(|lane| label(models, of_model, (lane, lanes))));
+        all.extend(of_model.launches.iter().map(|launch| {
+            let shown = shown(launch, timeline);
+            Batch { row: first + shown.row, colour, hint: format!("{}: {}", of_model.model, shown.hint), ..shown }
+        }));
+    }
     // Seconds without a launch have no picture.
     let mut begin = 0.0;
     while begin < span {
         let end = (begin + PICTURE_MS).min(span);
         let boxes: Vec<Batch> = all.iter().filter(|shown| shown.end > begin && shown.start < end).cloned().collect();
         if !boxes.is_empty() {
-            let plot = Plot {
-                title: format!("{begin:.0} to {end:.0} ms"),
-                unit: "ms".to_owned(),
-                rows: lanes.iter().enumerate().map(|(lane, most)| format!("{lane}: {most}")).collect(),
-                boxes,
-                dots: Vec::new(),
-            };
+            let title = format!("Device {number}, {begin:.0} to {end:.0} ms");
+            let plot = Plot { title, unit: "ms".to_owned(), rows: rows.clone(), boxes, dots: Vec::new() };
             page = page.plots(&[plot.svg(begin, end)]);
         }
         begin = end;
@@ -104,7 +120,42 @@ fn section(page: Page, device: &PastLaunches, from_ns: u64, span: f64) -> Page {
     page
 }
 
-fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
+/// The models of a device. The busy share is of all their lanes together.
+fn table<'a>(models: &[&'a PastLaunches], span: f64) -> Table<&'a PastLaunches> {
+    let sum =
+        |of: fn(&PastLaunch) -> u64| move |model: &&PastLaunches| -> u64 { model.launches.iter().map(of).sum::<u64>() };
+    let partition = |model: &&PastLaunches| (model.partition > 0).then_some(model.partition);
+    let busy = sum(|launch| launch.end_ns.saturating_sub(launch.begin_ns));
+    Table::of(models.iter().copied())
+        .text("model", |model| model.model.clone())
+        .text("version", |model| model.version.clone())
+        .some("partition", partition)
+        .text("policy", |model| model.policy.clone())
+        .number("lanes", |model| model.lanes.len())
+        .text("largest batch of each", |model| model.lanes.iter().map(u32::to_string).collect::<Vec<_>>().join(", "))
+        .number("launches", |model| model.launches.len())
+        .number("items asked for", sum(|launch| u64::from(launch.rows)))
+        .number("computed", sum(|launch| u64::from(launch.computed_rows)))
+        .number("busy", move |model| format!("{:.1}%", 100.0 * in_millis(busy(model)) / span.max(1e-9)))
+}
+
+/// The label of a lane: as much of model, version, partition and lane as tells it from others.
+fn label(models: &[&PastLaunches], of_model: &PastLaunches, (lane, lanes): (usize, usize)) -> String {
+    let same = models.iter().filter(|other| other.model == of_model.model);
+    let mut label = of_model.model.clone();
+    if same.clone().any(|other| other.version != of_model.version) {
+        label += &format!(" {}", of_model.version);
+    }
+    if same.clone().any(|other| other.partition != of_model.partition) {
+        label += &format!(", part {}", of_model.partition);
+    }
+    if lanes > 1 {
+        label += &format!(", lane {lane}");
+    }
+    label
+}
+
+fn shown(launch: &PastLaunch, timeline: &Timeline) -> Batch {
     let PastLaunch {
         lane,
         partition,
@@ -117,8 +168,12 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         begin_ns,
         end_ns,
         steps,
+        left,
+        ..
     } = launch;
-    let relative = |at: u64| at as f64 / 1e6 - from_ns as f64 / 1e6;
+    let relative = |at: u64| at as f64 / 1e6 - timeline.from_ns as f64 / 1e6;
+    let why = left.as_ref().and_then(|left| timeline.rules.get(&left.rule));
+    let why = why.map_or(String::new(), |why| format!("; it left then because {why}"));
     let granted = granted.map_or(String::new(), |granted| format!(" (granted as {granted})"));
     let part = if *partition > 0 { format!(", partition {partition}") } else { String::new() };
     let length = if *length > 0 { format!(", padded to {length}") } else { String::new() };
@@ -127,10 +182,10 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         start: relative(*begin_ns),
         end: relative(*end_ns),
         label: rows.to_string(),
-        colour: (*batch % 6) as usize,
+        colour: 0,
         lost: false,
         hint: format!(
-            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}{part}, {:.3} ms{}",
+            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}{part}, {:.3} ms{why}{}",
             end.saturating_sub(1),
             in_millis(end_ns - begin_ns),
             members(steps)
@@ -148,10 +203,12 @@ fn members(steps: &[PastStep]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use downbeat_service::report::timeline::{PastDeparture, rules};
+
     use super::*;
 
     #[test]
-    fn a_page_has_a_row_a_lane_and_a_picture_a_second_in_which_something_ran() {
+    fn a_picture_has_the_lanes_of_all_models_of_a_device() {
         let launch = |begin_ms: u64| PastLaunch {
             lane: 1,
             partition: 0,
@@ -163,7 +220,8 @@ mod tests {
             length: 12,
             begin_ns: (10_000 + begin_ms) * 1_000_000,
             end_ns: (10_002 + begin_ms) * 1_000_000,
-            steps: Vec::new(),
+            left: Some(PastDeparture { rule: "full".to_owned(), window_ns: None, latest_ns: None, behind: 0 }),
+            ..PastLaunch::default()
         };
         let (pipeline, step) = ("photos".to_owned(), "1".to_owned());
         let step = PastStep { pipeline, request: 7, step, reached_ns: 12_400_000_000 };
@@ -178,19 +236,29 @@ mod tests {
             launches: vec![launch(0), PastLaunch { granted: Some(12), steps: vec![step], ..launch(2_500) }],
         };
         let idle = PastLaunches { launches: Vec::new(), ..device.clone() };
-        let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices };
+        let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices, rules: rules() };
         assert!(page(&over(Vec::new())).contains("No model is in service"));
         assert!(page(&over(vec![idle])).contains("No launch ran in this time"));
-        let page = page(&over(vec![device]));
+        let other = PastLaunches { model: "other".to_owned(), partition: 0, lanes: vec![8], ..device.clone() };
+        let page = page(&over(vec![device, other]));
         assert!(!page.contains("No launch ran"), "{page}");
+        assert!(page.contains(">Device 0</h2>") && page.contains("the earliest are missing"), "{page}");
         assert!(
-            page.contains("a&lt;b 1 on device 0, partition 2: elastic") && page.contains("the earliest are missing"),
+            page.contains("<th scope=\"row\">a&lt;b</th>") && page.contains("<td>2</td><td class=\"text\">1, 4</td>"),
             "{page}"
         );
-        assert!(page.contains("0 to 1000 ms") && page.contains("2000 to 3000 ms") && !page.contains("1000 to 2000 ms"));
-        assert!(page.contains("batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"), "{page}");
+        let pictures = ["Device 0, 0 to 1000 ms", "Device 0, 2000 to 3000 ms"];
+        assert!(pictures.iter().all(|title| page.contains(title)) && !page.contains("1000 to 2000 ms"), "{page}");
+        assert!(
+            page.contains("a&lt;b: batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"),
+            "{page}"
+        );
+        assert!(page.contains("it left then because nothing more could join it"), "{page}");
         assert!(page.contains("batch 7 (granted as 12), segments"), "{page}");
         assert!(page.contains("photos #7 step 1") && page.contains("photos: 1 requests; steps 1 a&lt;b"), "{page}");
-        assert_eq!(page.matches("1: 4").count(), 2, "a row's label in each picture");
+        // Both models stand in each picture of the device.
+        for label in ["a&lt;b, lane 1", "other, lane 1"] {
+            assert_eq!(page.matches(&format!("{label}<title>")).count(), 2, "{label}: {page}");
+        }
     }
 }

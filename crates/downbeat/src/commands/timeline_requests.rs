@@ -168,7 +168,7 @@ impl fmt::Display for Visit {
 
 #[cfg(test)]
 mod tests {
-    use downbeat_service::report::timeline::PastLaunch;
+    use downbeat_service::report::timeline::{PastLaunch, rules};
 
     use super::*;
 
@@ -191,6 +191,7 @@ mod tests {
             begin_ns: begin * 1_000_000,
             end_ns: end * 1_000_000,
             steps: steps.iter().map(step).collect(),
+            ..PastLaunch::default()
         };
         let (model, version, policy) = (model.to_owned(), "1".to_owned(), "exclusive".to_owned());
         let (lanes, launches) = (vec![8], vec![launch]);
@@ -204,7 +205,7 @@ mod tests {
             launch("detect", 30, 60, &[(7, "1", 20)]),
             launch("plain", 0, 1, &[]),
         ];
-        let ways = Ways::of(&Timeline { from_ns: 0, now_ns: 100_000_000, devices });
+        let ways = Ways::of(&Timeline { from_ns: 0, now_ns: 100_000_000, devices, rules: rules() });
         let [photos] = &ways[..] else { panic!("{ways:?}") };
         assert_eq!(photos.requests, 2);
         let text = photos.to_string();
@@ -225,6 +226,6 @@ mod tests {
     #[test]
     fn a_timeline_without_pipelines_has_no_ways() {
         let devices = vec![launch("plain", 0, 1, &[])];
-        assert_eq!(Ways::of(&Timeline { from_ns: 0, now_ns: 1, devices }), []);
+        assert_eq!(Ways::of(&Timeline { from_ns: 0, now_ns: 1, devices, rules: rules() }), []);
     }
 }

@@ -11,7 +11,7 @@ use downbeat_repository::ModelSource;
 use downbeat_service::options::Step;
 use serde_json::Value;
 
-use crate::options::units;
+use crate::options::{trace_config, units};
 
 /// The value of an option from one source.
 #[derive(Clone, Copy, Debug)]
@@ -216,6 +216,11 @@ pub fn mebibytes() -> Form<u64> {
     let read = move |given: &Given<'_>| read(given).map(|mebibytes| mebibytes << 20);
     let write = |bytes: &u64| (bytes >> 20).to_string();
     Form { unit, values, choices: Vec::new(), is_list: false, read: Box::new(read), write: Box::new(write) }
+}
+
+/// A number of traces; -1: no limit.
+pub fn traces() -> Form<Option<u32>> {
+    scalar("COUNT", "number; -1: no limit", Value::is_number, trace_config::count, trace_config::count_text)
 }
 
 /// Bytes, more than 0.

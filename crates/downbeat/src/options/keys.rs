@@ -19,9 +19,10 @@ use downbeat_service::options::{
 use crate::options::draft::{ControlMode, Draft};
 use crate::options::forms::{
     address, bytes, bytes_or_zero, hours, list, mebibytes, micros, millis, name, number, parsed, path, port, seconds,
-    seconds_from, seconds_or_zero, share, source, steps, switch,
+    seconds_from, seconds_or_zero, share, source, steps, switch, traces,
 };
 use crate::options::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
+use crate::options::trace_config::{self, TraceSetting};
 use crate::options::triton_flags::default_max_batch_size;
 use crate::options::units;
 
@@ -432,6 +433,27 @@ fn operation() -> Vec<Key<Draft>> {
         triton("log-verbose", number(0..=u32::MAX.into()), |d, verbose: u32| level(d, verbose > 0, "debug")),
         key("log.level", parsed("LEVEL", check_level, String::clone), |d| &mut d.options.log.level)
             .flag("log-level", "error, warn, info, debug, trace, or a filter such as info,downbeat_models=debug"),
+        optional("trace.file", path("FILE"), |d| &mut d.options.traces.file, "no file", "\"trace.json\"")
+            .flag("trace-file", "File for the traces of requests in Triton's form, which Triton's trace_summary.py reads (see \"Trace requests\")"),
+        optional("trace.otlp_endpoint", parsed("URL", |text| Ok(text.to_owned()), String::clone), |d| &mut d.options.traces.otlp, "no collector", "\"http://localhost:4318\"")
+            .flag("otlp-endpoint", "Collector of OpenTelemetry that gets the spans of traced requests, by OTLP over HTTP (see \"Trace requests\")"),
+        optional("trace.level", parsed("LEVEL", trace_config::level, trace_config::level_text), |d| &mut d.options.traces.level, "TIMESTAMPS with a file or a collector, else OFF", "\"TIMESTAMPS\"")
+            .flag("trace-level", "OFF: requests are traced only once a client asks for it (POST /v2/trace/setting); TIMESTAMPS: from the start"),
+        key("trace.rate", number(1..=i32::MAX as u64), |d| &mut d.options.traces.rate)
+            .flag("trace-rate", "One request in this many is traced"),
+        key("trace.count", traces(), |d| &mut d.options.traces.count)
+            .flag("trace-count", "This many requests are traced; -1: no limit"),
+        key("trace.log_frequency", number(0..=i32::MAX as u64), |d| &mut d.options.traces.log_frequency)
+            .flag("trace-log-frequency", "Each file FILE.0, FILE.1, ... takes this many traces; 0: FILE takes all"),
+        triton("trace-config", list(parsed("SETTING", TraceSetting::parse, TraceSetting::text)), |d, settings: Vec<TraceSetting>| {
+            let options = &mut d.options;
+            options.notices.extend(settings.into_iter().filter_map(|setting| setting.set(&mut options.traces)));
+        })
+        .arity(Arity::Repeated),
+        optional("access_log.file", path("FILE"), |d| &mut d.options.traces.access_log, "no access log", "\"access.jsonl\"")
+            .flag("access-log", "File for the access log: a line of JSON for each inference request; -: standard output (see \"The access log\")"),
+        key("access_log.rate", number(1..=i32::MAX as u64), |d| &mut d.options.traces.access_log_rate)
+            .flag("access-log-rate", "The access log has one request in this many"),
     ]
 }
 

@@ -10,5 +10,6 @@ pub(crate) mod options_file;
 pub(crate) mod remote_models;
 pub(crate) mod resolve;
 pub(crate) mod serve_flags;
+pub(crate) mod trace_config;
 pub(crate) mod triton_flags;
 pub mod units;

@@ -98,6 +98,8 @@ fn argument(key: &'static Key<Draft>) -> Arg {
     } else {
         // The help names the choices and explains them.
         argument = argument.value_name(key.unit).value_parser(Checked(key)).hide_possible_values(true);
+        // -1 stands for no limit.
+        argument = argument.allow_negative_numbers(true);
     }
     if !key.heading.is_empty() {
         argument = argument.help_heading(key.heading);

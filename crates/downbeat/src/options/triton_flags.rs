@@ -18,8 +18,8 @@ const PASSED_OVER: &str = "
     http-header-forward-pattern http-thread-count log-file metrics-config min-supported-compute-capability
     model-load-gpu-limit model-load-retry-count model-namespacing pinned-memory-pool-byte-size rate-limit
     rate-limit-resource repoagent-directory response-cache-byte-size reuse-grpc-port reuse-http-port
-    sagemaker-port sagemaker-safe-port-range sagemaker-thread-count trace-config trace-count trace-file
-    trace-level trace-log-frequency trace-rate vertex-ai-default-model vertex-ai-port vertex-ai-thread-count
+    sagemaker-port sagemaker-safe-port-range sagemaker-thread-count vertex-ai-default-model
+    vertex-ai-port vertex-ai-thread-count
 ";
 
 /// Flags that restrict access. Ignoring them would leave the server open; the value `false`

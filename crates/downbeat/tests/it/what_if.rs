@@ -3,14 +3,19 @@
 use std::path::Path;
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Output, Request, Scheduler};
-use downbeat_core::journal::Journal;
 use downbeat_core::journal::cluster::{Decision, Input};
+use downbeat_core::journal::{Journal, QueueName};
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 
 use crate::command_line::{run, stderr, stdout};
 
-/// 50 requests, one every 10 ms, of a model that takes 6 ms alone, on two devices.
+/// Requests, one every 10 ms, of a model that takes 6 ms alone, on two devices.
 fn log(requests: u64) -> Vec<u8> {
+    named(requests, None)
+}
+
+/// As [`log`], with this name of the model.
+fn named(requests: u64, name: Option<&str>) -> Vec<u8> {
     let mut journal = Journal::on(Scheduler::new());
     let at = |ms| Time::ZERO + Duration::from_millis(ms);
     let profile = LatencyProfile::linear_ms(1.0, 5.0, 8).unwrap();
@@ -19,6 +24,10 @@ fn log(requests: u64) -> Vec<u8> {
         journal.apply(at(0), input);
     }
     journal.apply(at(0), Input::AddModel(ModelId(0), Box::new(options)));
+    if let Some(name) = name {
+        let name = QueueName { model: name.to_owned(), version: "1".to_owned(), shape: String::new(), is_lent: false };
+        journal.apply(at(0), Input::Name(ModelId(0), Box::new(name)));
+    }
     for id in 0..requests {
         let now = at(1_000 + 10 * id);
         let deadline = now + Duration::from_millis(20);
@@ -60,13 +69,27 @@ fn settings_stand_beside_what_happened() {
         assert_eq!(of(&rows[2]), r#""simulated" "eager+head" 2"#);
         assert_eq!((&rows[0]["all"]["in_time"], &rows[0]["all"]["attainment"]), (&50.into(), &1.0.into()));
         assert!(rows[1]["busy"].as_f64() > rows[2]["busy"].as_f64(), "one device is busier than two");
-        let page = std::fs::read_to_string(html).unwrap();
+        let page = std::fs::read_to_string(&html).unwrap();
         assert!(page.contains("eager+head") && page.contains("as recorded"), "{page}");
+
+        let output = run(&["what-if", logs, "--rates=0.5,1,40", "--json"]);
+        let report: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let of = |row: &serde_json::Value| (row["rate"].as_f64().unwrap(), row["all"]["attainment"].as_f64().unwrap());
+        let curve: Vec<(f64, f64)> = report["rows"].as_array().unwrap().iter().skip(1).map(of).collect();
+        assert_eq!(curve[..2], [(0.5, 1.0), (1.0, 1.0)]);
+        assert!(curve[2].0 == 40.0 && curve[2].1 < 0.9, "{curve:?}");
+        let output = run(&["what-if", logs, "--rates=1,0"]);
+        assert!(stderr(&output).contains("--rates is 0; the rate must be from 0.001 to 1000"));
 
         let output = run(&["what-if", logs, "--slo-ms=m0=5"]);
         assert!(
             stdout(&output).contains("| simulated   | as recorded |       2 |    1 | all   |       50 |   0.00% |")
         );
+        let several = ["--rates=1,4,8", "--devices=1,2", "--html", html.to_str().unwrap()];
+        let output = run(&[&["what-if", logs][..], &several].concat());
+        assert_eq!(stdout(&output).matches("| simulated ").count(), 6, "{}", stdout(&output));
+        let page = std::fs::read_to_string(&html).unwrap();
+        assert!(page.contains("In time, by rate") && page.contains("In time, by devices"), "{page}");
     });
 }
 
@@ -76,7 +99,78 @@ fn the_cheapest_setting_is_told() {
         let output = run(&["advise", logs, "--policy", "eager+head"]);
         assert_eq!(stderr(&output), "");
         let said = stdout(&output);
-        assert!(said.contains("1 device (the log has 2) with 'eager+head' answer 99% of each model's"), "{said}");
+        let settings =
+            "1 device (the log has 2) answers 99% of each model's requests in time with scheduler eager, drop head";
+        assert!(said.contains(settings), "{said}");
+        assert!(said.contains("95 of 100 logs like this one (50 requests in 0.5 s) would have"), "{said}");
+    });
+}
+
+/// A model for `downbeat config check`.
+const EMULATED: &str = "alpha_ms = 1.0\nbeta_ms = 5.0\nmax_batch = 8\n[[inputs]]\nname = \"x\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n\
+                        [[outputs]]\nname = \"y\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n";
+
+/// A server takes the recommended lines of each policy.
+#[test]
+fn the_advice_is_a_configuration_that_can_be_pasted() {
+    in_folder(&named(50, Some("two words")), |folder, logs| {
+        let model = folder.join("models/two words/1");
+        std::fs::create_dir_all(&model).unwrap();
+        std::fs::write(model.join("model.emulated.toml"), EMULATED).unwrap();
+        let file = folder.join("downbeat.toml");
+        let (models, config) = (folder.join("models"), file.to_str().unwrap());
+        for (policy, expected) in [
+            ("deferred@fair", "scheduler = \"deferred\"\n"),
+            ("consolidating", "drop = \"adaptive\"\n"),
+            ("latest+none", "drop = \"none\"\n"),
+            ("timeout:10%", "# config.pbtxt needs: dynamic_batching { max_queue_delay_microseconds: 2000 }\n"),
+        ] {
+            let output =
+                run(&["advise", logs, "--policy", policy, "--slo-ms", "two words=20", "--target", "0.5", "--json"]);
+            let report: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+            let lines = report["config"].as_str().unwrap();
+            assert!(lines.starts_with("devices = 1    # the log has 2"), "{policy}: {lines}");
+            assert!(lines.contains("[models.\"two words\"]\n") && lines.contains(expected), "{policy}: {lines}");
+            assert!(lines.ends_with("slo_ms = 20\n"), "{policy}: {lines}");
+            assert_eq!(lines.contains("order = \"fair\""), policy.ends_with("@fair"), "{policy}: {lines}");
+            std::fs::write(&file, lines).unwrap();
+            let check = run(&["config", "check", models.to_str().unwrap(), "--engine", "emulated", "--config", config]);
+            assert!(check.status.success(), "{policy}: {lines}{}{}", stdout(&check), stderr(&check));
+        }
+    });
+}
+
+#[test]
+fn settings_are_ordered_by_the_wish() {
+    in_folder(&log(50), |folder, logs| {
+        let html = folder.join("advice.html");
+        let best = |flags: &[&str]| {
+            let output = run(&[&["advise", logs, "--json", "--html", html.to_str().unwrap()], flags].concat());
+            assert_eq!(stderr(&output), "");
+            let report: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+            (report["candidates"][0].clone(), report)
+        };
+        let (fewest, _) = best(&[]);
+        assert_eq!(fewest["devices"], 1);
+        let (quick, report) = best(&["--by", "latency"]);
+        assert_eq!((&quick["devices"], &report["goal"]), (&2.into(), &"latency".into()));
+        let (strong, _) = best(&["--by", "headroom", "--max-devices", "3"]);
+        assert_eq!(strong["devices"], 3);
+        assert!(strong["margin"].as_f64() > fewest["margin"].as_f64(), "{strong}");
+        // One device runs 50 requests in 0.49 s, and an hour costs 3.60.
+        let (cheap, _) = best(&["--price", "3.6"]);
+        let price = cheap["price_per_million"].as_f64().unwrap();
+        assert!((price - 0.49 / 50.0 * 3.6 / 3_600.0 * 1e6).abs() < 1e-6, "{price}");
+        let page = std::fs::read_to_string(&html).unwrap();
+        for expected in ["In time, by rate", "knee ", "In time, by devices", "price per million in time"] {
+            assert!(page.contains(expected), "{expected}: {page}");
+        }
+        let refuses = |flags: &[&str], expected: &str| {
+            let said = stderr(&run(&[&["advise", logs], flags].concat()));
+            assert!(said.contains(expected), "{said}");
+        };
+        refuses(&["--by", "speed"], "devices, latency, headroom, price");
+        refuses(&["--price", "-1"], "--price is -1; the price of an hour must be above 0");
     });
 }
 

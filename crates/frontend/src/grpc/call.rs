@@ -8,10 +8,13 @@ use downbeat_protocol::grpc::response_to_message;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::client::Client;
 use downbeat_service::service::Service;
+use downbeat_service::traces::Traces;
+use downbeat_service::traces::open::OpenTrace;
+use downbeat_service::traces::record::Wire;
 use http::HeaderMap;
 use http_body::Body;
 use tokio::sync::watch;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::answer::{self, AnswerBody};
 use super::message::{self, Doorkeeper, MessageReader, Received, read_request};
@@ -41,6 +44,7 @@ pub(super) struct Inference<S> {
     pub service: Arc<S>,
     pub memory: Arc<SharedMemory>,
     pub budget: Arc<ByteBudget>,
+    pub traces: Arc<Traces>,
     /// Largest message, bytes.
     pub limit: usize,
     /// Most requests of one stream at once.
@@ -62,6 +66,7 @@ impl<S: Service> Inference<S> {
             service,
             memory,
             budget: Arc::clone(&options.budget),
+            traces: Arc::clone(&options.traces),
             limit: options.max_message_bytes,
             max_stream_requests: options.max_stream_requests,
             draining,
@@ -90,6 +95,7 @@ impl<S: Service> Inference<S> {
         B: Body<Data = Bytes> + Unpin,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        let began = self.traces.began();
         let (head, body) = call.into_parts();
         let codings = Codings::of(&head.headers)?;
         // The reader is kept until the answer is ready: bytes that the client sends behind its
@@ -102,16 +108,37 @@ impl<S: Service> Inference<S> {
             None => return Err(Status::internal("the call ended without a message; expected a ModelInferRequest")),
         };
         let (message, held) = message.inference(client, codings.requests, self.limit).await?;
-        caller.check_model(&message.model_name)?;
-        let (mut request, mut held) = read_request(client, message, held).await?;
+        let trace = trace::begin(&self.traces, (Wire::Grpc, client), &message.model_name, began, &head.headers);
+        noted(&trace, caller.check_model(&message.model_name))?;
+        let (mut request, mut held) = noted(&trace, read_request(client, message, held).await)?;
         timeout::bound(&mut request, timeout::call_timeout_us(&head.headers));
         caller.mark(&mut request);
         trace::mark(&*self.service, &head.headers, &mut request);
-        let response = extension::infer(&*self.service, &self.memory, client, request, &mut held).await?;
-        let pieces =
-            answer::pieces(client, response_to_message(response), false, codings.answers, &self.budget).await?;
-        Ok(answer::response(codings.answers, tonic::body::Body::new(AnswerBody::one(pieces))))
+        trace::received(trace.as_ref(), began.is_some(), &mut request);
+        let inferred = extension::infer(&*self.service, &self.memory, client, request, &mut held).await;
+        let response = noted(&trace, inferred)?;
+        if let Some(trace) = &trace {
+            trace.answered();
+        }
+        let pieces = answer::pieces(client, response_to_message(response), false, codings.answers, &self.budget).await;
+        let pieces = noted(&trace, pieces)?;
+        let mut answer = answer::response(codings.answers, tonic::body::Body::new(AnswerBody::one(pieces)));
+        if let Some(trace) = trace {
+            trace::end(&trace, Code::Ok as u16, answer.headers_mut());
+        }
+        Ok(answer)
     }
+}
+
+/// Notes an error in the trace of its request.
+pub(super) fn noted<T, E: Into<Status>>(trace: &Option<OpenTrace>, result: Result<T, E>) -> Result<T, Status> {
+    result.map_err(|error| {
+        let status = error.into();
+        if let Some(trace) = trace {
+            trace.outcome(status.code() as u16, Some(status.message()));
+        }
+        status
+    })
 }
 
 pub(super) type Answer = http::Response<tonic::body::Body>;

@@ -57,11 +57,16 @@ impl<S: Service> Frontend<S> {
         let limit = options.max_message_bytes;
         let health = HealthServer::new(HealthService::new(Arc::clone(&service), draining.clone()));
         let inference = Inference::new(Arc::clone(&service), Arc::clone(&memory), options, draining.clone());
-        let management = GrpcInferenceServiceServer::new(InferenceService::new(service, memory, draining))
-            .max_decoding_message_size(limit)
-            .max_encoding_message_size(usize::MAX)
-            .accept_compressed(CompressionEncoding::Gzip)
-            .accept_compressed(CompressionEncoding::Deflate);
+        let management = GrpcInferenceServiceServer::new(InferenceService::new(
+            service,
+            memory,
+            Arc::clone(&options.traces),
+            draining,
+        ))
+        .max_decoding_message_size(limit)
+        .max_encoding_message_size(usize::MAX)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate);
         let routes = Routes::new(management).add_service(health);
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)

@@ -9,6 +9,7 @@ use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceSe
 use downbeat_protocol::{Parameter, inference as pb};
 use downbeat_service::client::Client;
 use downbeat_service::service::{LoadOverrides, Service, UNLOAD_DEPENDENTS};
+use downbeat_service::traces::Traces;
 use downbeat_service::work::offload;
 use futures_util::stream::Empty;
 use tokio::sync::watch;
@@ -25,12 +26,18 @@ type Answer<T> = Result<Response<T>, Status>;
 pub(super) struct InferenceService<S> {
     service: Arc<S>,
     memory: Arc<SharedMemory>,
+    traces: Arc<Traces>,
     draining: watch::Receiver<bool>,
 }
 
 impl<S: Service> InferenceService<S> {
-    pub(super) fn new(service: Arc<S>, memory: Arc<SharedMemory>, draining: watch::Receiver<bool>) -> Self {
-        InferenceService { service, memory, draining }
+    pub(super) fn new(
+        service: Arc<S>,
+        memory: Arc<SharedMemory>,
+        traces: Arc<Traces>,
+        draining: watch::Receiver<bool>,
+    ) -> Self {
+        InferenceService { service, memory, traces, draining }
     }
 }
 
@@ -326,7 +333,11 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     }
 
     async fn trace_setting(&self, request: Request<pb::TraceSettingRequest>) -> Answer<pb::TraceSettingResponse> {
-        settings::trace(request.get_ref()).map(Response::new)
+        let request = request.into_inner();
+        if !request.model_name.is_empty() {
+            self.service.model_metadata(&request.model_name, "")?;
+        }
+        settings::trace(&self.traces, &request).map(Response::new)
     }
 
     async fn log_settings(&self, request: Request<pb::LogSettingsRequest>) -> Answer<pb::LogSettingsResponse> {

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::service::Service;
+use downbeat_service::traces::Traces;
 use frontend::Frontend;
 use tokio::net::TcpListener;
 
@@ -38,6 +39,8 @@ pub struct GrpcOptions {
     pub max_connection_calls: u32,
     /// Who may do what; `None`: everybody may do everything.
     pub access: Option<Arc<Access>>,
+    /// Traces of requests, and their settings.
+    pub traces: Arc<Traces>,
 }
 
 impl Default for GrpcOptions {
@@ -48,6 +51,7 @@ impl Default for GrpcOptions {
             max_stream_requests: 1024,
             max_connection_calls: 4096,
             access: None,
+            traces: Traces::off(),
         }
     }
 }

@@ -1,81 +1,74 @@
-//! Answers to the trace and log settings calls. Both are set at start; a change by a client is
-//! refused.
+//! Answers to the calls for the settings of traces and of the log.
 
-use std::collections::BTreeMap;
-
-use downbeat_core::pages::Pointer;
 use downbeat_protocol::inference as pb;
+use downbeat_service::traces::Traces;
 use pb::log_settings_request::setting_value::ParameterChoice as Asked;
 use pb::log_settings_response::setting_value::ParameterChoice as Told;
+use serde_json::Value;
 use tonic::Status;
-use tracing::Level;
 
-/// Request traces are not collected: every phase has a histogram instead.
-const TRACE: [(&str, &str); 6] = [
-    ("trace_level", "OFF"),
-    ("trace_rate", "1000"),
-    ("trace_count", "-1"),
-    ("log_frequency", "0"),
-    ("trace_file", ""),
-    ("trace_mode", "triton"),
-];
+use crate::settings::{Settings, log, trace};
 
-/// Answers `TraceSetting`. An empty value would clear a setting, which leaves these as they are.
-pub(super) fn trace(request: &pb::TraceSettingRequest) -> Result<pb::TraceSettingResponse, Status> {
-    for (name, setting) in &request.settings {
-        let Some((_, now)) = TRACE.iter().find(|(known, _)| known == name) else {
-            return Err(unknown("trace", name, TRACE.iter().map(|(name, _)| *name)));
-        };
-        if setting.value.iter().any(|value| value != now) {
-            return Err(Status::unimplemented(format!(
-                "trace setting '{name}' cannot be changed from '{now}': this server does not collect traces; its \
-                 metrics have a histogram of each phase ({})",
-                Pointer::TRACES
-            )));
+/// Answers `TraceSetting`. The same call reads and changes: a call without settings reads. A setting
+/// without a value asks for the default.
+pub(super) fn trace(traces: &Traces, request: &pb::TraceSettingRequest) -> Result<pb::TraceSettingResponse, Status> {
+    let model = (!request.model_name.is_empty()).then_some(request.model_name.as_str());
+    let settings = match request.settings.is_empty() {
+        true => trace::get(traces, model),
+        false => {
+            let wanted = request.settings.iter().map(|(name, setting)| (name.clone(), asked(name, &setting.value)));
+            trace::change(traces, model, &wanted.collect())?
         }
+    };
+    let told = |value: Value| pb::trace_setting_response::SettingValue {
+        value: match value {
+            Value::Array(values) => values.into_iter().map(text).collect(),
+            value => vec![text(value)],
+        },
+    };
+    Ok(pb::TraceSettingResponse { settings: settings.into_iter().map(|(name, value)| (name, told(value))).collect() })
+}
+
+/// The value of a setting of traces, which is a list in each call.
+fn asked(name: &str, values: &[String]) -> Value {
+    match values {
+        [] => Value::Null,
+        [value] if name != "trace_level" => value.as_str().into(),
+        values => values.into(),
     }
-    let value = |value: &str| pb::trace_setting_response::SettingValue { value: vec![value.to_owned()] };
-    Ok(pb::TraceSettingResponse {
-        settings: TRACE.iter().map(|(name, now)| ((*name).to_owned(), value(now))).collect(),
-    })
+}
+
+fn text(value: Value) -> String {
+    match value {
+        Value::String(text) => text,
+        value => value.to_string(),
+    }
 }
 
 /// Answers `LogSettings`.
 pub(super) fn log(request: &pb::LogSettingsRequest) -> Result<pb::LogSettingsResponse, Status> {
-    let now = BTreeMap::from([
-        ("log_error", Told::BoolParam(tracing::enabled!(Level::ERROR))),
-        ("log_file", Told::StringParam(String::new())),
-        ("log_format", Told::StringParam("default".into())),
-        ("log_info", Told::BoolParam(tracing::enabled!(Level::INFO))),
-        ("log_verbose_level", Told::Uint32Param(u32::from(tracing::enabled!(Level::DEBUG)))),
-        ("log_warning", Told::BoolParam(tracing::enabled!(Level::WARN))),
-    ]);
-    for (name, setting) in &request.settings {
-        let Some(now) = now.get(name.as_str()) else {
-            return Err(unknown("log", name, now.keys().copied()));
-        };
-        let same = match (&setting.parameter_choice, now) {
-            (None, _) => true,
-            (Some(Asked::BoolParam(asked)), Told::BoolParam(now)) => asked == now,
-            (Some(Asked::Uint32Param(asked)), Told::Uint32Param(now)) => asked == now,
-            (Some(Asked::StringParam(asked)), Told::StringParam(now)) => asked == now,
-            _ => false,
-        };
-        if !same {
-            return Err(Status::unimplemented(format!(
-                "log setting '{name}' cannot be changed while the server runs; set it at start ({})",
-                Pointer::TRACES
-            )));
-        }
-    }
-    let value = |told| pb::log_settings_response::SettingValue { parameter_choice: Some(told) };
-    Ok(pb::LogSettingsResponse {
-        settings: now.into_iter().map(|(name, told)| (name.to_owned(), value(told))).collect(),
-    })
-}
-
-fn unknown<'a>(kind: &str, name: &str, known: impl Iterator<Item = &'a str>) -> Status {
-    let name: String = name.chars().take(64).collect();
-    let known: Vec<&str> = known.collect();
-    Status::invalid_argument(format!("unknown {kind} setting '{name}'; expected one of {}", known.join(", ")))
+    let wanted: Settings = request
+        .settings
+        .iter()
+        .map(|(name, setting)| {
+            let value = match &setting.parameter_choice {
+                None => Value::Null,
+                Some(Asked::BoolParam(value)) => (*value).into(),
+                Some(Asked::Uint32Param(value)) => (*value).into(),
+                Some(Asked::StringParam(value)) => value.as_str().into(),
+            };
+            (name.clone(), value)
+        })
+        .collect();
+    let settings = if wanted.is_empty() { log::get() } else { log::change(&wanted)? };
+    let told = |value: Value| pb::log_settings_response::SettingValue {
+        parameter_choice: Some(match value {
+            Value::Bool(value) => Told::BoolParam(value),
+            Value::Number(value) => {
+                Told::Uint32Param(value.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(u32::MAX))
+            }
+            value => Told::StringParam(text(value)),
+        }),
+    };
+    Ok(pb::LogSettingsResponse { settings: settings.into_iter().map(|(name, value)| (name, told(value))).collect() })
 }

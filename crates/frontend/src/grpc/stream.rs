@@ -11,21 +11,24 @@ use downbeat_service::budget::{ByteBudget, Reservation};
 use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
 use downbeat_service::service::Service;
+use downbeat_service::traces::open::OpenTrace;
+use downbeat_service::traces::record::Wire;
 use futures_core::Stream;
 use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
 use futures_util::stream::{FuturesOrdered, SelectAll, StreamExt, select_all, unfold};
+use http::HeaderMap;
 use http_body::Body;
 use pb::infer_parameter::ParameterChoice;
 use tokio::sync::mpsc;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::answer::{AnswerBody, Pieces, error_pieces, pieces, response, stream_error_pieces};
-use super::call::{Answer, Codings, Inference};
+use super::call::{Answer, Codings, Inference, noted};
 use super::message::{MessageReader, RawMessage, Received, read_request};
 use crate::access::Caller;
 use crate::compression::Coding;
-use crate::extension;
+use crate::{extension, trace};
 
 /// Marks the last answer of a request in a stream.
 const FINAL: &str = "triton_final_response";
@@ -44,6 +47,8 @@ pub(super) struct AnswerStream<S, B> {
     client: Client,
     caller: Caller,
     codings: Codings,
+    /// The headers of the call.
+    headers: Arc<HeaderMap>,
     /// `None`: nothing more is read. The client is done, the stream is broken, or the server
     /// drains.
     requests: Option<MessageReader<B>>,
@@ -79,6 +84,7 @@ impl<S: Service> Inference<S> {
             client,
             caller,
             codings,
+            headers: Arc::new(head.headers),
             requests: Some(reader),
             running: FuturesOrdered::new(),
             many: select_all([]),
@@ -99,7 +105,8 @@ where
 {
     fn start(&mut self, message: RawMessage) {
         let (inference, client, codings) = (Arc::clone(&self.inference), self.client, self.codings);
-        let (begun, caller) = (self.begun.0.clone(), self.caller.clone());
+        let (begun, caller, headers) = (self.begun.0.clone(), self.caller.clone(), Arc::clone(&self.headers));
+        let began = self.inference.traces.began();
         self.running.push_back(Box::pin(async move {
             let (message, held) = match message.inference(client, codings.requests, inference.limit).await {
                 Ok(read) => read,
@@ -108,6 +115,7 @@ where
                 }
             };
             let (model_name, id) = (message.model_name.clone(), message.id.clone());
+            let trace = trace::begin(&inference.traces, (Wire::Grpc, client), &model_name, began, &headers);
             if let Err(denied) = caller.check_model(&model_name) {
                 return error_pieces(denied.to_string(), model_name, id).map(Some);
             }
@@ -115,18 +123,23 @@ where
                 let (mut request, mut held) = read_request(client, message, held).await?;
                 let empty_final = take_empty_final(&mut request)?;
                 caller.mark(&mut request);
+                trace::received(trace.as_ref(), began.is_some(), &mut request);
                 if inference.service.is_decoupled(&request.model_name, &request.model_version) {
-                    let many = inference.many(client, codings.answers, request, held, empty_final).await?;
+                    let many = inference.many((client, codings.answers), request, held, empty_final, trace).await?;
                     // An error: the stream has ended, and this future with it.
                     let _ = begun.send(many);
-                    return Ok(None);
+                    return Ok::<_, ServiceError>(None);
                 }
-                extension::infer(&*inference.service, &inference.memory, client, request, &mut held).await.map(Some)
+                let inferred =
+                    extension::infer(&*inference.service, &inference.memory, client, request, &mut held).await;
+                let response = tell(&trace, inferred)?;
+                Ok(Some((response, trace)))
             };
             match answer.await {
-                Ok(Some(response)) => {
+                Ok(Some((response, trace))) => {
                     let message = marked(response, true);
-                    pieces(client, message, true, codings.answers, &inference.budget).await.map(Some)
+                    let written = pieces(client, message, true, codings.answers, &inference.budget).await;
+                    noted(&trace, written).inspect(|_| sent(&trace)).map(Some)
                 }
                 Ok(None) => Ok(None),
                 Err(error) => error_pieces(error.to_string(), model_name, id).map(Some),
@@ -208,6 +221,23 @@ fn take_empty_final(request: &mut InferRequest) -> Result<bool, ServiceError> {
     }
 }
 
+/// Notes the service's answer to a request in the request's trace.
+fn tell<T>(trace: &Option<OpenTrace>, answer: Result<T, ServiceError>) -> Result<T, ServiceError> {
+    if let Some(trace) = trace {
+        trace.answered();
+        if let Err(error) = &answer {
+            let status = Status::from(error.clone());
+            trace.outcome(status.code() as u16, Some(status.message()));
+        }
+    }
+    answer
+}
+
+/// The last answer to a request is with the connection.
+fn sent(trace: &Option<OpenTrace>) {
+    trace.iter().for_each(|trace| trace.outcome(Code::Ok as u16, None));
+}
+
 /// The message of a response, with the mark of a request's last answer.
 fn marked(response: InferResponse, is_final: bool) -> pb::ModelInferResponse {
     let mut message = response_to_message(response);
@@ -217,14 +247,14 @@ fn marked(response: InferResponse, is_final: bool) -> pb::ModelInferResponse {
 }
 
 impl<S: Service> Inference<S> {
-    /// Begins a request to a decoupled model. `held` stays until the answers end.
+    /// Begins a request to a decoupled model. `held` and `trace` stay until the answers end.
     async fn many(
         &self,
-        client: Client,
-        coding: Option<Coding>,
+        (client, coding): (Client, Option<Coding>),
         request: InferRequest,
         held: Reservation,
         empty_final: bool,
+        trace: Option<OpenTrace>,
     ) -> Result<ManyPieces, ServiceError> {
         let end = InferResponse {
             model_name: request.model_name.clone(),
@@ -232,8 +262,9 @@ impl<S: Service> Inference<S> {
             id: request.id.clone(),
             ..InferResponse::default()
         };
-        let answers = extension::infer_many(&*self.service, &self.memory, client, request, held).await?;
-        let writer = Writer { client, coding, budget: Arc::clone(&self.budget), end, empty_final };
+        let begun = extension::infer_many(&*self.service, &self.memory, client, request, held).await;
+        let answers = tell(&trace, begun)?;
+        let writer = Writer { client, coding, budget: Arc::clone(&self.budget), end, empty_final, trace };
         Ok(unfold(Some((answers, writer)), |state| async {
             let (mut answers, writer) = state?;
             loop {
@@ -259,6 +290,8 @@ struct Writer {
     /// The answer that only tells the end.
     end: InferResponse,
     empty_final: bool,
+    /// Ends with the answers.
+    trace: Option<OpenTrace>,
 }
 
 impl Writer {
@@ -268,6 +301,10 @@ impl Writer {
         answer: Option<Result<InferResponse, ServiceError>>,
         is_final: bool,
     ) -> Option<Result<Pieces, Status>> {
+        let answer = answer.map(|answer| tell(&self.trace, answer));
+        if is_final {
+            sent(&self.trace);
+        }
         let response = match answer {
             Some(Ok(response)) => response,
             Some(Err(error)) => {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use downbeat_protocol::CodecError;
 use downbeat_protocol::http::ErrorBody;
 use downbeat_service::error::ServiceError;
+use downbeat_service::traces::open::OpenTrace;
 use serde::Serialize;
 
 use crate::access::Denied;
@@ -35,6 +36,12 @@ impl HttpError {
     pub fn closing(mut self) -> HttpError {
         self.close = true;
         self
+    }
+
+    /// Notes the error in the trace of its request.
+    #[cold]
+    pub fn tell(&self, trace: &OpenTrace) {
+        trace.outcome(self.status.as_u16(), Some(&self.message));
     }
 
     pub fn answer(self) -> Answer {

@@ -12,6 +12,8 @@ use downbeat_service::answers::StreamAnswer;
 use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
 use downbeat_service::service::Service;
+use downbeat_service::traces::open::OpenTrace;
+use downbeat_service::traces::record::Wire;
 use downbeat_service::work::offload;
 use futures_core::stream::BoxStream;
 use futures_util::stream::{StreamExt, unfold};
@@ -39,7 +41,25 @@ pub(super) async fn one<S: Service>(
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    let mut answers = begin(&state, (client, &caller), path, &headers, body).await?;
+    let traces = &state.options().traces;
+    let trace = trace::begin(traces, (Wire::Http, client), &path.model, traces.began(), &headers);
+    let answered = only(&state, (client, &caller), path, &headers, body, trace.as_ref()).await;
+    let mut answered = answered.inspect_err(|error| trace.iter().for_each(|trace| error.tell(trace)))?;
+    if let Some(trace) = trace {
+        trace::end(&trace, answered.status().as_u16(), answered.headers_mut());
+    }
+    Ok(answered)
+}
+
+async fn only<S: Service>(
+    state: &HttpState<S>,
+    sender: (Client, &Caller),
+    path: ModelPath,
+    headers: &HeaderMap,
+    body: Body,
+    trace: Option<&OpenTrace>,
+) -> HandlerResult {
+    let mut answers = begin(state, sender, path, headers, body, trace).await?;
     let mut only = None;
     while let Some(StreamAnswer { answer, is_final }) = answers.next().await {
         if let Some(answer) = answer
@@ -52,7 +72,8 @@ pub(super) async fn one<S: Service>(
         }
     }
     let response = only.ok_or_else(|| not_one("none"))?;
-    let text = write(client, response).await?;
+    trace.iter().for_each(|trace| trace.answered());
+    let text = write(sender.0, response).await?;
     let mut answer = Response::new(Body::from(text));
     answer.headers_mut().insert(CONTENT_TYPE, JSON);
     Ok(answer)
@@ -66,7 +87,10 @@ pub(super) async fn stream<S: Service>(
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    let mut answers = begin(&state, (client, &caller), path, &headers, body).await?;
+    let traces = &state.options().traces;
+    let trace = trace::begin(traces, (Wire::Http, client), &path.model, traces.began(), &headers);
+    let begun = begin(&state, (client, &caller), path, &headers, body, trace.as_ref()).await;
+    let mut answers = begun.inspect_err(|error| trace.iter().for_each(|trace| error.tell(trace)))?;
     let mut status = StatusCode::OK;
     let mut first = None;
     while let Some(StreamAnswer { answer, is_final }) = answers.next().await {
@@ -81,7 +105,8 @@ pub(super) async fn stream<S: Service>(
             break;
         }
     }
-    let events = futures_util::stream::iter(first).chain(events(client, answers));
+    trace.iter().for_each(|trace| trace.answered());
+    let events = futures_util::stream::iter(first).chain(events(client, answers, trace));
     let frames = events.map(|event| Ok::<_, std::convert::Infallible>(Frame::data(event)));
     let mut answer = Response::new(Body::new(StreamBody::new(frames)));
     *answer.status_mut() = status;
@@ -90,13 +115,14 @@ pub(super) async fn stream<S: Service>(
     Ok(answer)
 }
 
-/// Reads a request and begins its work. Dropping the answers cancels the work.
+/// Reads a request, whose `trace` is open, and begins its work. Dropping the answers cancels the work.
 async fn begin<S: Service>(
     state: &HttpState<S>,
     (client, caller): (Client, &Caller),
     path: ModelPath,
     headers: &HeaderMap,
     body: Body,
+    trace: Option<&OpenTrace>,
 ) -> Result<BoxStream<'static, StreamAnswer>, HttpError> {
     let limit = state.options().max_body_bytes;
     let head = state.service().model_metadata(&path.model, &path.version).map_err(HttpError::from).and_then(|model| {
@@ -118,6 +144,7 @@ async fn begin<S: Service>(
     let (mut request, held) = offload::run_if(heavy, client, length, read).await??;
     caller.mark(&mut request);
     trace::mark(state.service(), headers, &mut request);
+    trace::received(trace, state.options().traces.is_on(), &mut request);
     Ok(extension::infer_many(state.service(), state.memory(), client, request, held).await?)
 }
 
@@ -138,15 +165,28 @@ async fn write(client: Client, response: InferResponse) -> Result<Bytes, HttpErr
     Ok(Bytes::from(written?))
 }
 
-/// The events after the first.
-fn events(client: Client, answers: BoxStream<'static, StreamAnswer>) -> BoxStream<'static, Bytes> {
-    unfold(Some(answers), move |answers| async move {
-        let mut answers = answers?;
+/// The events after the first. The trace of the request ends with them.
+fn events(
+    client: Client,
+    answers: BoxStream<'static, StreamAnswer>,
+    trace: Option<OpenTrace>,
+) -> BoxStream<'static, Bytes> {
+    unfold(Some((answers, trace)), move |state| async move {
+        let (mut answers, trace) = state?;
+        let end = |trace: &Option<OpenTrace>| {
+            trace.iter().for_each(|trace| trace.outcome(StatusCode::OK.as_u16(), None));
+        };
         loop {
-            let StreamAnswer { answer, is_final } = answers.next().await?;
+            let Some(StreamAnswer { answer, is_final }) = answers.next().await else {
+                end(&trace);
+                return None;
+            };
+            if is_final {
+                end(&trace);
+            }
             if let Some(answer) = answer {
                 let (event, _) = event(client, answer).await;
-                return Some((event, (!is_final).then_some(answers)));
+                return Some((event, (!is_final).then_some((answers, trace))));
             }
             if is_final {
                 return None;

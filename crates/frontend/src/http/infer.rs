@@ -15,6 +15,8 @@ use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
 use downbeat_service::service::Service;
+use downbeat_service::traces::open::OpenTrace;
+use downbeat_service::traces::record::Wire;
 use downbeat_service::work::offload;
 
 use super::answer::{Answer, HandlerResult, HttpError, JSON};
@@ -42,8 +44,20 @@ pub(super) async fn handler<S: Service>(
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    let encoded = infer(&state, (client, &caller), path, &headers, body).await?;
-    Ok(answer(encoded, headers).map(Body::from))
+    let traces = &state.options().traces;
+    let trace = trace::begin(traces, (Wire::Http, client), &path.model, traces.began(), &headers);
+    let inferred = infer(&state, (client, &caller), path, &headers, body, trace.as_ref()).await;
+    let mut answered = match inferred {
+        Ok(encoded) => answer(encoded, headers),
+        Err(error) => {
+            trace.iter().for_each(|trace| error.tell(trace));
+            error.answer()
+        }
+    };
+    if let Some(trace) = trace {
+        trace::end(&trace, answered.status().as_u16(), answered.headers_mut());
+    }
+    Ok(answered.map(Body::from))
 }
 
 /// The answer with this body. The memory of the request's `headers` serves for the answer's
@@ -64,13 +78,14 @@ pub(super) fn answer(encoded: EncodedBody, mut headers: HeaderMap) -> Answer {
     answer
 }
 
-/// Answers an inference request. Dropping the future cancels it.
+/// Answers an inference request, whose `trace` is open. Dropping the future cancels it.
 pub(super) async fn infer<S: Service, B>(
     state: &HttpState<S>,
     (client, caller): (Client, &Caller),
     path: ModelPath,
     headers: &HeaderMap,
     body: B,
+    trace: Option<&OpenTrace>,
 ) -> Result<EncodedBody, HttpError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -108,7 +123,11 @@ where
     };
     caller.mark(&mut request);
     trace::mark(state.service(), headers, &mut request);
+    trace::received(trace, state.options().traces.is_on(), &mut request);
     let response = extension::infer(state.service(), state.memory(), client, request, &mut held).await?;
+    if let Some(trace) = trace {
+        trace.answered();
+    }
 
     let cost: usize = response.outputs.iter().map(|output| writing_cost(&forms, output)).sum();
     let encoded =

@@ -59,6 +59,10 @@ pub(super) async fn policy<S: Service>(State(state): State<HttpState<S>>, path: 
     ok(&state.service().policy(&path.model, &path.version)?)
 }
 
+pub(super) async fn missed<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
+    ok(&state.service().missed(&path.model, &path.version)?)
+}
+
 /// The statistics of all models if the path names none.
 pub(super) async fn statistics<S: Service>(
     State(state): State<HttpState<S>>,

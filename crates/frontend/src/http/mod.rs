@@ -31,6 +31,7 @@ mod slashes;
 mod state;
 mod timeline;
 mod ui_page;
+mod what_if;
 
 pub(crate) use health::{live, ready};
 pub(crate) use router::{admitted, health_routes};

@@ -16,7 +16,7 @@ use super::slashes::with_slashes;
 use super::state::HttpState;
 use super::{
     autoscale, cluster, docs_page, generate, health, infer, live, metadata, needs, openapi, repository, scheduler,
-    settings, shared_memory, timeline, ui_page,
+    settings, shared_memory, timeline, ui_page, what_if,
 };
 
 /// [`router`] with the checks of `Host` and `Origin` that [`serve`](super::serve) makes for the port of
@@ -59,11 +59,12 @@ fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Rout
             "/v2/models/{model}/trace/setting",
             get(settings::model_trace::<S>).post(settings::change_model_trace::<S>),
         )
-        .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
+        .route("/v2/trace/setting", get(settings::trace::<S>).post(settings::change_trace::<S>))
         .route("/v2/scheduler", get(scheduler::status::<S>))
         .route("/v2/devices", get(scheduler::devices::<S>))
         .route("/v2/timeline", get(timeline::past::<S>))
         .route("/v2/live", get(live::now::<S>))
+        .route("/v2/what-if", get(what_if::answer::<S>))
         .route("/v2/logging", get(settings::logging).post(settings::change_logging))
         .route("/v2/repository/index", post(repository::index::<S>))
         .route("/v2/repository/models/{model}/load", post(repository::load::<S>))
@@ -106,6 +107,7 @@ fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
         .route(&format!("{base}/ready"), get(health::model_ready::<S>))
         .route(&format!("{base}/config"), get(metadata::config::<S>))
         .route(&format!("{base}/policy"), get(metadata::policy::<S>))
+        .route(&format!("{base}/missed"), get(metadata::missed::<S>))
         .route(&format!("{base}/stats"), get(metadata::statistics::<S>))
         .route(&format!("{base}/infer"), post(infer::handler::<S>))
         .route(&format!("{base}/generate"), post(generate::one::<S>))

@@ -12,6 +12,7 @@ use axum::http::{HeaderValue, Request, Response};
 use bytes::Bytes;
 use downbeat_service::client::Client;
 use downbeat_service::service::Service;
+use downbeat_service::traces::record::Wire;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -27,6 +28,7 @@ use super::router::router_with_page;
 use super::state::HttpState;
 use super::{encoding, infer, needs};
 use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
+use crate::trace;
 
 /// Answers HTTP requests on `listener`, with connections among `connections`, until `stages` end
 /// it. From [`Stage::Leaving`](connections::Stage::Leaving) on, each answer is the last of its
@@ -122,17 +124,28 @@ impl<S: Service> Answers for Frontend<S> {
         let body = ReceivedBody::new(incoming, &parts.headers, limit);
         if let Some(path) = ModelPath::of_inference(&parts.method, parts.uri.path()) {
             let coding = encoding::of_answer(&parts.headers);
-            let answer = match needs::admit_inference(&self.state, client, &path.model, &parts.headers) {
-                Ok(caller) => match infer::infer(&self.state, (client, &caller), path, &parts.headers, body).await {
-                    Ok(encoded) => infer::answer(encoded, parts.headers),
-                    Err(error) => error.answer(),
-                },
-                Err(denied) => body::unread(denied, &parts.headers, &body, limit).answer(),
+            let traces = &self.state.options().traces;
+            let trace = trace::begin(traces, (Wire::Http, client), &path.model, traces.began(), &parts.headers);
+            let inferred = match needs::admit_inference(&self.state, client, &path.model, &parts.headers) {
+                Ok(caller) => {
+                    infer::infer(&self.state, (client, &caller), path, &parts.headers, body, trace.as_ref()).await
+                }
+                Err(denied) => Err(body::unread(denied, &parts.headers, &body, limit)),
             };
-            let answer = match coding {
+            let answer = match inferred {
+                Ok(encoded) => infer::answer(encoded, parts.headers),
+                Err(error) => {
+                    trace.iter().for_each(|trace| error.tell(trace));
+                    error.answer()
+                }
+            };
+            let mut answer = match coding {
                 Some(coding) => encoding::encode(coding, client, answer).await,
                 None => answer,
             };
+            if let Some(trace) = trace {
+                trace::end(&trace, answer.status().as_u16(), answer.headers_mut());
+            }
             return answer.map(Self::whole);
         }
         parts.extensions.insert(client);

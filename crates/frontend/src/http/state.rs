@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::service::Service;
+use downbeat_service::traces::Traces;
 
 use crate::access::Access;
 use crate::shared_memory::SharedMemory;
@@ -20,12 +21,15 @@ pub struct HttpOptions {
     pub allow_host: Vec<String>,
     /// Who may do what; `None`: everybody may do everything.
     pub access: Option<Arc<Access>>,
+    /// Traces of requests, and their settings.
+    pub traces: Arc<Traces>,
 }
 
 impl Default for HttpOptions {
     fn default() -> Self {
         let budget = ByteBudget::unbounded();
-        HttpOptions { max_body_bytes: 64 << 20, budget, allow_host: Vec::new(), access: None }
+        let (allow_host, access, traces) = (Vec::new(), None, Traces::off());
+        HttpOptions { max_body_bytes: 64 << 20, budget, allow_host, access, traces }
     }
 }
 

@@ -5,12 +5,15 @@ use downbeat_core::device::{DeviceDrop, DeviceReject, GuardEnd};
 use downbeat_core::{Duration, Time};
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::statistics::Phases;
+use downbeat_service::report::missed::Miss;
+use downbeat_service::traces::open::batch_ran;
 use downbeat_service::unanswered::Unanswered;
 
 use super::placement::Placement;
 use super::request_table::Entry;
 use crate::request::batch_codec::Outputs;
 use crate::request::call::Call;
+use crate::request::reply::Answered;
 use crate::run::engine_run::RunFailure;
 
 /// Answers a request that was given up.
@@ -36,6 +39,9 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
         (entry.begin.unwrap_or(now).since(call.arrival), now.since(call.arrival), now > call.deadline)
     };
     executable.record_batch(rows, phases, replies.iter().map(times));
+    if replies.iter().any(|entry| entry.call.trace.is_some()) {
+        trace(&replies, rows, now);
+    }
     for entry in replies {
         entry.watched.into_iter().for_each(|watched| watched.end(GuardEnd::Answered));
         if entry.call.is_probe && now <= entry.call.deadline {
@@ -49,9 +55,20 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
             tracing::error!(%model, "a request was to be answered without outputs: this is a defect");
             continue;
         };
+        let Call { arrival, deadline, reply, .. } = entry.call;
+        let waited = || entry.begin.unwrap_or(now).since(arrival);
+        let miss = (now > deadline).then(|| Box::new(Miss::Late { waited: waited(), rows }));
         // The client may have left meanwhile: then the send reaches no one.
-        entry.call.reply.send(Ok(outputs));
+        reply.send_answered(Answered { answer: Ok(outputs), miss });
     }
+}
+
+/// Notes the run of a batch in the traces of its requests. The batch has `rows` items.
+#[cold]
+fn trace(replies: &[Entry], rows: u32, now: Time) {
+    let traced = replies.iter().filter_map(|entry| entry.call.trace.as_deref().zip(Some(entry.begin.unwrap_or(now))));
+    let phases = replies.first().map_or(Phases::default(), |first| first.phases);
+    batch_ran(traced, (replies.len(), rows), phases, now);
 }
 
 /// Requests of a launch that failed as a whole: the ones that ran alone, and the ones that failed.
@@ -62,6 +79,9 @@ pub fn answer_alone(device: usize, (answered, failed): Alone, now: Time) {
     for (entry, outputs) in answered {
         let took = std::iter::once((Duration::ZERO, now.since(entry.call.arrival), false));
         entry.call.loaded.record_batch(entry.rows, Phases::default(), took);
+        if entry.call.trace.is_some() {
+            trace(std::slice::from_ref(&entry), entry.rows, now);
+        }
         // A client that is gone does not read its answer.
         entry.call.reply.send(Ok(outputs));
     }

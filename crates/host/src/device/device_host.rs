@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
+use downbeat_core::cluster::DispatchReason;
 use downbeat_core::device::{
     DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, LaneSpec, Layout, ModelSpec, PartitionId, Span,
 };
@@ -20,7 +21,7 @@ use smallvec::SmallVec;
 
 use super::crew::{Crew, Seat};
 use super::device_state::{Actions, DeviceState, Hosted, Write};
-use super::history::{History, MOST_STEPS};
+use super::history::{History, Riders};
 use super::lane_host::{LaneHost, OwnLaunch};
 use super::launch::{Grant, Head, Outcome};
 use super::occupancy::Occupancy;
@@ -238,14 +239,14 @@ impl DeviceHost {
         self.alarm.notify_all();
     }
 
-    /// Brings a batch of the scheduler, dispatched at `dispatched`, to a slot. `own`: the calling
-    /// thread's wish for a launch.
+    /// Brings a batch of the scheduler to a slot. The batch was dispatched at `dispatched`, for this
+    /// `reason`; `None`: another process decided. `own`: the calling thread's wish for a launch.
     pub fn grant(
         &self,
         slot: usize,
         batch: BatchId,
         mut jobs: Vec<(RequestId, QueuedCall)>,
-        dispatched: Time,
+        (dispatched, reason): (Time, Option<DispatchReason>),
         own: &mut OwnLaunch,
     ) {
         let its = |job: &QueuedCall| Some((job.queue.clone(), job.queue.on_device(self.device)?.clone()));
@@ -259,7 +260,7 @@ impl DeviceHost {
         let rows = jobs.iter().map(|(_, job)| job.call.admitted.rows).sum();
         let (refused, actions) = self.decide(&model, |inner, now| {
             let (slot, lane) = inner.slots[slot];
-            let grant = Grant { slot, batch, queue, dispatched, requests, is_guess: false };
+            let grant = Grant { slot, batch, queue, dispatched, reason, requests, is_guess: false };
             let granted = GrantedBatch { id: batch, model: model.id, lane, members, rows };
             if let Err(reject) = inner.take(now, DeviceInput::Batch(granted)) {
                 return Some((grant, jobs, reject, now));
@@ -531,8 +532,8 @@ impl LaneHost for DeviceHost {
         model.metrics.record_launch(&launch, asked, end.since(begin));
         let (has_failed, alone) = (!outcome.failed.is_empty(), outcome.alone);
         let span = Span { start: begin, end };
-        let steps = outcome.members.iter().filter_map(|member| member.step.clone()).take(MOST_STEPS).collect();
-        self.history.lock().push(&launch, (lane, partition), steps, span);
+        let riders = Riders::of(&outcome.members, grant.as_ref().and_then(|grant| grant.reason));
+        self.history.lock().push(&launch, (lane, partition), riders, span);
         if !has_failed {
             model.tell_batch(&launch, span);
         }

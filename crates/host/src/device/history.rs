@@ -3,19 +3,66 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use downbeat_core::cluster::DispatchReason;
 use downbeat_core::device::{Launch, PartitionId, Span};
-use downbeat_core::{ModelId, Time};
-use downbeat_service::report::timeline::{PastLaunch, REMEMBERED};
+use downbeat_core::{ModelId, RequestId, Time};
+use downbeat_service::report::timeline::{PastDeparture, PastLaunch, REMEMBERED};
+use smallvec::SmallVec;
 
+use super::tensors::Member;
 use crate::request::step_mark::StepMark;
 
 /// The most members of a launch that are remembered as steps of pipelines.
-pub const MOST_STEPS: usize = 16;
+const MOST_STEPS: usize = 16;
+/// The most members of a launch whose numbers are remembered.
+const MOST_REQUESTS: usize = 8;
 /// The most launches that are remembered; the oldest are forgotten first.
 const MOST: usize = 16_384;
 
-/// A launch, its model, and its members that are steps of pipelines.
-type Past = (ModelId, PastLaunch, Box<[Arc<StepMark>]>);
+/// A launch, its model, and its members.
+type Past = (ModelId, PastLaunch, Riders);
+
+/// The members of a launch, as far as they are remembered, and why their batch left.
+#[derive(Debug)]
+pub struct Riders {
+    /// The numbers of the first members.
+    requests: SmallVec<[RequestId; MOST_REQUESTS]>,
+    /// The members that are steps of pipelines.
+    steps: Box<[Arc<StepMark>]>,
+    /// The number of all members.
+    members: u32,
+    /// The earliest deadline of the members; [`Time::MAX`]: none has one.
+    deadline: Time,
+    /// Why the scheduler let the batch leave.
+    reason: Option<DispatchReason>,
+}
+
+impl Riders {
+    /// The members of a launch whose batch left for this `reason`; `None`: it is not known here.
+    pub fn of(members: &[Member], reason: Option<DispatchReason>) -> Riders {
+        Riders {
+            requests: members.iter().take(MOST_REQUESTS).map(|member| member.request).collect(),
+            steps: members.iter().filter_map(|member| member.step.clone()).take(MOST_STEPS).collect(),
+            members: u32::try_from(members.len()).unwrap_or(u32::MAX),
+            deadline: members.iter().map(|member| member.deadline).min().unwrap_or(Time::MAX),
+            reason,
+        }
+    }
+
+    /// Writes the members into the report of their launch.
+    fn write(&self, launch: &mut PastLaunch) {
+        let at = |time: Time| (time < Time::MAX).then_some(time.as_nanos());
+        launch.requests = self.requests.iter().map(|request| request.0).collect();
+        launch.steps = self.steps.iter().map(|step| step.past()).collect();
+        (launch.members, launch.deadline_ns) = (self.members, at(self.deadline));
+        launch.left = self.reason.map(|DispatchReason { bound, exec, latest, left, .. }| PastDeparture {
+            rule: bound.name().to_owned(),
+            window_ns: (exec > Time::ZERO).then_some(exec.as_nanos()),
+            latest_ns: at(latest),
+            behind: left,
+        });
+    }
+}
 
 /// The last launches of a device.
 #[derive(Debug, Default)]
@@ -26,13 +73,13 @@ pub struct History {
 }
 
 impl History {
-    /// Remembers a launch with its model's lane, its partition, and its members that are `steps` of
-    /// pipelines. Lanes that end at nearly the same time may report in either order.
+    /// Remembers a launch with its model's lane, its partition, and its members. Lanes that end at
+    /// nearly the same time may report in either order.
     pub fn push(
         &mut self,
         launch: &Launch,
         (lane, partition): (usize, PartitionId),
-        steps: Box<[Arc<StepMark>]>,
+        riders: Riders,
         Span { start: begin, end }: Span,
     ) {
         while self.launches.front().is_some_and(|(_, first, _)| end.since(Time::from_nanos(first.end_ns)) > REMEMBERED)
@@ -55,17 +102,18 @@ impl History {
             length: launch.length,
             begin_ns: begin.as_nanos(),
             end_ns: end.as_nanos(),
-            steps: Vec::new(),
+            ..PastLaunch::default()
         };
-        self.launches.push_back((launch.model, past, steps));
+        self.launches.push_back((launch.model, past, riders));
     }
 
     /// A model's launches that ended at `from` or later, and whether the list is complete.
     pub fn since(&self, model: ModelId, from: Time) -> (Vec<PastLaunch>, bool) {
         let its = self.launches.iter().filter(|(of, launch, _)| *of == model && launch.end_ns >= from.as_nanos());
-        let whole = |(_, launch, steps): &Past| PastLaunch {
-            steps: steps.iter().map(|step| step.past()).collect(),
-            ..launch.clone()
+        let whole = |(_, launch, riders): &Past| {
+            let mut launch = launch.clone();
+            riders.write(&mut launch);
+            launch
         };
         (its.map(whole).collect(), self.forgotten < from || self.forgotten == Time::ZERO)
     }
@@ -76,14 +124,14 @@ mod tests {
     use downbeat_core::BatchId;
     use downbeat_core::device::{InputSource, LaneId, LaunchId, SegmentRange};
 
+    use downbeat_core::cluster::StartBound;
     use downbeat_service::report::timeline::PastStep;
-    use smallvec::SmallVec;
 
     use super::*;
     use crate::request::step_mark::Whole;
 
     #[test]
-    fn two_lanes_may_report_in_the_other_order_than_they_ended() {
+    fn launches_keep_members_and_reasons_in_any_order_of_their_ends() {
         let launch = Launch {
             id: LaunchId(0),
             batch: BatchId(0),
@@ -102,13 +150,36 @@ mod tests {
             Whole { pipeline: "photos".into(), request: 7, path: SmallVec::from_slice(&[1, 0]) },
             Time::from_nanos(3),
         ));
-        for (end, steps) in [(20, vec![mark]), (10, Vec::new())] {
+        let member = |request, deadline, step| Member {
+            request: RequestId(request),
+            rows: 1,
+            length: 0,
+            input: None,
+            slots: None,
+            step,
+            deadline: Time::from_nanos(deadline),
+        };
+        let reason = DispatchReason {
+            bound: StartBound::Frontrun,
+            exec: Time::from_nanos(2),
+            latest: Time::from_nanos(9),
+            deadline: Time::from_nanos(30),
+            left: 4,
+        };
+        let first = (0..10).map(|request| member(request, 40 - request, None)).chain([member(10, 50, Some(mark))]);
+        let second = vec![member(20, u64::MAX, None)];
+        for (end, members, reason) in [(20, first.collect(), Some(reason)), (10, second, None)] {
             let span = Span { start: Time::ZERO, end: Time::from_nanos(end) };
-            history.push(&launch, (0, PartitionId(0)), steps.into(), span);
+            history.push(&launch, (0, PartitionId(0)), Riders::of(&members, reason), span);
         }
         let (launches, complete) = history.since(launch.model, Time::ZERO);
         assert_eq!((launches.len(), complete), (2, true));
+        let [first, second] = &launches[..] else { panic!("{launches:?}") };
         let step = PastStep { pipeline: "photos".to_owned(), request: 7, step: "1.0".to_owned(), reached_ns: 3 };
-        assert_eq!((&launches[0].steps[..], &launches[1].steps[..]), (&[step][..], &[][..]));
+        assert_eq!((&first.steps[..], &second.steps[..]), (&[step][..], &[][..]));
+        assert_eq!((&first.requests[..], first.members), (&[0, 1, 2, 3, 4, 5, 6, 7][..], 11));
+        assert_eq!((first.deadline_ns, second.deadline_ns), (Some(31), None));
+        let left = PastDeparture { rule: "frontrun".to_owned(), window_ns: Some(2), latest_ns: Some(9), behind: 4 };
+        assert_eq!((&first.left, &second.left), (&Some(left), &None));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use downbeat_core::cluster::DispatchReason;
 use downbeat_core::device::{Launch, PartitionId, RingRun};
 use downbeat_core::{BatchId, DeviceId, RequestId, Time};
 use downbeat_engine::State;
@@ -40,6 +41,8 @@ pub struct Grant {
     pub queue: Arc<Queue>,
     /// When the scheduler dispatched the batch.
     pub dispatched: Time,
+    /// Why the batch left then; `None`: the scheduler of another process decided.
+    pub reason: Option<DispatchReason>,
     /// How many requests were dispatched with the batch.
     pub requests: u32,
     /// The latency of the batch was a guess when the batch began.

@@ -190,7 +190,8 @@ impl RequestTable {
     fn member(&mut self, request: RequestId) -> Option<Member> {
         let entry = self.entries.get_mut(&request)?;
         let (rows, length, slots, step) = (entry.rows, entry.length, entry.slots, entry.call.step.clone());
-        Some(Member { request, rows, length, input: entry.input.take(), slots, step })
+        let deadline = entry.call.deadline;
+        Some(Member { request, rows, length, input: entry.input.take(), slots, step, deadline })
     }
 
     /// Takes out the state of a launch, if another launch continues exactly that batch.
@@ -201,7 +202,8 @@ impl RequestTable {
 
     /// A member of a launch of later segments, whose client may have gone.
     fn resumed(&mut self, request: RequestId, rows: u32, launch: &Launch) -> Member {
-        let gone = Member { request, rows, length: launch.length, input: None, slots: None, step: None };
+        let (length, deadline) = (launch.length, Time::MAX);
+        let gone = Member { request, rows, length, input: None, slots: None, step: None, deadline };
         self.member(request).map_or(gone, |member| Member { rows, slots: None, ..member })
     }
 

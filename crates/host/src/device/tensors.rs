@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use downbeat_core::RequestId;
 use downbeat_core::device::RingRun;
+use downbeat_core::{RequestId, Time};
 use downbeat_engine::{Fill, Lane, State};
 
 use super::answer_watch::AnswerWatch;
@@ -28,6 +28,8 @@ pub struct Member {
     pub slots: Option<RingRun>,
     /// The step of a pipeline that it is.
     pub step: Option<Arc<StepMark>>,
+    /// When it must be finished; [`Time::MAX`] if it may take any time.
+    pub deadline: Time,
 }
 
 /// How the tensors of a model's batches on a device are made of requests' inputs, and parted into

@@ -9,7 +9,6 @@ use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_engine::{Model, Part, Place};
 use downbeat_repository::TensorBinding;
 use downbeat_service::clock::Clock;
-use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::Metrics;
 use downbeat_service::options::RunLimits;
 use tokio::sync::oneshot;
@@ -20,15 +19,15 @@ use super::lane_setup::brief_rows;
 use super::placement::{Placement, WarmUpLanes};
 use super::placements::Placements;
 use super::tensors::BatchTensors;
-use crate::request::batch_codec::{Admitted, BatchCodec, Outputs};
+use crate::request::batch_codec::{Admitted, BatchCodec};
 use crate::request::call::Call;
-use crate::request::reply::Reply;
+use crate::request::reply::{Answered, Reply};
 use crate::request::version_record::{Version, VersionRecord};
 use crate::run::model_health::ModelHealth;
 use crate::run::watchdog::Watchdog;
 
 /// The receiver of a client's answer.
-pub type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
+pub type Answer = oneshot::Receiver<Answered>;
 
 /// A model on a device.
 pub struct Served {
@@ -132,6 +131,7 @@ impl Served {
             is_probe,
             step: None,
             charge: None,
+            trace: None,
             reply,
         };
         let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));
@@ -156,10 +156,10 @@ impl Drop for Served {
 
 /// The answer.
 pub fn item(answer: Answer) -> u8 {
-    answer.blocking_recv().unwrap().unwrap()[0].data[0]
+    answer.blocking_recv().unwrap().answer.unwrap()[0].data[0]
 }
 
 /// The error that a client got instead of an answer.
 pub fn failure(answer: Answer) -> String {
-    answer.blocking_recv().unwrap().unwrap_err().to_string()
+    answer.blocking_recv().unwrap().answer.unwrap_err().to_string()
 }

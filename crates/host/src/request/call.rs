@@ -6,11 +6,13 @@ use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_service::error::ServiceError;
 use downbeat_service::refusal::{self, FullBatch};
+use downbeat_service::report::missed::Miss;
 use downbeat_service::tenants::Charge;
+use downbeat_service::traces::open::TracePart;
 use downbeat_service::unanswered::Unanswered;
 
 use crate::request::batch_codec::Admitted;
-use crate::request::reply::Reply;
+use crate::request::reply::{Answered, Reply};
 use crate::request::step_mark::StepMark;
 use crate::request::version_record::Version;
 
@@ -32,6 +34,8 @@ pub struct Call {
     pub step: Option<Arc<StepMark>>,
     /// The device time that its tenant was charged; `None`: the server has no tenants.
     pub charge: Option<Box<Charge>>,
+    /// The part of the trace that takes the marks of this call; `None`: the request is not traced.
+    pub trace: Option<Box<TracePart>>,
     /// The receiver of the answer. Closed: the client is gone.
     pub reply: Reply,
 }
@@ -87,7 +91,11 @@ impl Call {
             Some(charge) => charge.refuse(now, &self.loaded.name, reason, error),
         };
         self.loaded.record_not_answered(reason, now.since(self.arrival));
+        if let Some(trace) = &self.trace {
+            trace.failed(reason, now);
+        }
         // The request counts as unanswered even if its client has gone.
-        self.reply.send(Err(error));
+        let miss = Some(Box::new(Miss::Unanswered(reason)));
+        self.reply.send_answered(Answered { answer: Err(error), miss });
     }
 }

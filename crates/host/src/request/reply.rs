@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use downbeat_service::error::ServiceError;
+use downbeat_service::report::missed::Miss;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::{mpsc, oneshot};
@@ -12,6 +13,14 @@ use crate::request::batch_codec::Outputs;
 
 /// The outputs of a request, or the reason why it has none.
 pub type Answer = Result<Outputs, ServiceError>;
+
+/// The answer as the waiting request gets it.
+pub struct Answered {
+    /// The answer.
+    pub answer: Answer,
+    /// How the request missed; `None`: it is in time.
+    pub miss: Option<Box<Miss>>,
+}
 
 thread_local! {
     /// The channel for answers to the requests of this thread, if its event loop takes them
@@ -35,7 +44,7 @@ pub struct Reply {
 
 enum To {
     /// A request of this process waits for the answer.
-    Client(oneshot::Sender<Answer>),
+    Client(oneshot::Sender<Answered>),
     /// The answer is kept, with the place of the request in its batch, until the batch is done.
     Batch(Arc<Gathered>, usize),
 }
@@ -47,13 +56,13 @@ pub type Gathered = Mutex<Vec<(usize, Answer)>>;
 /// An answer on the way to its client.
 pub struct Delivery {
     to: To,
-    answer: Answer,
+    answered: Answered,
 }
 
 impl Reply {
     /// Makes the reply for a request of the calling thread, which waits for its answer on that
     /// thread.
-    pub fn channel() -> (Self, oneshot::Receiver<Answer>) {
+    pub fn channel() -> (Self, oneshot::Receiver<Answered>) {
         let (to, answer) = oneshot::channel();
         (Reply { to: To::Client(to), way: WAY.with_borrow(Clone::clone) }, answer)
     }
@@ -71,9 +80,14 @@ impl Reply {
         }
     }
 
-    /// Answers the request. The answer is dropped if the client has gone.
+    /// Answers a request that is in time. The answer is dropped if the client has gone.
     pub fn send(self, answer: Answer) {
-        let delivery = Delivery { to: self.to, answer };
+        self.send_answered(Answered { answer, miss: None });
+    }
+
+    /// Answers a request that missed, if `miss` tells how.
+    pub fn send_answered(self, answered: Answered) {
+        let delivery = Delivery { to: self.to, answered };
         let elsewhere = |way: &Way| WAY.with_borrow(|mine| !mine.as_ref().is_some_and(|mine| mine.same_channel(way)));
         let Some(way) = self.way.filter(elsewhere) else { return delivery.deliver() };
         let sent = OUTBOX.with_borrow_mut(|outbox| {
@@ -118,8 +132,8 @@ impl Delivery {
     pub fn deliver(self) {
         match self.to {
             // The client may have gone.
-            To::Client(to) => drop(to.send(self.answer)),
-            To::Batch(answers, place) => answers.lock().push((place, self.answer)),
+            To::Client(to) => drop(to.send(self.answered)),
+            To::Batch(answers, place) => answers.lock().push((place, self.answered.answer)),
         }
     }
 }
@@ -155,13 +169,13 @@ mod tests {
         };
         std::thread::spawn(send).join().unwrap();
         own.send(answer(9));
-        assert_eq!(bytes(mine.try_recv().unwrap()), [9]);
+        assert_eq!(bytes(mine.try_recv().unwrap().answer), [9]);
         assert!(waiting.iter_mut().all(|answer| answer.try_recv().is_err()), "they are not delivered yet");
         let mut come = Vec::new();
         assert_eq!(way.blocking_recv_many(&mut come, 10), 2);
         assert_eq!(come.iter().map(SmallVec::len).collect::<Vec<_>>(), [2, 1], "two were sent together");
         come.into_iter().flatten().for_each(Delivery::deliver);
-        let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap())).collect();
+        let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap().answer)).collect();
         assert_eq!(got, [[1], [2], [3]]);
     }
 
@@ -181,7 +195,7 @@ mod tests {
         let come = way.try_recv().unwrap();
         assert!(way.try_recv().is_err(), "all were sent together");
         come.into_iter().for_each(Delivery::deliver);
-        let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap())).collect();
+        let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap().answer)).collect();
         assert_eq!(got, [[1], [2], [3]]);
     }
 
@@ -190,6 +204,6 @@ mod tests {
         let (reply, mut mine) = std::thread::spawn(Reply::channel).join().unwrap();
         assert!(!reply.is_closed());
         reply.send(answer(1));
-        assert_eq!(bytes(mine.try_recv().unwrap()), [1]);
+        assert_eq!(bytes(mine.try_recv().unwrap().answer), [1]);
     }
 }

@@ -17,6 +17,7 @@ use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::ModelMetrics;
 use downbeat_service::metrics::statistics::{Phases, Statistics};
 use downbeat_service::metrics::trouble::Counts;
+use downbeat_service::report::missed::MissedRequests;
 use downbeat_service::unanswered::Unanswered;
 use parking_lot::Mutex;
 
@@ -39,6 +40,8 @@ pub struct VersionRecord {
     /// Probes of a device's policy: which requests it tries though the profile says they are late.
     /// The scheduler's queues have their own.
     pub probes: Mutex<Probes>,
+    /// The last requests that missed.
+    pub missed: MissedRequests,
     metrics: ModelMetrics,
     /// The loaded model.
     pub model: Arc<dyn Model>,
@@ -57,13 +60,14 @@ impl VersionRecord {
         activity: Arc<Activity>,
         queue_bound: u32,
     ) -> Self {
-        let (statistics, probes, waiting, last_gathered) = Default::default();
+        let (statistics, probes, missed, waiting, last_gathered) = Default::default();
         VersionRecord {
             name,
             version,
             queue_bound,
             statistics,
             probes,
+            missed,
             metrics,
             model,
             activity,

@@ -12,6 +12,7 @@
 mod arrival_rings;
 mod device_pool;
 mod rehearser;
+mod remembered;
 mod step_weights;
 mod waiting_table;
 
@@ -45,6 +46,7 @@ use crate::run::watchdog::Watchdog;
 
 pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
 pub use rehearser::WAKE_MARGIN;
+pub use remembered::{Remembered, RememberedQueue};
 pub use step_weights::{PipelineStage, WeightDecision};
 
 /// How long [`Driver`]'s drop waits for threads, which an endless run may hold up.
@@ -231,7 +233,7 @@ impl Driver {
     /// must [run](Self::runs) the batch's model.
     pub fn grant(&self, slot: DeviceId, batch: BatchId, jobs: Vec<(RequestId, QueuedCall)>, own: &mut OwnLaunch) {
         let (host, lane) = self.cluster.handler().slot(slot);
-        host.grant(lane, batch, jobs, self.clock().now(), own);
+        host.grant(lane, batch, jobs, (self.clock().now(), None), own);
     }
 
     /// By slot: its device and its partition.
@@ -342,6 +344,11 @@ impl Driver {
             self.rehearser().dispatches(queue.place, dispatch.clone());
             self.cluster.set_dispatch(queue.place, dispatch);
         }
+    }
+
+    /// The requests of the last minutes; `None`: the rehearsal is off, and nothing is remembered.
+    pub fn remembered(&self) -> Option<Remembered> {
+        self.rehearser().remembered()
     }
 
     /// Tells the rehearsal which pipelines are in service; `None`: there are none.

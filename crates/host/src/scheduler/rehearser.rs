@@ -20,6 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
+use super::remembered::Remembered;
 use super::step_weights::{PipelineStage, StepWeights, WeightDecision};
 use crate::groups::retraining::GroupRetrainer;
 use crate::run::activity::Activity;
@@ -55,6 +56,8 @@ pub struct Rehearser {
     /// Times of executions, as shares of their profiles' times.
     runs: ArrayQueue<(ModelId, f64)>,
     told: Mutex<Told>,
+    /// The requests of the last minutes. Only its thread writes.
+    remembered: Mutex<Remembered>,
     wake: Condvar,
     activity: Arc<Activity>,
     /// Whether there are pipelines whose weights are rehearsed.
@@ -83,7 +86,8 @@ struct Told {
 enum Change {
     Pipelines(Option<Box<PipelineStage>>),
     Dispatch(ModelId, DispatchPolicy),
-    Model(ModelId, Option<Box<ModelOptions>>),
+    /// A queue of the model with this name; `None`: the queue is gone.
+    Model(ModelId, Option<(String, Box<ModelOptions>)>),
     Profiles(ModelId, DeviceProfiles),
 }
 
@@ -110,6 +114,7 @@ impl Rehearser {
             arrivals: ArrivalRings::new(shards, MOST),
             runs: ArrayQueue::new(RUNS),
             told: Mutex::default(),
+            remembered: Mutex::default(),
             wake: Condvar::new(),
             activity,
             pipelines: AtomicBool::new(false),
@@ -137,7 +142,7 @@ impl Rehearser {
         let adaptive = options.is_adaptive();
         let consolidates = options.dispatch.adaptive() == Some(true);
         let added = Queue { queue, name: model.to_owned(), adaptive, consolidates, set: None };
-        self.tell(Change::Model(queue.model, Some(Box::new(options.clone()))));
+        self.tell(Change::Model(queue.model, Some((model.to_owned(), Box::new(options.clone())))));
         self.told.lock().queues.insert(queue.model, added);
     }
 
@@ -155,6 +160,11 @@ impl Rehearser {
     /// Records another dispatch policy of a queue.
     pub fn dispatches(&self, queue: QueueHandle, dispatch: DispatchPolicy) {
         self.tell(Change::Dispatch(queue.model, dispatch));
+    }
+
+    /// The requests of the last minutes; `None`: the rehearsal is off, and nothing is remembered.
+    pub fn remembered(&self) -> Option<Remembered> {
+        (self.share > 0.0).then(|| self.remembered.lock().clone())
     }
 
     /// Replaces the pipelines whose weights are rehearsed; `None`: there are none. The server calls
@@ -256,6 +266,10 @@ impl Rehearser {
         for (kind, count) in (0..).map(DeviceKind).zip(devices) {
             rehearsal.set_devices(kind, *count);
         }
+        {
+            let mut remembered = self.remembered.lock();
+            (remembered.devices, remembered.order) = (devices.to_vec(), self.order);
+        }
         let now = || cluster.handler().now();
         let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
         let (mut idle, mut weights) = (false, StepWeights::default());
@@ -325,15 +339,32 @@ impl Rehearser {
         };
         let behaviours = behaviours(&changes).unwrap_or_default();
         drop(told);
+        let mut remembered = self.remembered.lock();
         for change in changes {
             match change {
-                Change::Model(model, options) => rehearsal.set_model(model, options.map(|options| *options)),
-                Change::Profiles(model, profiles) => rehearsal.set_profile(model, profiles),
-                Change::Dispatch(model, dispatch) => rehearsal.set_dispatch(model, dispatch),
+                Change::Model(model, None) => {
+                    remembered.forget(model);
+                    rehearsal.set_model(model, None);
+                }
+                Change::Model(model, Some((name, options))) => {
+                    remembered.set_queue(model, name, (*options).clone());
+                    rehearsal.set_model(model, Some(*options));
+                }
+                Change::Profiles(model, profiles) => {
+                    remembered.set_profiles(model, profiles.clone());
+                    rehearsal.set_profile(model, profiles);
+                }
+                Change::Dispatch(model, dispatch) => {
+                    remembered.set_dispatch(model, dispatch.clone());
+                    rehearsal.set_dispatch(model, dispatch);
+                }
                 Change::Pipelines(stage) => weights.set_stage(stage.map(|stage| *stage), &behaviours),
             }
         }
-        std::iter::from_fn(|| self.runs.pop()).for_each(|(model, share)| rehearsal.execution(model, share));
+        while let Some((model, share)) = self.runs.pop() {
+            remembered.ran(model, share);
+            rehearsal.execution(model, share);
+        }
         !stopped
     }
 
@@ -348,7 +379,13 @@ impl Rehearser {
         let adaptive = self.told.lock().queues.values().any(|queue| queue.adaptive);
         let (lost, skipped) = (feed.lost(), feed.skipped());
         feed.set_open(&self.arrivals, adaptive || weights.is_on(), &now);
-        for event in feed.take(&self.arrivals, &now) {
+        let events = feed.take(&self.arrivals, &now);
+        if !events.is_empty() {
+            let mut remembered = self.remembered.lock();
+            let came = events.iter().filter_map(|event| if let Event::Came(came) = event { Some(*came) } else { None });
+            came.for_each(|arrival| remembered.arrived(arrival));
+        }
+        for event in events {
             match event {
                 Event::Asked { at, budget, pipeline, rows } => weights.asked(at, budget, pipeline, rows),
                 Event::Came(_) | Event::Answered { .. } if !adaptive => {}

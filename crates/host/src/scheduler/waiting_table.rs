@@ -67,11 +67,16 @@ impl Handler for DevicePool {
         own: &mut OwnLaunch,
     ) {
         match output {
-            Output::Dispatch { batch, device, mut members, .. } => {
-                let calls = members.drain(..).filter_map(|id| Some((id, table.take(id)?))).collect();
+            Output::Dispatch { batch, device, mut members, reason, expected, .. } => {
+                let note = |(_, queued): &(RequestId, QueuedCall)| {
+                    if let Some(trace) = &queued.call.trace {
+                        trace.left(moment.now, reason, expected);
+                    }
+                };
+                let calls = members.drain(..).filter_map(|id| Some((id, table.take(id)?))).inspect(note).collect();
                 shard.recycle(members);
                 let (host, slot) = self.slot(device);
-                host.grant(slot, batch, calls, moment.now, own);
+                host.grant(slot, batch, calls, (moment.now, Some(reason)), own);
             }
             Output::Drop { request, reason, .. } => {
                 if let Some(queued) = table.take(request) {

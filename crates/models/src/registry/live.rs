@@ -78,6 +78,7 @@ impl Registry {
                 let model = models.entry((record.name.clone(), record.version.clone())).or_default();
                 model.ensemble = true;
                 [model.latency, model.batches] = record.histograms();
+                model.steps = pipeline.steps_report();
             }
         }
         let past = history.then(|| self.history.lock());
@@ -87,13 +88,14 @@ impl Registry {
         });
         LiveReport {
             server: self.options.server_name.clone(),
-            version: env!("CARGO_PKG_VERSION"),
+            version: env!("CARGO_PKG_VERSION").into(),
             wall_ms: Clock::unix_millis(),
             now_ns: now.as_nanos(),
             latency_bounds_ms: latency_bounds_ms(),
             batch_bounds: batch_bounds(),
             models: named.collect(),
             device_busy_s: self.driver.hosts().iter().map(|host| host.occupancy.busy_seconds()).collect(),
+            tenants: self.serving.tenants_report(),
             history_part_s: PART.as_secs_f64(),
             in_cluster: self.cluster.get().is_some(),
         }

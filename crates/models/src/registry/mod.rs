@@ -5,10 +5,12 @@ mod live;
 mod load_thread;
 mod model_entry;
 mod moving;
+mod needed_time;
 mod open;
 mod overlay;
 mod service;
 mod states;
+mod what_if;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,9 +38,9 @@ use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::report::live::LiveHistory;
 use downbeat_service::service::LoadOverrides;
 use ensembles::Ensembles;
-use live::Outcomes;
 use load_thread::{LoadFailure, LoadedModel, Served, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
+use needed_time::NeededTime;
 use overlay::{Overlay, write_overlay};
 use parking_lot::Mutex;
 
@@ -76,6 +78,7 @@ pub struct Registry {
     /// Notified when lanes for another share are ready or have failed.
     pub shares_woken: Arc<tokio::sync::Notify>,
     autoscale: Option<Arc<AutoscaleWatch>>,
+    needed_time: Arc<Mutex<NeededTime>>,
     /// The last hour of each model.
     history: Arc<Mutex<LiveHistory>>,
     watchdog: Arc<Watchdog>,
@@ -91,6 +94,8 @@ pub struct Registry {
     started: Arc<AtomicBool>,
     /// The models to load at start, by name.
     wanted: Arc<[String]>,
+    /// Whether a what-if is being answered.
+    what_if: Arc<AtomicBool>,
     /// The backend's view of its cluster; none: the server answers its own clients.
     cluster: Arc<std::sync::OnceLock<ClusterView>>,
 }
@@ -722,6 +727,7 @@ impl Registry {
         self.note_history();
         if let Some(watch) = &self.autoscale {
             let Totals { good, bad, busy } = self.metrics.totals();
+            let busy = self.needed_time.lock().look(busy, &self.samples());
             let devices = u32::try_from(self.driver.hosts().len()).unwrap_or(u32::MAX);
             watch.look(self.driver.clock().now(), AutoscaleSample { good, bad, busy, devices }, &self.metrics);
         }
@@ -749,8 +755,8 @@ impl Registry {
         self.watch_load();
         let states = self.version_states();
         self.metrics.set_model_states(states.iter().map(|its| [&*its.name, &*its.version, its.state.name()]));
-        for Outcomes { name, version, slo, counts } in self.outcomes() {
-            self.metrics.set_outcomes(&name, &version, slo, &counts);
+        for its in self.outcomes() {
+            self.metrics.set_outcomes(&its.name, &its.version, its.slo, &its.counts);
         }
         for served in self.serving.all() {
             for loaded in served.versions.values() {

@@ -22,6 +22,7 @@ use downbeat_service::options::{
     CudaMissing, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions, SharesBy,
 };
 use downbeat_service::report::autoscale::AutoscaleWatch;
+use downbeat_service::traces::Traces;
 use parking_lot::Mutex;
 
 use super::Registry;
@@ -78,7 +79,8 @@ impl Registry {
         let loader = Arc::new(Loader::new(context));
         let budget = ByteBudget::new(limit);
         let gpu_watch = watch_gpus(&gpus, &metrics, &options)?;
-        let serving = Arc::new(Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone()));
+        let traces = Traces::new(clock, &options.traces)?;
+        let serving = Arc::new(Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone(), traces));
         calls.serve(&serving);
         let loads = Arc::new(load_permits(&options));
         Ok(Registry {
@@ -93,6 +95,7 @@ impl Registry {
             shares,
             shares_woken,
             autoscale,
+            needed_time: Arc::default(),
             history: Arc::default(),
             watchdog,
             gpus,
@@ -102,6 +105,7 @@ impl Registry {
             loads,
             started: Arc::default(),
             wanted: wanted.into(),
+            what_if: Arc::default(),
             cluster: Arc::default(),
         })
     }

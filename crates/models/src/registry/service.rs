@@ -13,9 +13,11 @@ use downbeat_service::report::autoscale::AutoscaleStatus;
 use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::report::device_report::DevicesReport;
 use downbeat_service::report::live::LiveReport;
+use downbeat_service::report::missed::MissedReport;
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::report::scheduler_status::SchedulerStatus;
-use downbeat_service::report::timeline::{REMEMBERED, Timeline};
+use downbeat_service::report::timeline::{REMEMBERED, Timeline, rules};
+use downbeat_service::report::what_if::{WhatIfQuestion, WhatIfReport};
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use downbeat_service::tenants::NamedPart;
 
@@ -207,6 +209,16 @@ impl Service for Registry {
         Ok(loaded.policy())
     }
 
+    fn missed(&self, name: &str, version: &str) -> Result<MissedReport, ServiceError> {
+        let Some(served) = self.serving.get(name) else {
+            let pipeline = self.served_pipeline(name)?;
+            let record = pipeline.version(version)?;
+            return Ok(self.serving.missed((&record.name, &record.version), &record.missed));
+        };
+        let loaded = served.version(version)?;
+        Ok(self.serving.missed((&loaded.name, &loaded.version), &loaded.missed))
+    }
+
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
         if name.is_empty() {
             let models = self.serving.all().into_iter().flat_map(|served| statistics(served.versions.values()));
@@ -339,11 +351,15 @@ impl Service for Registry {
                 devices.extend(loaded.hosts.past(from));
             }
         }
-        Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices })
+        Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices, rules: rules() })
     }
 
     fn live(&self, history: bool) -> Option<LiveReport> {
         Some(self.live_report(history))
+    }
+
+    async fn what_if(&self, question: WhatIfQuestion) -> Result<WhatIfReport, ServiceError> {
+        self.answer_what_if(question).await
     }
 
     fn labels(&self, name: &str, _version: &str, output: &str) -> Vec<String> {

@@ -8,7 +8,7 @@ use downbeat_core::cluster::TimeoutAction;
 use downbeat_core::tensor::DataType;
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::batch_codec::{Admitted, BatchCodec, OutputPart, Outputs};
-use downbeat_host::request::reply::Answer;
+use downbeat_host::request::reply::Answered;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_repository::{Batching, TensorBinding};
 use downbeat_service::budget::ByteBudget;
@@ -143,13 +143,17 @@ impl Limits {
     /// arrival, and is called only for a request with a timeout. The scheduler drops a request that
     /// cannot make its deadline. So this ends only the rare request that started and overran.
     /// `None`: the request overran.
-    pub async fn wait(&self, answer: oneshot::Receiver<Answer>, passed: impl FnOnce() -> Duration) -> Option<Answer> {
+    pub async fn wait(
+        &self,
+        answer: oneshot::Receiver<Answered>,
+        passed: impl FnOnce() -> Duration,
+    ) -> Option<Answered> {
         let answer = match self.timeout {
             None => answer.await,
             Some(timeout) => tokio::time::timeout(timeout.saturating_sub(passed()).into(), answer).await.ok()?,
         };
-        let lost = |_| ServiceError::Internal("the request was lost: this is a defect".to_owned());
-        Some(answer.map_err(lost).and_then(|answer| answer))
+        let lost = || ServiceError::Internal("the request was lost: this is a defect".to_owned());
+        Some(answer.unwrap_or_else(|_| Answered { answer: Err(lost()), miss: None }))
     }
 
     /// The error of a request that overran its timeout.

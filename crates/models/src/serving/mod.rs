@@ -3,6 +3,7 @@
 mod handover;
 mod intake;
 mod many;
+mod missed;
 mod model;
 mod pipeline;
 mod preparing;
@@ -11,16 +12,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use downbeat_core::cluster::ItemCost;
 use downbeat_core::journal::QueueName;
 use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
-use downbeat_core::tenants::{ItemCost, Standing, largest_lent_batch};
+use downbeat_core::tenants::{Standing, largest_lent_batch};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_engine::RequestAbout;
 use downbeat_host::device::{QueuedCall, run_own};
 use downbeat_host::request::batch_codec::{Admitted, ShapeKey};
 use downbeat_host::request::call::Call;
 use downbeat_host::request::queue::Queue;
-use downbeat_host::request::reply::Reply;
+use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_host::request::ticket::{Decider, Ticket};
 use downbeat_host::request_log::RequestTrail;
 use downbeat_host::run::watchdog::Watchdog;
@@ -31,10 +33,14 @@ use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal::queue_full;
+use downbeat_service::report::live::LiveTenant;
 use downbeat_service::tenants::{Charge, NamedPart, Tenants};
+use downbeat_service::traces::Traces;
+use downbeat_service::traces::open::TracePart;
 use downbeat_service::unanswered::Unanswered;
 use futures_util::FutureExt;
 use intake::InputBytes;
+use missed::{Refused, Terms};
 use parking_lot::{Mutex, RwLock};
 use pipeline::Weighing;
 
@@ -69,6 +75,7 @@ pub struct Serving {
     /// The number of requests of pipelines so far.
     trails: AtomicU64,
     tenants: Arc<Tenants>,
+    traces: Arc<Traces>,
 }
 
 impl Serving {
@@ -78,6 +85,7 @@ impl Serving {
         driver: Arc<Driver>,
         budget: Arc<ByteBudget>,
         watchdog: Arc<Watchdog>,
+        traces: Arc<Traces>,
     ) -> Self {
         let (models, pipelines, draining) = (RwLock::default(), RwLock::default(), AtomicBool::new(false));
         let (weighing, next_pipeline, trails) = Default::default();
@@ -95,6 +103,7 @@ impl Serving {
             next_pipeline,
             trails,
             tenants,
+            traces,
         }
     }
 
@@ -185,6 +194,11 @@ impl Serving {
     /// Whether no model is in service.
     pub fn is_empty(&self) -> bool {
         self.models.read().is_empty() && self.pipelines.read().is_empty()
+    }
+
+    /// The traces of requests.
+    pub fn traces(&self) -> &Arc<Traces> {
+        &self.traces
     }
 
     /// Puts a model into service, or takes it out. Returns the model that had the name before.
@@ -288,12 +302,20 @@ impl Serving {
     ) -> Inferred {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
+        let part = match request.parameters.is_empty() {
+            true => None,
+            false => self.trace_part(&mut request, loaded, within, arrival),
+        };
         let slo = self.options.slo(&served.definition.name, served.definition.slo);
         let wishes = Wishes { codec: &loaded.codec, batching: &served.definition.batching, slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
         let prepared = match loaded.preprocess_of(&request) {
             // The future is boxed: other requests would move its memory for nothing.
-            Some(steps) => Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?),
+            Some(steps) => {
+                let prepared = Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await;
+                let terms = || Terms { trail: trail.as_deref(), arrived: arrival, deadline: limits.deadline };
+                Some(prepared.map_err(|refused| self.refused(&loaded.missed, &request, terms(), refused))?)
+            }
             None => None,
         };
         let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
@@ -304,7 +326,9 @@ impl Serving {
         if let Some(trail) = &trail {
             trail.has_terms(admitted.rows, limits.deadline);
         }
-        let _input_bytes = self.take_in(served, loaded, &admitted)?;
+        let terms = || Terms { trail: trail.as_deref(), arrived: arrival, deadline: limits.deadline };
+        let refused = |error: ServiceError| self.refused(&loaded.missed, &request, terms(), Refused::from(error));
+        let _input_bytes = self.take_in(served, loaded, &admitted).map_err(refused)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted, charge| Call {
             admitted,
@@ -315,6 +339,7 @@ impl Serving {
             is_probe: false,
             step: within.map(|within| within.mark.clone()),
             charge,
+            trace: part,
             reply,
         };
         let hosts = &loaded.hosts;
@@ -339,7 +364,7 @@ impl Serving {
                 None => None,
                 Some(tenant) => {
                     let cost = self.cost_of(admitted.rows, &model.profile, model.profile.max_batch(), slo);
-                    self.charge(loaded, tenant, cost, arrival)?
+                    self.charge(loaded, tenant, cost, arrival).map_err(refused)?
                 }
             };
             run_own(is_alone, |own| host.submit(model, id, call(admitted, charge), length, own));
@@ -349,7 +374,9 @@ impl Serving {
             let Limits { queue_expiry, level, .. } = limits;
             let (queue, charge) = match &limits.tenant {
                 None => (queue, None),
-                Some(tenant) => self.charged_queue(loaded, queue, tenant, &admitted, (arrival, slo))?,
+                Some(tenant) => {
+                    self.charged_queue(loaded, queue, tenant, &admitted, (arrival, slo)).map_err(refused)?
+                }
             };
             let (handle, has_place) = (queue.place, place.is_some());
             if let Some(place) = place {
@@ -360,12 +387,22 @@ impl Serving {
             Decider::Scheduler(self.driver.clone(), handle)
         };
         let ticket = Ticket::new(decider, loaded.clone(), id, arrival);
-        let Some(outputs) = limits.wait(answer, || self.driver.clock().now().since(arrival)).await else {
+        let Some(answered) = limits.wait(answer, || self.driver.clock().now().since(arrival)).await else {
             ticket.time_out();
             trail.iter().for_each(|trail| trail.timed_out());
-            return Err(limits.overrun(&request.model_name));
+            let error = limits.overrun(&request.model_name);
+            return Err(self.refused(
+                &loaded.missed,
+                &request,
+                terms(),
+                Refused { reason: Some(Unanswered::Timeout), error },
+            ));
         };
         ticket.close();
+        let Answered { answer: outputs, miss } = answered;
+        if let Some(miss) = miss {
+            self.note_missed(&loaded.missed, &request, terms(), *miss, outputs.as_ref().err());
+        }
         let about = leaving.stays();
         let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };
         let mut response = response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs);
@@ -373,6 +410,18 @@ impl Serving {
             response.parameters = answer_parameters(parameters)?;
         }
         Ok(response)
+    }
+
+    /// The part of a request's trace that is the request to this version; `None`: the request is not
+    /// traced.
+    fn trace_part(
+        &self,
+        request: &mut InferRequest,
+        loaded: &LoadedVersion,
+        within: Option<&Within>,
+        arrival: Time,
+    ) -> Option<Box<TracePart>> {
+        self.traces.take(request)?.part((&loaded.name, &loaded.version), within.is_some(), arrival)
     }
 
     /// The device time that a request of `rows` items is charged.
@@ -468,6 +517,11 @@ impl Serving {
         if self.tenants.set(parts) {
             self.all().iter().for_each(|served| self.warn_of_shares(served));
         }
+    }
+
+    /// The parts and counts of the tenants; empty: there are none.
+    pub fn tenants_report(&self) -> Vec<LiveTenant> {
+        self.tenants.report()
     }
 
     /// Warns of a model whose requests the shares of tenants do not order.

@@ -12,6 +12,7 @@ use downbeat_service::refusal::{busy_until, queue_full};
 use downbeat_service::unanswered::Unanswered;
 
 use super::intake::RETRY_AFTER;
+use super::missed::Refused;
 use super::{Limits, Serving, hold_inputs};
 use crate::loaded_version::LoadedVersion;
 use crate::preprocess::Preprocess;
@@ -83,7 +84,7 @@ impl Serving {
         request: &mut InferRequest,
         limits: &Limits,
         arrival: Time,
-    ) -> Result<Prepared<'a>, ServiceError> {
+    ) -> Result<Prepared<'a>, Refused> {
         let items = preprocess.take(request, &loaded.codec)?;
         let work = preprocess.look(&items)?;
         let rows = items.len() as u32;
@@ -95,12 +96,12 @@ impl Serving {
         let latest = self.latest_begin(loaded, rows, limits.deadline);
         if let Err(error) = self.check_in_time(loaded, preprocess, limits, latest) {
             place.end = Some(Unanswered::Impossible);
-            return Err(error);
+            return Err(Refused { reason: place.end, error });
         }
         let made = preprocess.make(request, (items, work), &mut held, limits, latest, arrival).await;
         made.map_err(|(reason, error)| {
             place.end = reason;
-            error
+            Refused { reason, error }
         })?;
         Ok(Prepared { place, held })
     }

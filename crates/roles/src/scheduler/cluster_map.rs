@@ -21,6 +21,8 @@ pub(super) struct InFlight {
     pub backend: NodeId,
     slot: u32,
     device: DeviceId,
+    /// The part of its time that is needed, from 0 to 1.
+    needed: f64,
     /// The requests in the batch.
     pub members: Vec<RequestId>,
 }
@@ -348,7 +350,8 @@ impl ClusterMap {
         }
     }
 
-    /// Records that a batch is sent to a device. Returns the backend and its slot.
+    /// Records that a batch is sent to a device, and which part of its time is needed. Returns the
+    /// backend and its slot.
     ///
     /// # Errors
     /// The members, if the device has left.
@@ -356,10 +359,11 @@ impl ClusterMap {
         &mut self,
         batch: BatchId,
         device: DeviceId,
+        needed: f64,
         members: Vec<RequestId>,
     ) -> Result<(NodeId, u32), Vec<RequestId>> {
         let Some((backend, slot)) = self.devices.get(&device).copied() else { return Err(members) };
-        self.batches.insert(batch, InFlight { backend, slot, device, members });
+        self.batches.insert(batch, InFlight { backend, slot, device, needed, members });
         Ok((backend, slot))
     }
 
@@ -426,10 +430,11 @@ impl ClusterMap {
         stays.map(Backend::devices).fold(0, u32::saturating_add)
     }
 
-    /// The device time of a batch of this lead that ran for `took`.
-    pub fn busy(&self, batch: BatchKey, took: Duration) -> Option<Duration> {
+    /// The device time of a batch of this lead that ran for `took`, and the part of that time that was
+    /// needed.
+    pub fn busy(&self, batch: BatchKey, took: Duration) -> Option<(Duration, f64)> {
         let sent = self.batches.get(&batch.batch).filter(|_| batch.epoch == self.epoch)?;
-        Some(self.backends.get(&sent.backend)?.busy(sent.slot, took))
+        Some((self.backends.get(&sent.backend)?.busy(sent.slot, took), sent.needed))
     }
 
     /// Forgets that backends heard of a queue or a frontend, whose place another one takes from now

@@ -118,7 +118,7 @@ impl Lead {
     /// Counts of requests and busy device time, for advice on the number of devices. `None`:
     /// backends may still be on their way here.
     pub fn sample(&self) -> Option<AutoscaleSample> {
-        let LoadCount { good, bad, busy } = self.load;
+        let LoadCount { good, bad, busy, .. } = self.load;
         self.is_settled.then(|| AutoscaleSample { good, bad, busy, devices: self.map.devices() })
     }
 
@@ -379,7 +379,9 @@ impl Lead {
     ) {
         let busy = took.and_then(|took| self.map.busy(batch, took));
         let Some(members) = self.map.handle_completed(now, &mut self.scheduler, from, batch) else { return };
-        self.load.busy += busy.unwrap_or_default();
+        if let Some((busy, needed)) = busy {
+            self.load.batch(busy, needed);
+        }
         for id in &members {
             let is_missed = !missed.is_empty() && self.waiting.key(*id).is_some_and(|key| missed.contains(&key));
             if !is_missed && took.is_some() {
@@ -397,6 +399,7 @@ impl Lead {
         self.settle(now);
         if now >= self.measures_at {
             self.measures_at = now + MEASURE_EVERY;
+            self.load.forget_costs();
             self.measure(now, links);
             let models = &self.models;
             self.rates.measure(now, |model| models.queue_of(model).map(|(_, key)| &*key.model));
@@ -529,7 +532,8 @@ impl Lead {
         for id in &members {
             self.waiting.set_place(*id, Place::Dispatched);
         }
-        let (node, slot) = match self.map.handle_dispatch(batch, device, members) {
+        let needed = self.load.needed_part(&self.scheduler, model, size, expected);
+        let (node, slot) = match self.map.handle_dispatch(batch, device, needed, members) {
             Ok(to) => to,
             Err(members) => {
                 for id in &members {

@@ -1,21 +1,50 @@
 //! Counts of a cluster's requests and busy device time, for the autoscale advisor.
 
-use crate::message::Refusal;
-use downbeat_core::cluster::{DropReason, Reject};
+use std::collections::BTreeMap;
+
+use downbeat_core::ModelId;
+use downbeat_core::cluster::{DropReason, ItemCost, Reject, Scheduler};
 use downbeat_core::time::Duration;
 
+use crate::message::Refusal;
+
 /// Counts of a cluster's requests and busy device time since a scheduler began to lead.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct LoadCount {
     /// Requests whose batch was done by their deadline.
     pub good: u64,
     /// Requests that were refused for want of time, or done too late.
     pub bad: u64,
-    /// Time in which devices ran batches, all devices together.
+    /// Time that devices needed for batches, all devices together.
     pub busy: Duration,
+    /// The costs of models' items as of the last [`LoadCount::forget_costs`].
+    costs: BTreeMap<ModelId, ItemCost>,
 }
 
 impl LoadCount {
+    /// The part that is needed of the time of a batch. `expected`: its time by the profile.
+    pub fn needed_part(&mut self, scheduler: &Scheduler, model: ModelId, size: u32, expected: Duration) -> f64 {
+        let cost = match self.costs.get(&model) {
+            Some(cost) => *cost,
+            None => {
+                let Some(cost) = scheduler.item_cost(model) else { return 1.0 };
+                self.costs.insert(model, cost);
+                cost
+            }
+        };
+        cost.needed_part(size, expected)
+    }
+
+    /// Looks models' costs up anew from now on: profiles and SLOs change.
+    pub fn forget_costs(&mut self) {
+        self.costs.clear();
+    }
+
+    /// Counts a batch that took `busy` of a device's time, of which this part was needed.
+    pub fn batch(&mut self, busy: Duration, needed: f64) {
+        self.busy += Duration::from_secs_f64(busy.as_secs_f64() * needed);
+    }
+
     /// Counts a request that ran.
     pub fn ran(&mut self, is_late: bool) {
         match is_late {

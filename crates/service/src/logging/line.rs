@@ -8,6 +8,7 @@ use tracing_subscriber::fmt::format::{FieldFn, Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use super::levels;
 use super::limits::LineLimits;
 
 /// Writes an event as its format `F` does, unless there were too many of its kind. No value of it
@@ -26,6 +27,9 @@ where
     F: FormatEvent<S, N>,
 {
     fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        if levels::is_muted(*event.metadata().level()) {
+            return Ok(());
+        }
         let Some(left_out) = self.limits.admit(event) else { return Ok(()) };
         let mut line = String::new();
         self.format.format_event(ctx, Writer::new(&mut line), event)?;

@@ -6,6 +6,7 @@
 //!
 //! No thread but the writer ever waits for the reader of the log.
 
+mod levels;
 mod limits;
 mod line;
 mod queue;
@@ -14,8 +15,8 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
 use indicatif::MultiProgress;
@@ -28,9 +29,13 @@ use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{format, layer};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::error::ServiceError;
 use crate::options::{LogFormat, LogOptions};
+use levels::Levels;
+pub use levels::{LogChange, LogSettings};
 use limits::LineLimits;
 pub use line::escaped;
 use line::{Line, text_field};
@@ -47,6 +52,8 @@ static QUEUE: LogQueue = LogQueue::new(lost_text);
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 /// Whether the writer thread runs.
 static IS_STARTED: AtomicBool = AtomicBool::new(false);
+/// The levels of the log; not set before the log is started.
+static LEVELS_NOW: OnceLock<Levels> = OnceLock::new();
 
 /// The progress bars of this process. They step aside for lines of the log.
 pub fn bars() -> &'static MultiProgress {
@@ -62,6 +69,26 @@ pub fn lost() -> u64 {
 /// kind.
 pub fn left_out() -> u64 {
     LEFT_OUT.load(Relaxed)
+}
+
+/// The present settings of the log.
+pub fn settings() -> LogSettings {
+    LEVELS_NOW.get().map_or_else(LogSettings::of_the_process, Levels::settings)
+}
+
+/// Changes settings of the log while the server runs. Returns the settings after the change.
+///
+/// # Errors
+/// `InvalidArgument` if a value is impossible; `Unimplemented` if another program has this process's
+/// log.
+pub fn change(change: &LogChange) -> Result<LogSettings, ServiceError> {
+    match LEVELS_NOW.get() {
+        Some(levels) => levels.change(change),
+        None if change.is_nothing_to(&settings()) => Ok(settings()),
+        None => Err(ServiceError::Unimplemented(
+            "the log of this process belongs to the program around the server; set its level there".to_owned(),
+        )),
+    }
 }
 
 /// Waits a moment until all lines are written.
@@ -93,7 +120,7 @@ impl Drop for FlushAtEnd {
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
 /// The crates of the program, as the log names them.
-const CRATES: [&str; 23] = [
+const CRATES: [&str; 24] = [
     "downbeat",
     "downbeat_bench",
     "downbeat_cluster",
@@ -116,6 +143,7 @@ const CRATES: [&str; 23] = [
     "downbeat_server",
     "downbeat_service",
     "downbeat_sim",
+    "downbeat_telemetry",
     "downbeat_training",
 ];
 
@@ -163,6 +191,7 @@ fn filter(level: &str) -> Result<EnvFilter, String> {
 /// thread left.
 pub fn start(options: &LogOptions) -> anyhow::Result<FlushAtEnd> {
     let filter = filter(&options.level).map_err(|error| anyhow::anyhow!("log level {error}"))?;
+    let (filter, reload) = reload::Layer::new(filter);
     let registry = tracing_subscriber::registry().with(filter);
     let layer = layer().log_internal_errors(false).with_writer(|| Waiting);
     let (limits, is_terminal) = (LineLimits::new(&LEFT_OUT), io::stderr().is_terminal());
@@ -182,6 +211,9 @@ pub fn start(options: &LogOptions) -> anyhow::Result<FlushAtEnd> {
     std::thread::Builder::new().name("log".to_owned()).spawn(write)?;
     // The standard hook would wait for the reader of standard error.
     std::panic::set_hook(Box::new(log_panic));
+    let replace = move |filter| reload.reload(filter).map_err(|error| error.to_string());
+    // The log starts once: a second start fails above.
+    let _ = LEVELS_NOW.set(Levels::new(options, Box::new(replace)));
     IS_STARTED.store(true, Relaxed);
     Ok(FlushAtEnd)
 }

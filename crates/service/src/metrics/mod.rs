@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::Advice;
+use downbeat_core::tenants::TenantPart;
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Metric};
 use prometheus::process_collector::ProcessCollector;
@@ -26,6 +27,7 @@ use crate::metrics::code_metrics::CodeMetrics;
 use crate::metrics::gpu_metrics::GpuMetrics;
 use crate::metrics::statistics::Phases;
 use crate::metrics::trouble::Counts;
+use crate::report::live::{LiveStep, LiveTenant};
 use crate::unanswered::Unanswered;
 use crate::{logging, metric_table};
 
@@ -179,6 +181,20 @@ impl TenantMetrics {
     /// A request was refused.
     pub fn refused(&self, tenant: &str) {
         self.refused.with_label_values(&[tenant]).inc();
+    }
+
+    /// The counts of a tenant with this part of the devices' time.
+    pub fn report(&self, tenant: &str, part: &TenantPart) -> LiveTenant {
+        let standing = |standing| self.requests.with_label_values(&[tenant, standing]).get();
+        LiveTenant {
+            tenant: tenant.to_owned(),
+            share: part.share,
+            quota: part.quota,
+            within: standing("within"),
+            beyond: standing("beyond"),
+            refused: self.refused.with_label_values(&[tenant]).get(),
+            device_s: self.time.with_label_values(&[tenant]).get(),
+        }
     }
 
     /// A request has run, and was charged this time.
@@ -551,6 +567,7 @@ impl ModelMetrics {
             answered: self.success.get(),
             late: self.late.get(),
             items: self.inferences.get(),
+            launches: self.executions.get(),
             unanswered: self.not_answered.each_ref().map(IntCounter::get),
         }
     }
@@ -599,6 +616,21 @@ pub struct StepMetrics {
     pub failed: IntCounter,
     /// Requests that were in the step when another step or the client ended them.
     pub cancelled: IntCounter,
+}
+
+impl StepMetrics {
+    /// The counts of a step that runs this model and has this share of the weights.
+    pub fn report(&self, model: &str, share: f64) -> LiveStep {
+        LiveStep {
+            model: model.to_owned(),
+            share,
+            done: self.running.get_sample_count(),
+            waited_s: self.waiting.get_sample_sum(),
+            ran_s: self.running.get_sample_sum(),
+            dropped: self.dropped.get(),
+            failed: self.failed.get(),
+        }
+    }
 }
 
 /// The metrics of one device, looked up once.

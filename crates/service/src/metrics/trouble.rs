@@ -30,6 +30,8 @@ pub struct Counts {
     pub late: u64,
     /// Items of the requests that got their result.
     pub items: u64,
+    /// Launches of batches with these items.
+    pub launches: u64,
     /// The others, by reason.
     pub unanswered: [u64; Unanswered::COUNT],
 }
@@ -44,6 +46,7 @@ impl Counts {
             answered: self.answered.saturating_sub(before.answered),
             late: self.late.saturating_sub(before.late),
             items: self.items.saturating_sub(before.items),
+            launches: self.launches.saturating_sub(before.launches),
             unanswered,
         }
     }

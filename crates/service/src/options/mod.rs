@@ -244,6 +244,8 @@ with_defaults! {
         pub decision_log_age: Duration = Duration::from_millis(7 * 86_400_000),
         /// The server's log.
         pub log: LogOptions = LogOptions::default(),
+        /// Traces of requests, and the access log.
+        pub traces: TraceOptions = TraceOptions::default(),
         /// Options that were given and have no effect. The log has a line for each at the start.
         pub notices: Vec<String> = Vec::new(),
     }
@@ -625,6 +627,29 @@ with_defaults! {
         /// `tracing_subscriber::EnvFilter`. A bare level is for lines of the server; of libraries
         /// that the filter does not name, only errors are written.
         pub level: String = "info".to_owned(),
+    }
+}
+
+with_defaults! {
+    /// Traces of requests, and the access log.
+    #[derive(Clone, PartialEq, Debug)]
+    pub struct TraceOptions {
+        /// The file of traces in Triton's form; `None`: no file.
+        pub file: Option<PathBuf> = None,
+        /// The address of a collector that takes spans by OTLP over HTTP; `None`: no collector.
+        pub otlp: Option<String> = None,
+        /// Whether requests are traced at the start; `None`: if there is a file or a collector.
+        pub level: Option<bool> = None,
+        /// One request in this many is traced.
+        pub rate: u32 = 1000,
+        /// This many requests are traced; `None`: no limit.
+        pub count: Option<u32> = None,
+        /// Each file takes this many traces; 0: one file takes all.
+        pub log_frequency: u32 = 0,
+        /// The file of the access log, `-` for standard output; `None`: no access log.
+        pub access_log: Option<PathBuf> = None,
+        /// The access log has one request in this many.
+        pub access_log_rate: u32 = 1,
     }
 }
 

@@ -24,9 +24,12 @@ pub struct AutoscaleStatus {
     pub reason: &'static str,
     /// The reason in words.
     pub explanation: String,
+    /// Share of the requests in the last `grow_window_s` that were answered in time.
+    pub attainment: Option<f64>,
     /// Share of the requests in the last `grow_window_s` that were rejected, dropped or late.
     pub bad_rate: Option<f64>,
-    /// Share of the devices' time in the last `shrink_window_s` in which they were idle.
+    /// Share of the devices' time in the last `shrink_window_s` that no batch needed. A batch that left
+    /// early and small on idle devices counts for less than it took.
     pub idle_fraction: Option<f64>,
 }
 
@@ -88,6 +91,7 @@ impl AutoscaleWatch {
             change,
             reason: reason.name(),
             explanation: reason.to_string(),
+            attainment: bad_rate.map(|bad| 1.0 - bad),
             bad_rate,
             idle_fraction,
         }

@@ -4,10 +4,11 @@
 //! differences. The history has the share of requests in time of the last hour, so that a reader that
 //! has just come has it too.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 
 use downbeat_core::{Duration, Time};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::metrics::trouble::Counts;
 use crate::unanswered::Unanswered;
@@ -20,12 +21,12 @@ pub const PARTS: usize = 360;
 const MOST_VERSIONS: usize = 256;
 
 /// The answer of `GET /v2/live`.
-#[derive(Clone, PartialEq, Serialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct LiveReport {
     /// The name of the server.
     pub server: String,
     /// The version of Downbeat.
-    pub version: &'static str,
+    pub version: Cow<'static, str>,
     /// Now, milliseconds since 1970.
     pub wall_ms: u64,
     /// Now, nanoseconds of the server's clock, as in `GET /v2/timeline`.
@@ -38,6 +39,9 @@ pub struct LiveReport {
     pub models: Vec<LiveModel>,
     /// By device: seconds in which it was busy.
     pub device_busy_s: Vec<f64>,
+    /// The tenants, as the file of keys has them, and then the others; empty: the server has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tenants: Vec<LiveTenant>,
     /// How long a part of [`LiveModel::history`] is, seconds.
     pub history_part_s: f64,
     /// Whether `GET /v2/cluster` has an answer.
@@ -45,7 +49,8 @@ pub struct LiveReport {
 }
 
 /// A version of a model.
-#[derive(Clone, PartialEq, Serialize, Debug, Default)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug, Default)]
+#[serde(default)]
 pub struct LiveModel {
     /// The model's name.
     pub model: String,
@@ -72,7 +77,7 @@ pub struct LiveModel {
     /// Requests that were answered late.
     pub late: u64,
     /// Requests without an answer, by reason.
-    pub unanswered: BTreeMap<&'static str, u64>,
+    pub unanswered: BTreeMap<Cow<'static, str>, u64>,
     /// Items of the answered requests.
     pub items: u64,
     /// Answered requests by the time from arrival to result: one part more than there are bounds. Empty,
@@ -84,10 +89,51 @@ pub struct LiveModel {
     pub profile: Vec<(u32, f64)>,
     /// The same, as it was when the model was loaded.
     pub profile_at_load: Vec<(u32, f64)>,
+    /// The steps of an ensemble.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<LiveStep>,
     /// Parts of the last hour: seconds from a part's begin until now, offered requests, and requests in
     /// time. Parts without requests are left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<(f64, u64, u64)>,
+}
+
+/// A step of an ensemble. Counts run from the start of the server.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct LiveStep {
+    /// The name of its model.
+    pub model: String,
+    /// Its part of the weights of all steps, by which the time of a request is divided.
+    pub share: f64,
+    /// Requests that it has done.
+    pub done: u64,
+    /// The time of these requests from the step's inputs to the begin of its run, seconds in all.
+    pub waited_s: f64,
+    /// The time of these requests from the begin of the run to the outputs, seconds in all.
+    pub ran_s: f64,
+    /// Requests that it dropped, as the whole could not be in time.
+    pub dropped: u64,
+    /// Requests that failed in it for another reason.
+    pub failed: u64,
+}
+
+/// A tenant. Counts run from the start of the server.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct LiveTenant {
+    /// The tenant's name; `others`: all keys without a tenant.
+    pub tenant: String,
+    /// Its share of the devices' time.
+    pub share: f64,
+    /// The most of the devices' time that it may have; `None`: no bound.
+    pub quota: Option<f64>,
+    /// Requests within its share.
+    pub within: u64,
+    /// Requests beyond its share.
+    pub beyond: u64,
+    /// Requests that were refused because it had its share or its quota.
+    pub refused: u64,
+    /// The device time that it was charged, seconds.
+    pub device_s: f64,
 }
 
 impl LiveModel {
@@ -95,7 +141,7 @@ impl LiveModel {
     pub fn take_counts(&mut self, counts: &Counts) {
         (self.in_time, self.late, self.items) = (counts.in_time(), counts.late, counts.items);
         let reasons = Unanswered::labels().into_iter().zip(counts.unanswered);
-        self.unanswered = reasons.filter(|(_, count)| *count > 0).collect();
+        self.unanswered = reasons.filter(|(_, count)| *count > 0).map(|(why, count)| (why.into(), count)).collect();
     }
 }
 

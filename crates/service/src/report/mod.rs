@@ -5,6 +5,8 @@ pub mod cluster_report;
 pub mod device_report;
 pub mod live;
 pub mod machine_load;
+pub mod missed;
 pub mod policy_report;
 pub mod scheduler_status;
 pub mod timeline;
+pub mod what_if;

@@ -1,6 +1,9 @@
 //! The answer to `GET /v2/timeline`.
 
+use std::collections::BTreeMap;
+
 use downbeat_core::Duration;
+use downbeat_core::cluster::StartBound;
 use serde::{Deserialize, Serialize};
 
 /// How long launches are remembered.
@@ -15,10 +18,13 @@ pub struct Timeline {
     pub now_ns: u64,
     /// By model, version and device.
     pub devices: Vec<PastLaunches>,
+    /// The rules of [`PastDeparture::rule`] in words, to follow "the batch left then because".
+    #[serde(default)]
+    pub rules: BTreeMap<String, String>,
 }
 
 /// A launch that has ended.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug, Default)]
 pub struct PastLaunch {
     /// Index of its lane.
     pub lane: u32,
@@ -45,6 +51,38 @@ pub struct PastLaunch {
     /// The members that are steps of pipelines' requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<PastStep>,
+    /// The number of its members.
+    #[serde(default)]
+    pub members: u32,
+    /// The numbers of its first members, as in the decision log.
+    #[serde(default)]
+    pub requests: Vec<u64>,
+    /// The earliest deadline of its members; `None`: none has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ns: Option<u64>,
+    /// Why its batch left; `None`: the device policy made the batch, or the scheduler of another process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<PastDeparture>,
+}
+
+/// Why the scheduler let a batch leave.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct PastDeparture {
+    /// The rule that decided, one of [`Timeline::rules`].
+    pub rule: String,
+    /// When the batch's schedulable window opened; `None`: it had no begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_ns: Option<u64>,
+    /// The latest start that lost no request; `None`: any start was in time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latest_ns: Option<u64>,
+    /// Items that stayed in the queue.
+    pub behind: u32,
+}
+
+/// The rules of [`PastDeparture::rule`], with what they mean.
+pub fn rules() -> BTreeMap<String, String> {
+    StartBound::ALL.map(|bound| (bound.name().to_owned(), bound.why().to_owned())).into()
 }
 
 /// A request in a launch that is a step of a pipeline's request.

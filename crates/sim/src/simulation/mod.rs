@@ -83,6 +83,9 @@ pub struct Simulation {
     pub rehearsal: u64,
     /// The order in which candidates get devices, in Downbeat's own scheduler.
     pub order: OrderPolicy,
+    /// How long before its last moment a batch that waits starts, in Downbeat's own scheduler
+    /// ([`Scheduler::set_wake_margin`](downbeat_core::cluster::Scheduler::set_wake_margin)).
+    pub wake_margin: Duration,
     /// Requests in order of their time, which replace the requests that the loads would draw.
     /// Requests of the warm-up do not count.
     pub recorded: Option<Arc<[Arrival]>>,
@@ -108,6 +111,7 @@ impl Default for Simulation {
             switch: None,
             rehearsal: EVENTS_PER_SECOND,
             order: OrderPolicy::default(),
+            wake_margin: Duration::ZERO,
             recorded: None,
         }
     }

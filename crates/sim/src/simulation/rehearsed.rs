@@ -28,6 +28,8 @@ pub(crate) struct Rehearsed {
     /// For each device: the running batch, its model, its start, and its expected duration.
     running: Vec<Option<(BatchId, ModelId, Time, Duration)>>,
     network: NetworkBudget,
+    /// How long before its last moment a batch that waits starts.
+    wake_margin: Duration,
 }
 
 impl Rehearsed {
@@ -38,8 +40,11 @@ impl Rehearsed {
         let wishes = adaptive.map(|options| options.dispatch.adaptive() == Some(true));
         let consolidate = wishes.reduce(|all, wish| all && wish).filter(|_| simulation.rehearsal > 0)?;
         let (mut scheduler, mut rehearsal) = (Scheduler::new(), Rehearsal::new(consolidate, simulation.seed));
+        let (network, wake_margin) = (NetworkBudget::default(), simulation.wake_margin);
         scheduler.set_order(Time::ZERO, simulation.order.first());
+        scheduler.set_wake_margin(Time::ZERO, wake_margin);
         rehearsal.set_order(simulation.order);
+        rehearsal.set_delays(network, wake_margin);
         Some(Rehearsed {
             scheduler,
             rehearsal,
@@ -48,7 +53,8 @@ impl Rehearsed {
             devices: Vec::new(),
             ticked: Time::ZERO,
             running: Vec::new(),
-            network: NetworkBudget::default(),
+            network,
+            wake_margin,
         })
     }
 
@@ -82,7 +88,7 @@ impl ClusterScheduler for Rehearsed {
 
     fn set_network(&mut self, now: Time, network: NetworkBudget) {
         self.network = network;
-        self.rehearsal.set_delays(network, Duration::ZERO);
+        self.rehearsal.set_delays(network, self.wake_margin);
         ClusterScheduler::set_network(&mut self.scheduler, now, network);
     }
 

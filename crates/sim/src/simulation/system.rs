@@ -30,6 +30,7 @@ impl System for Downbeat {
         }
         let mut scheduler = Scheduler::new();
         scheduler.set_order(Time::ZERO, simulation.order.first());
+        scheduler.set_wake_margin(Time::ZERO, simulation.wake_margin);
         simulation.run_on(scheduler)
     }
 }

@@ -163,6 +163,7 @@ impl Tally {
             let wait = run.start.since(known.arrival);
             if self.each_wait {
                 report.waits.push(wait);
+                report.answers.push(now.since(known.arrival));
             }
             let delay = wait.as_nanos() as f64 * *bins_per_nano;
             report.delays[(delay as usize).min(DELAY_BINS)] += 1;

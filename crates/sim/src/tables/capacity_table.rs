@@ -153,13 +153,13 @@ impl Capacities {
 
     /// The table and plots as one HTML page without external files.
     pub fn page(&self) -> String {
-        let names: Vec<String> = self.cases.iter().map(|case| case.policy.clone()).collect();
-        let rates = self.cases.iter().map(|case| case.value.map_or(f64::NAN, |value| value.median)).collect();
+        let rate = |case: &CapacityCase| vec![case.value.as_ref().map_or(f64::NAN, |value| value.median)];
+        let rates: Vec<_> = self.cases.iter().map(|case| (case.policy.clone(), rate(case))).collect();
         let samples: Vec<NamedSample<'_>> =
             self.cases.iter().map(|case| (case.policy.clone(), case.typical())).collect();
         let about = "The highest rate that the devices hold, by policy.";
         let plots = [
-            bars("Capacity", about, "", "capacity r/s", &names, &[(String::new(), rates)]),
+            bars("Capacity", about, "policy", "capacity, requests/s", &["capacity".to_owned()], &rates),
             plot_batch_sizes("", &samples),
             plot_delays("", &samples),
         ];

@@ -50,6 +50,8 @@ pub struct ModelReport {
     pub delays: Vec<u64>,
     /// Each wait by itself, if the arrivals were [recorded](crate::Simulation::recorded).
     pub waits: Vec<Duration>,
+    /// Each time from arrival to answer, beside [`ModelReport::waits`].
+    pub answers: Vec<Duration>,
 }
 
 /// The number of equal parts of the SLO in [`ModelReport::delays`].

@@ -1,13 +1,14 @@
-//! Searches the cheapest setting under which the requests of a log meet a target.
+//! Searches the best setting under which the requests of a log meet a target.
 
-use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeSet;
 
-use downbeat_report::{Page, Table};
 use serde::Serialize;
 
-use super::figures::Figures;
+use super::candidate::Candidate;
+use super::configuration::{ModelPolicies, configuration};
+use super::goal::Goal;
 use super::recorded::Recorded;
+use super::search::{Counts, LAST_RUNS, MARGIN_RUNS, Trials};
 use super::setting::{BadSetting, Setting};
 use crate::parallel;
 use crate::policy::Policy;
@@ -15,59 +16,77 @@ use crate::policy::Policy;
 /// The target of an advice, and the settings that may be tried.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wanted {
+    /// The wish that orders settings.
+    pub goal: Goal,
     /// The share of each model's requests that must be answered in time.
     pub target: f64,
+    /// The price of a device for an hour, in any currency.
+    pub price: Option<f64>,
     /// Policies to try; `None`: each model's own policy of the log.
     pub policies: Vec<Option<Policy>>,
     /// The fixed part: SLOs and the rate. The policy of this setting is ignored; its devices are
     /// the most that may be used.
     pub setting: Setting,
+    /// The devices that settings have for the goals latency and headroom, unless more are needed.
+    pub devices: u32,
+    /// Whether to compute what only charts show.
+    pub charts: bool,
 }
 
-/// The cheapest setting under which the requests meet a target.
+/// The best setting under which the requests meet a target.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Advice {
+    /// The wish that orders the candidates.
+    pub goal: Goal,
     /// The target.
     pub target: f64,
     /// The number of devices in the log.
     pub recorded_devices: u32,
+    /// The time of the log, from the first request to the last, seconds.
+    pub log_s: f64,
+    /// The requests of the log.
+    pub log_requests: u64,
+    /// The least attainment of any model in the log, and in a replay of the log's own setting.
+    pub faithful: [f64; 2],
     /// The factor by which requests come faster than in the log.
     pub rate: f64,
-    /// The fewest devices with which some policy holds the target; `None`: no policy holds it on
+    /// The fewest devices with which some setting holds the target; `None`: no setting holds it on
     /// the most devices.
     pub devices: Option<u32>,
+    /// The fewest tried devices with which each model's whole interval is above the target, under the
+    /// first candidate's policy.
+    pub sure_devices: Option<u32>,
     /// Most devices that may be used.
     pub most_devices: u32,
-    /// The policies on this number of devices, or on the most. Those that hold the target come
-    /// first, the largest margin first.
+    /// The settings, the best first.
     pub candidates: Vec<Candidate>,
+    /// The first candidate's policy on other numbers of devices.
+    pub by_devices: Vec<Candidate>,
+    /// The first candidate and the log's own setting at other rates, if charts were wanted.
+    pub by_rate: Vec<RateLine>,
     /// The first candidate also holds with batches of at most this many items. `None`: not with
     /// fewer than its models' own limits.
     pub max_batch: Option<u32>,
-    /// The first candidate holds with all SLOs multiplied by this factor, and not with 0.02 less.
+    /// The first candidate holds with all SLOs multiplied by this factor, and not with 0.02 less. Above
+    /// 1: the present SLOs do not hold. `None`: no tried factor holds.
     pub slo_factor: Option<f64>,
+    /// The lines of `downbeat.toml` for the first candidate. Empty: the log's own settings are the
+    /// best. `None`: no setting holds the target.
+    pub config: Option<String>,
     /// Remarks about the log.
     pub notes: Vec<String>,
 }
 
-/// A policy on a number of devices.
+/// The attainment of a setting over the rate.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Candidate {
-    /// The policy.
-    pub policy: String,
-    /// The least attainment of any model.
-    pub attainment: f64,
-    /// The candidate holds at this multiple of the rate, and not at 1% more; at most 64. `None`: it
-    /// does not hold the rate itself.
-    pub margin: Option<f64>,
-    /// Mean of the devices' busy shares.
-    pub busy: f64,
-    /// The figures of all models together.
-    pub all: Figures,
+pub struct RateLine {
+    /// The setting, in words.
+    pub name: String,
+    /// The rate, as a multiple of the log's, and the least attainment of any model.
+    pub points: Vec<(f64, f64)>,
+    /// The highest multiple of the rate at which the target holds, if it is known.
+    pub knee: Option<f64>,
 }
-
-/// Margins are searched up to this.
-pub const MOST_MARGIN: f64 = 64.0;
 
 /// The reason why there is no advice.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -83,12 +102,16 @@ pub enum NoAdvice {
     Interrupted,
 }
 
-/// Finds the cheapest setting in three steps.
+/// Rates of the chart, as multiples of the knee.
+const RATES: [f64; 10] = [0.25, 0.5, 0.75, 0.9, 1.0, 1.05, 1.15, 1.3, 1.5, 2.0];
+
+/// Finds the best setting in four steps.
 ///
 /// 1. The fewest devices, starting from the number that the work in the log keeps busy. The number
 ///    is doubled and halved until it holds and one device fewer does not.
-/// 2. On these devices, the policy with the largest margin.
-/// 3. With this policy, the smallest largest batch and the tightest SLOs that hold.
+/// 2. The policies on these devices, or on as many as the goal takes, in the order of the goal.
+/// 3. The first of them on other numbers of devices.
+/// 4. The smallest largest batch and the tightest SLOs with which it holds.
 ///
 /// `goes_on` gets, after each run, the number of finished runs and the approximate number of all
 /// runs. It returns whether another one may begin.
@@ -101,226 +124,115 @@ pub fn advise(
     threads: usize,
     goes_on: &(dyn Fn(usize, usize) -> bool + Sync),
 ) -> Result<Advice, NoAdvice> {
-    let trials = Trials { recorded, target: wanted.target, threads, counts: Counts::new(goes_on) };
+    let Wanted { goal, target, price, .. } = *wanted;
+    let trials = Trials { recorded, target, price, threads, counts: Counts::new(goes_on) };
     let most_devices = wanted.setting.devices;
-    let settings: Vec<Setting> =
-        wanted.policies.iter().map(|policy| Setting { policy: policy.clone(), ..wanted.setting.clone() }).collect();
+    let settings = different(recorded, wanted)?;
     trials.counts.plan(settings.len() * MARGIN_RUNS + LAST_RUNS);
-    let devices = trials.fewest_devices(&settings, wanted)?;
-    let on = |setting: &Setting| Setting { devices: devices.unwrap_or(most_devices), ..setting.clone() };
-    let settings: Vec<Setting> = settings.iter().map(on).collect();
-    let candidates = parallel::map(&settings, threads, |setting| trials.candidate(setting), |_| {});
-    let candidates = candidates.into_iter().collect::<Result<Vec<Candidate>, _>>()?;
-    let mut ranked: Vec<(Candidate, Setting)> = candidates.into_iter().zip(settings).collect();
-    let worth = |candidate: &Candidate| (candidate.margin.unwrap_or(0.0), candidate.attainment);
-    ranked.sort_by(|(a, _), (b, _)| {
-        let (a, b) = (worth(a), worth(b));
-        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
-    });
-    let best = ranked.first().filter(|_| devices.is_some()).map(|(_, setting)| setting.clone());
-    let (max_batch, slo_factor) = match &best {
-        Some(setting) => (trials.smallest_batch(setting)?, Some(trials.tightest(setting)?)),
-        None => (None, None),
-    };
+    let devices = trials.fewest_devices(&settings, most_devices)?;
+    let mut ranked = ranked(&trials, wanted, &settings, devices)?;
+    let (best, setting) = ranked.remove(0);
+    let by_devices = by_devices(&trials, wanted, (&best, &setting), devices)?;
+    let sure = by_devices.iter().filter(|other| other.is_sure && Some(other.devices) >= devices);
+    let own = trials.outcome(&Setting { rehearse: wanted.setting.rehearse, ..Setting::of(recorded) })?;
+    let happened = recorded.happened.models.iter().map(|model| model.figures.attainment).fold(1.0, f64::min);
     Ok(Advice {
-        target: wanted.target,
+        goal,
+        target,
         recorded_devices: recorded.devices,
+        log_s: recorded.span.as_secs_f64(),
+        log_requests: recorded.arrivals.len() as u64,
+        faithful: [happened, own.attainment],
         rate: wanted.setting.rate,
         devices,
+        sure_devices: sure.map(|other| other.devices).min(),
         most_devices,
-        candidates: ranked.into_iter().map(|(candidate, _)| candidate).collect(),
-        max_batch,
-        slo_factor,
+        by_rate: if wanted.charts { by_rate(&trials, wanted, (&best, &setting))? } else { Vec::new() },
+        max_batch: if devices.is_some() { trials.smallest_batch(&setting)? } else { None },
+        slo_factor: trials.tightest(&setting, devices.is_some())?,
+        config: devices.map(|_| configuration(recorded, &setting)).transpose()?,
+        candidates: std::iter::once(best).chain(ranked.into_iter().map(|(candidate, _)| candidate)).collect(),
+        by_devices,
         notes: recorded.notes.clone(),
     })
 }
 
-/// Counts the runs.
-struct Counts<'a> {
-    goes_on: &'a (dyn Fn(usize, usize) -> bool + Sync),
-    done: AtomicUsize,
-    /// The number of runs as far as it is known.
-    planned: AtomicUsize,
+/// A setting for each policy. Policies that give a server the same settings count once.
+fn different(recorded: &Recorded, wanted: &Wanted) -> Result<Vec<Setting>, BadSetting> {
+    let mut seen: Vec<ModelPolicies> = Vec::new();
+    let mut settings = Vec::new();
+    for policy in &wanted.policies {
+        let setting = Setting { policy: policy.clone(), ..wanted.setting.clone() };
+        let served = ModelPolicies::of(recorded, &setting)?;
+        if !seen.contains(&served) {
+            seen.push(served);
+            settings.push(setting);
+        }
+    }
+    Ok(settings)
 }
 
-/// Approximate runs for a policy's margin: one for the figures, two at rates that hold, and six
-/// between the last of these and a rate that does not hold.
-const MARGIN_RUNS: usize = 10;
-/// Approximate runs for the smallest batch and the tightest SLOs.
-const LAST_RUNS: usize = 12;
-
-impl<'a> Counts<'a> {
-    fn new(goes_on: &'a (dyn Fn(usize, usize) -> bool + Sync)) -> Self {
-        Counts { goes_on, done: AtomicUsize::new(0), planned: AtomicUsize::new(0) }
-    }
-
-    /// Adds to the planned runs.
-    fn plan(&self, runs: usize) {
-        self.planned.fetch_add(runs, Ordering::Relaxed);
-    }
-
-    /// Reports the number of finished runs. Returns whether another one may begin.
-    fn told(&self, done: usize) -> bool {
-        (self.goes_on)(done, self.planned.load(Ordering::Relaxed).max(done + 1))
-    }
-
-    /// Makes a run, unless the caller has ended the search.
-    fn run<T>(&self, run: impl FnOnce() -> Result<T, BadSetting>) -> Result<T, NoAdvice> {
-        if !self.told(self.done.load(Ordering::Relaxed)) {
-            return Err(NoAdvice::Interrupted);
-        }
-        let result = run()?;
-        self.told(self.done.fetch_add(1, Ordering::Relaxed) + 1);
-        Ok(result)
-    }
+/// The settings on the devices of the goal, the best first. `devices`: the fewest that hold.
+fn ranked(
+    trials: &Trials<'_>,
+    wanted: &Wanted,
+    settings: &[Setting],
+    devices: Option<u32>,
+) -> Result<Vec<(Candidate, Setting)>, NoAdvice> {
+    let most = wanted.setting.devices;
+    let tried: BTreeSet<u32> = match (devices, wanted.goal) {
+        (None, _) => [most].into(),
+        (Some(fewest), goal) if goal.takes_all_devices() => [wanted.devices.clamp(fewest, most)].into(),
+        // A device more may be cheaper by the request, if many more are in time.
+        (Some(fewest), Goal::Price) => [fewest, (fewest + 1).min(most)].into(),
+        (Some(fewest), _) => [fewest].into(),
+    };
+    let on = |devices: u32| settings.iter().map(move |setting| Setting { devices, ..setting.clone() });
+    let settings: Vec<Setting> = tried.into_iter().flat_map(on).collect();
+    let candidates = parallel::map(&settings, trials.threads, |setting| trials.candidate(setting), |_| {});
+    let candidates = candidates.into_iter().collect::<Result<Vec<Candidate>, _>>()?;
+    let mut ranked: Vec<(Candidate, Setting)> = candidates.into_iter().zip(settings).collect();
+    wanted.goal.sort(&mut ranked);
+    Ok(ranked)
 }
 
-/// Tries settings for a target.
-struct Trials<'a> {
-    recorded: &'a Recorded,
-    target: f64,
-    threads: usize,
-    counts: Counts<'a>,
+/// The best setting on some fewer and more devices.
+fn by_devices(
+    trials: &Trials<'_>,
+    wanted: &Wanted,
+    (best, setting): (&Candidate, &Setting),
+    fewest: Option<u32>,
+) -> Result<Vec<Candidate>, NoAdvice> {
+    let (most, around) = (wanted.setting.devices, i64::from(fewest.unwrap_or(best.devices)));
+    let near = [-2, -1, 0, 1, 2, 3].map(|more| around + more);
+    let all = near.into_iter().chain([i64::from(trials.recorded.devices), i64::from(best.devices)]);
+    let tried: BTreeSet<u32> =
+        all.filter_map(|devices| u32::try_from(devices).ok()).filter(|devices| (1..=most).contains(devices)).collect();
+    let settings: Vec<Setting> = tried.into_iter().map(|devices| Setting { devices, ..setting.clone() }).collect();
+    trials.counts.plan(settings.len());
+    trials.outcomes(&settings)
 }
 
-impl Trials<'_> {
-    /// The fewest devices on which one of the settings holds; `None`: no setting holds on the most
-    /// devices.
-    fn fewest_devices(&self, settings: &[Setting], wanted: &Wanted) -> Result<Option<u32>, NoAdvice> {
-        let most = wanted.setting.devices;
-        let hold = |devices: u32| {
-            self.counts.plan(settings.len());
-            let settings: Vec<Setting> =
-                settings.iter().map(|setting| Setting { devices, ..setting.clone() }).collect();
-            let holding = parallel::map(&settings, self.threads, |setting| self.holds(setting), |_| {});
-            Ok::<bool, NoAdvice>(holding.into_iter().collect::<Result<Vec<bool>, _>>()?.contains(&true))
-        };
-        // With fewer than `low` devices no setting holds.
-        let mut low = self.recorded.least_devices(&wanted.setting, self.target).min(most);
-        let (mut high, mut step) = (low, 1u32);
-        while !hold(high)? {
-            if high == most {
-                return Ok(None);
-            }
-            low = high + 1;
-            (high, step) = (high.saturating_add(step).min(most), step.saturating_mul(2));
-        }
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if hold(middle)? { high = middle } else { low = middle + 1 }
-        }
-        Ok(Some(high))
+/// The best setting and the log's own at other rates.
+fn by_rate(
+    trials: &Trials<'_>,
+    wanted: &Wanted,
+    (best, setting): (&Candidate, &Setting),
+) -> Result<Vec<RateLine>, NoAdvice> {
+    let recorded = trials.recorded;
+    let own = Setting { policy: None, devices: recorded.devices, ..wanted.setting.clone() };
+    let knee = best.margin.map(|margin| margin * setting.rate);
+    let around = knee.unwrap_or(setting.rate);
+    let line = |name: String, setting: &Setting, knee: Option<f64>| {
+        let settings = RATES.map(|times| Setting { rate: around * times, ..setting.clone() });
+        trials.counts.plan(settings.len());
+        let outcomes = trials.outcomes(&settings)?;
+        let points = settings.iter().zip(outcomes).map(|(setting, outcome)| (setting.rate, outcome.attainment));
+        Ok::<_, NoAdvice>(RateLine { name, points: points.collect(), knee })
+    };
+    let mut lines = vec![line(best.words(), setting, knee)?];
+    if own != *setting {
+        lines.push(line(format!("the log's own settings, {} devices", own.devices), &own, None)?);
     }
-
-    /// Whether each model's attainment is at least the target.
-    fn holds(&self, setting: &Setting) -> Result<bool, NoAdvice> {
-        // Rounding of a share such as 0.99 must not cost a request.
-        let tolerated = 1.0 - self.target + 1e-12;
-        let mut simulation = self.recorded.simulation(setting)?;
-        simulation.give_up_above = Some(tolerated);
-        self.counts.run(|| Ok(simulation.run()?.holds(tolerated)))
-    }
-
-    fn candidate(&self, setting: &Setting) -> Result<Candidate, NoAdvice> {
-        let row = self.counts.run(|| self.recorded.run(setting))?;
-        let at = |factor: f64| self.holds(&Setting { rate: setting.rate * factor, ..setting.clone() });
-        let margin = if at(1.0)? { Some(highest(at)?) } else { None };
-        let attainment = row.models.iter().map(|model| model.figures.attainment).fold(1.0, f64::min);
-        Ok(Candidate { policy: row.policy, attainment, margin, busy: row.busy, all: row.all })
-    }
-
-    /// The smallest power of two that holds as the largest batch of all models; `None`: no power
-    /// below their limits holds.
-    fn smallest_batch(&self, setting: &Setting) -> Result<Option<u32>, NoAdvice> {
-        let largest = self.recorded.models.iter().map(|model| model.options.max_batch).max().unwrap_or(1);
-        for size in (0..31).map(|power| 1 << power).take_while(|size| *size < largest) {
-            if self.holds(&Setting { max_batch: Some(size), ..setting.clone() })? {
-                return Ok(Some(size));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The tightest SLOs that hold, as a share of the setting's SLOs, to 0.02.
-    fn tightest(&self, setting: &Setting) -> Result<f64, NoAdvice> {
-        let (mut low, mut high) = (0.0, 1.0);
-        while high - low > 0.02 {
-            let middle = (low + high) / 2.0;
-            let tighter = Setting { slo_factor: setting.slo_factor * middle, ..setting.clone() };
-            *(if self.holds(&tighter)? { &mut high } else { &mut low }) = middle;
-        }
-        Ok(high)
-    }
-}
-
-/// The highest factor that holds, from 1, to 1%.
-fn highest(holds: impl Fn(f64) -> Result<bool, NoAdvice>) -> Result<f64, NoAdvice> {
-    let (mut low, mut high) = (1.0, 2.0);
-    while holds(high)? {
-        low = high;
-        if low >= MOST_MARGIN {
-            return Ok(low);
-        }
-        high *= 2.0;
-    }
-    while high / low > 1.01 {
-        let middle = (low * high).sqrt();
-        *(if holds(middle)? { &mut low } else { &mut high }) = middle;
-    }
-    Ok(low)
-}
-
-impl Advice {
-    fn table(&self) -> Table<&Candidate> {
-        Table::of(&self.candidates)
-            .text("policy", |candidate| candidate.policy.clone())
-            .number("worst model in time", |candidate| format!("{:.2}%", 100.0 * candidate.attainment))
-            .some("holds up to, times the rate", |candidate| candidate.margin.map(|margin| format!("{margin:.2}")))
-            .number("busy", |candidate| format!("{:.1}%", 100.0 * candidate.busy))
-            .number("goodput r/s", |candidate| format!("{:.1}", candidate.all.goodput))
-            .some("waits p50 ms", |candidate| candidate.all.delay_p50_ms.map(|ms| format!("{ms:.2}")))
-            .some("p99 ms", |candidate| candidate.all.delay_p99_ms.map(|ms| format!("{ms:.2}")))
-    }
-
-    fn sentence(&self) -> String {
-        let target = format!("{}% of each model's requests in time", 100.0 * self.target);
-        let (Some(devices), Some(best)) = (self.devices, self.candidates.first()) else {
-            return match self.most_devices {
-                1 => format!("No policy answers {target} on one device."),
-                most => format!("No policy answers {target} on {most} devices or fewer."),
-            };
-        };
-        let margin = best.margin.unwrap_or(1.0);
-        let margin = if margin >= MOST_MARGIN {
-            format!("{margin:.0} times the rate and more")
-        } else {
-            format!("{margin:.2} times the rate")
-        };
-        let plural = if devices == 1 { "" } else { "s" };
-        let fewer = if devices > 1 { "; with one device fewer no policy does" } else { "" };
-        let batch =
-            self.max_batch.map_or(String::new(), |size| format!(" Batches of at most {size} hold this target, too."));
-        let slo = self
-            .slo_factor
-            .map_or(String::new(), |factor| format!(" SLOs could shrink to {factor:.2} times their length."));
-        format!(
-            "{devices} device{plural} (the log has {}) with '{}' answer {target}, up to {margin}{fewer}.{batch}{slo}",
-            self.recorded_devices, best.policy
-        )
-    }
-
-    /// The advice as one HTML page without external files.
-    pub fn page(&self) -> String {
-        let devices = self.devices.unwrap_or(self.most_devices);
-        let page = Page::new("Advice").note(&self.sentence()).table(&format!("On {devices} devices"), &self.table());
-        self.notes.iter().fold(page, |page, note| page.note(note)).html()
-    }
-}
-
-impl fmt::Display for Advice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.table().fmt(f)?;
-        writeln!(f, "\n{}", self.sentence())?;
-        self.notes.iter().try_for_each(|note| write!(f, "\n{note}\n"))
-    }
+    Ok(lines)
 }

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use downbeat_report::{Page, Table};
+use downbeat_report::Table;
 use serde::Serialize;
 
 use super::figures::Figures;
+use super::interval::PARTS;
 use super::recorded::Recorded;
 use super::setting::{BadSetting, Setting};
 use crate::parallel;
@@ -56,12 +57,18 @@ impl Comparison {
         let simulated = parallel::map_while(settings, threads, run, |done| done == 0 || goes_on(done));
         let missing = simulated.iter().filter(|row| row.is_none()).count();
         let rows = std::iter::once(Ok(recorded.happened.clone())).chain(simulated.into_iter().flatten());
-        let mut notes = recorded.notes.clone();
+        let mut notes = vec![format!(
+            "95 of 100 logs like this one would have a share of requests in time within the interval. It comes from the spread \
+             between {PARTS} parts of the log, which has {} requests in {:.1} s.",
+            recorded.arrivals.len(),
+            recorded.span.as_secs_f64()
+        )];
+        notes.extend(recorded.notes.iter().cloned());
         notes.extend((missing > 0).then(|| format!("The command was interrupted: {missing} settings were not run.")));
         Ok(Comparison { rows: rows.collect::<Result<_, _>>()?, notes })
     }
 
-    fn table(&self) -> Table<(&Row, String, &Figures)> {
+    pub(super) fn table(&self) -> Table<(&Row, String, &Figures)> {
         let of_row = |row: &'_ Row| -> usize { if row.models.len() > 1 { row.models.len() } else { 0 } };
         let rows = self.rows.iter().flat_map(|row| {
             let models =
@@ -77,6 +84,7 @@ impl Comparison {
             .text("model", |(_, model, _)| model.clone())
             .number("requests", |(.., figures)| figures.requests)
             .number("in time", |(.., figures)| format!("{:.2}%", 100.0 * figures.attainment))
+            .some("95% sure", |(.., figures)| figures.interval.map(|interval| interval.percent()))
             .number("goodput r/s", |(.., figures)| format!("{:.1}", figures.goodput))
             .some("busy", |(row, model, _)| (model == "all").then(|| format!("{:.1}%", 100.0 * row.busy)))
             .number("late", |(.., figures)| figures.late)
@@ -89,12 +97,8 @@ impl Comparison {
             .some("unknown", |(.., figures)| (figures.unknown > 0).then_some(figures.unknown))
             .some("waits p50 ms", |(.., figures)| ms(figures.delay_p50_ms))
             .some("p99 ms", |(.., figures)| ms(figures.delay_p99_ms))
-    }
-
-    /// The comparison as one HTML page without external files.
-    pub fn page(&self) -> String {
-        let page = Page::new("What if").table("The log beside other settings", &self.table());
-        self.notes.iter().fold(page, |page, note| page.note(note)).html()
+            .some("answer p50 ms", |(.., figures)| ms(figures.answer_p50_ms))
+            .some("p99 ms", |(.., figures)| ms(figures.answer_p99_ms))
     }
 }
 

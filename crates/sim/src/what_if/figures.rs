@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use downbeat_core::cluster::DropReason;
-use downbeat_core::{Duration, quantiles};
+use downbeat_core::{Duration, Time, quantiles};
 use serde::Serialize;
 
-use crate::tables::report::ModelReport;
+use super::interval::{Interval, Spread};
+use crate::tables::report::Report;
 
 /// The outcome of requests.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
@@ -26,6 +27,8 @@ pub struct Figures {
     pub unknown: u64,
     /// The share of the requests that were answered in time; 1 if there were none.
     pub attainment: f64,
+    /// How sure the share is; `None`: there were no requests.
+    pub interval: Option<Interval>,
     /// Requests a second that were answered in time.
     pub goodput: f64,
     /// The median time from arrival to the start of the batch, of answered requests, in
@@ -33,6 +36,44 @@ pub struct Figures {
     pub delay_p50_ms: Option<f64>,
     /// The 99th percentile of the same time.
     pub delay_p99_ms: Option<f64>,
+    /// The median time from arrival to answer, of answered requests, in milliseconds.
+    pub answer_p50_ms: Option<f64>,
+    /// The 99th percentile of the same time.
+    pub answer_p99_ms: Option<f64>,
+}
+
+/// The times of answered requests, and the parts of the log that requests come in.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Samples {
+    /// From arrival to the start of the batch.
+    pub waits: Vec<Duration>,
+    /// From arrival to the answer.
+    pub answers: Vec<Duration>,
+    /// The requests of each part of the log's time.
+    pub parts: Spread,
+}
+
+impl Samples {
+    /// The samples of both.
+    pub fn with(mut self, other: &Samples) -> Samples {
+        self.waits.extend(&other.waits);
+        self.answers.extend(&other.answers);
+        Samples { parts: self.parts.with(&other.parts), ..self }
+    }
+
+    /// The samples of a model in a simulation.
+    pub fn simulated(report: &Report, model: usize) -> Samples {
+        let mut samples = Samples::default();
+        if let Some(of) = report.models.get(model) {
+            (samples.waits, samples.answers) = (of.waits.clone(), of.answers.clone());
+        }
+        for window in &report.windows {
+            let counts = [&window.offered, &window.good].map(|counts| counts.get(model).copied().unwrap_or_default());
+            let [requests, in_time] = counts.map(u64::from);
+            samples.parts.add(window.start.since(Time::ZERO), report.span, (requests, in_time));
+        }
+        samples
+    }
 }
 
 /// The figures of a model.
@@ -58,30 +99,37 @@ pub(super) fn word(reason: DropReason) -> &'static str {
 
 impl Figures {
     /// The figures of a model in a simulation.
-    pub(super) fn simulated(report: &ModelReport, span: Duration) -> Figures {
-        let dropped = report.dropped.iter().map(|(reason, count)| (word(*reason), *count)).collect();
+    pub(super) fn simulated(report: &Report, model: usize, samples: &Samples) -> Figures {
+        let Some(of) = report.models.get(model) else { return Figures::default() };
+        let dropped = of.dropped.iter().map(|(reason, count)| (word(*reason), *count)).collect();
         let counts = Figures {
-            requests: report.offered,
-            in_time: report.good,
-            late: report.missed,
-            rejected: report.rejected,
+            requests: of.offered,
+            in_time: of.good,
+            late: of.missed,
+            rejected: of.rejected,
             dropped,
             ..Figures::default()
         };
-        counts.finished(span, report.waits.iter().copied())
+        counts.finished(report.span, samples)
     }
 
-    /// Completes the figures that follow from the counts.
-    pub(super) fn finished(self, span: Duration, waits: impl IntoIterator<Item = Duration>) -> Figures {
-        let waits = quantiles(waits.into_iter().map(Duration::as_nanos), [0.5, 0.99]);
-        let [p50, p99] =
-            waits.map_or([None; 2], |waits| waits.map(|ns| Some(Duration::from_nanos(ns).as_millis_f64())));
+    /// Completes the figures that follow from the counts and samples.
+    pub(super) fn finished(self, span: Duration, samples: &Samples) -> Figures {
+        let quantiles = |of: &[Duration]| {
+            let found = quantiles(of.iter().map(|span| span.as_nanos()), [0.5, 0.99]);
+            found.map_or([None; 2], |found| found.map(|ns| Some(Duration::from_nanos(ns).as_millis_f64())))
+        };
+        let [delay_p50_ms, delay_p99_ms] = quantiles(&samples.waits);
+        let [answer_p50_ms, answer_p99_ms] = quantiles(&samples.answers);
         let known = self.requests - self.unknown.min(self.requests);
         Figures {
             attainment: if known == 0 { 1.0 } else { self.in_time as f64 / known as f64 },
+            interval: samples.parts.interval(),
             goodput: self.in_time as f64 / span.as_secs_f64(),
-            delay_p50_ms: p50,
-            delay_p99_ms: p99,
+            delay_p50_ms,
+            delay_p99_ms,
+            answer_p50_ms,
+            answer_p99_ms,
             ..self
         }
     }

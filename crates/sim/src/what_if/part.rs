@@ -80,7 +80,6 @@ fn passed_over(input: &Input) -> Option<&'static str> {
         Input::RemoveModel(_) => "models that were removed",
         Input::Flush(_) => "queues that were flushed",
         Input::SetLoad(..) => "the work of others on the devices",
-        Input::SetWakeMargin(margin) if *margin > Duration::ZERO => "wake-ups that may be late",
         _ => return None,
     })
 }

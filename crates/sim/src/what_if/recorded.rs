@@ -9,7 +9,7 @@ use downbeat_core::journal::{LogError, MachineKind, QueueName, machine_of};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, Time};
 
 use super::comparison::Row;
-use super::figures::{Figures, ModelFigures, median, word};
+use super::figures::{Figures, ModelFigures, Samples, median, word};
 use super::part::{Fate, Part, Seen};
 use crate::arrivals::arrival::Arrival;
 use crate::scenario::MOST_DEVICES;
@@ -30,6 +30,8 @@ pub struct Recorded {
     pub network: NetworkBudget,
     /// The order in which candidates got devices.
     pub order: OrderPolicy,
+    /// How long before its last moment a batch that waits started.
+    pub wake_margin: Duration,
     /// The time from the first arrival to the last; at least a millisecond.
     pub span: Duration,
     /// The outcome in the log, as a row of a comparison.
@@ -158,7 +160,8 @@ impl Recorded {
         let happened = all.happened(&models, &seen, devices, span, begin);
         let notes = all.notes(&models, &arrivals, devices);
         let order = all.parts.iter().find_map(|part| part.order).unwrap_or_default();
-        Ok(Recorded { models, arrivals, devices, network: all.network, order, span, happened, notes })
+        let wake_margin = all.parts.iter().map(|part| part.wake_margin).max().unwrap_or_default();
+        Ok(Recorded { models, arrivals, devices, network: all.network, order, wake_margin, span, happened, notes })
     }
 }
 
@@ -330,9 +333,10 @@ impl Parts {
         span: Duration,
         begin: Time,
     ) -> Row {
-        let mut counts: BTreeMap<ModelId, (Figures, Vec<Duration>)> = BTreeMap::new();
+        let mut counts: BTreeMap<ModelId, (Figures, Samples)> = BTreeMap::new();
         for (part, Seen { at, request, fate }) in seen {
-            let (figures, waits) = counts.entry(request.model).or_default();
+            let (figures, samples) = counts.entry(request.model).or_default();
+            let before = (figures.unknown, figures.in_time);
             figures.requests += 1;
             match *fate {
                 Fate::Unknown => figures.unknown += 1,
@@ -343,16 +347,19 @@ impl Parts {
                     Some(end) => {
                         let in_time = end + self.network.reply <= request.deadline;
                         *(if in_time { &mut figures.in_time } else { &mut figures.late }) += 1;
-                        waits.push(part.batches[batch].start.since(*at));
+                        samples.waits.push(part.batches[batch].start.since(*at));
+                        samples.answers.push((end + self.network.reply).since(*at));
                     }
                 },
             }
+            let known = u64::from(figures.unknown == before.0);
+            samples.parts.add(at.since(begin), span, (known, figures.in_time - before.1));
         }
-        let waits = counts.values().flat_map(|(_, waits)| waits.iter().copied()).collect::<Vec<_>>();
-        let all = Figures::sum(counts.values().map(|(figures, _)| figures)).finished(span, waits);
+        let samples = counts.values().fold(Samples::default(), |sum, (_, samples)| sum.with(samples));
+        let all = Figures::sum(counts.values().map(|(figures, _)| figures)).finished(span, &samples);
         let figures = models.iter().filter_map(|model| {
-            let (figures, waits) = counts.remove(&model.id)?;
-            Some(ModelFigures { model: model.name(), figures: figures.finished(span, waits) })
+            let (figures, samples) = counts.remove(&model.id)?;
+            Some(ModelFigures { model: model.name(), figures: figures.finished(span, &samples) })
         });
         let models = figures.collect();
         let (mut busy, mut over) = (0.0, begin + span);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use downbeat_core::{Duration, ModelId, Time};
 
 use super::comparison::Row;
-use super::figures::{Figures, ModelFigures};
+use super::figures::{Figures, ModelFigures, Samples};
+use super::interval::PARTS;
 use super::recorded::{Recorded, RecordedModel};
 use crate::arrivals::arrival::Arrival;
 use crate::arrivals::pace::Pace;
@@ -120,9 +121,10 @@ impl Recorded {
         Ok(Simulation {
             rehearsal: if setting.rehearse { rehearsal } else { 0 },
             system: policy.as_ref().map_or_else(|| Arc::new(Downbeat) as Arc<dyn System>, Policy::system),
-            order: policy.as_ref().map_or(self.order, Policy::order),
+            order: policy.as_ref().and_then(Policy::own_order).unwrap_or(self.order),
             loads: loads.collect(),
             executions: self.models.iter().map(|model| model.executions.clone()).collect(),
+            wake_margin: self.wake_margin,
             devices: *devices,
             warm_up: Duration::ZERO,
             span,
@@ -181,18 +183,20 @@ impl Recorded {
     /// # Errors
     /// As [`Recorded::simulation`].
     pub fn run(&self, setting: &Setting) -> Result<Row, BadSetting> {
-        let report = self.simulation(setting)?.run()?;
+        let mut simulation = self.simulation(setting)?;
+        simulation.window = Duration::from_nanos(simulation.span.as_nanos().div_ceil(PARTS as u64).max(1));
+        let report = simulation.run()?;
         Ok(self.row(setting, &report))
     }
 
-    pub(super) fn row(&self, setting: &Setting, report: &Report) -> Row {
-        let figures = self
-            .models
-            .iter()
-            .zip(&report.models)
-            .map(|(model, of)| ModelFigures { model: model.name(), figures: Figures::simulated(of, report.span) });
+    fn row(&self, setting: &Setting, report: &Report) -> Row {
+        let samples: Vec<Samples> = (0..self.models.len()).map(|model| Samples::simulated(report, model)).collect();
+        let figures = self.models.iter().zip(&samples).enumerate().map(|(index, (model, samples))| ModelFigures {
+            model: model.name(),
+            figures: Figures::simulated(report, index, samples),
+        });
         let models: Vec<ModelFigures> = figures.collect();
-        let waits = report.models.iter().flat_map(|model| model.waits.iter().copied());
+        let together = samples.iter().fold(Samples::default(), Samples::with);
         Row {
             source: "simulated".to_owned(),
             policy: setting.policy.as_ref().map_or("as recorded".to_owned(), ToString::to_string),
@@ -200,7 +204,7 @@ impl Recorded {
             rate: setting.rate,
             max_batch: setting.max_batch,
             busy: report.mean_busy(),
-            all: Figures::sum(models.iter().map(|model| &model.figures)).finished(report.span, waits),
+            all: Figures::sum(models.iter().map(|model| &model.figures)).finished(report.span, &together),
             models,
         }
     }

@@ -205,24 +205,11 @@ impl BatchStory {
             requests: batch.members.len(),
             items: batch.size,
             left_after_ms: ms(batch.left.since(request.arrived())),
-            bound: batch.reason.map(|reason| word(reason.bound).to_owned()),
+            bound: batch.reason.map(|reason| reason.bound.name().to_owned()),
             why: batch.reason.map(|reason| why_then(&reason, request)),
             expected_ms: batch.expected.map(ms),
             took_ms: batch.end.map(|end| ms(end.since(batch.start))),
         }
-    }
-}
-
-fn word(bound: StartBound) -> &'static str {
-    match bound {
-        StartBound::Full => "full",
-        StartBound::Frontrun => "frontrun",
-        StartBound::Latest => "latest",
-        StartBound::Timeout => "timeout",
-        StartBound::WakeMargin => "wake_margin",
-        StartBound::Eager => "eager",
-        StartBound::KeepsUp => "keeps_up",
-        StartBound::Device => "device",
     }
 }
 
@@ -233,15 +220,10 @@ fn why_then(reason: &DispatchReason, request: &LoggedRequest) -> String {
         None => format!("{} before the request came", told(ms(request.arrived().since(at)))),
     };
     match reason.bound {
-        StartBound::Full => "nothing more could join it".to_owned(),
-        StartBound::Frontrun => "one more item would have made it late".to_owned(),
-        StartBound::Latest => "that was its last moment to be in time".to_owned(),
-        StartBound::Timeout => "its first request had waited for the configured delay".to_owned(),
-        StartBound::WakeMargin => "the margin before its last moment began".to_owned(),
-        StartBound::Eager => "the policy waits for nothing".to_owned(),
-        StartBound::KeepsUp => "batches of its size keep up with the arrivals".to_owned(),
-        StartBound::Device if reason.exec == Time::ZERO => "it waited for nothing but a device".to_owned(),
-        StartBound::Device => format!("it could have left {}, but all devices were busy", after(reason.exec)),
+        StartBound::Device if reason.exec > Time::ZERO => {
+            format!("it could have left {}, but all devices were busy", after(reason.exec))
+        }
+        bound => bound.why().to_owned(),
     }
 }
 

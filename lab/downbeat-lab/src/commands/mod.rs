@@ -1,6 +1,7 @@
 //! The commands of `downbeat-lab`: parse, call, print.
 
 mod auto;
+mod autoscale;
 mod calibration;
 mod device;
 mod experiment;
@@ -53,6 +54,7 @@ enum Command {
     Slots(Box<slots::SlotArgs>),
     World(world::WorldArgs),
     Network(network::NetworkArgs),
+    Autoscale(autoscale::AutoscaleArgs),
 }
 
 /// Runs the command line of this process.
@@ -83,6 +85,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Slots(args) => slots::run(&args),
         Command::World(args) => world::run(&args),
         Command::Network(args) => network::run(&args),
+        Command::Autoscale(args) => autoscale::run(&args),
     }
 }
 

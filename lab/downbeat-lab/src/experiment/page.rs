@@ -93,8 +93,9 @@ impl Experiment {
                 let case = cases.iter().find(|case| case.policy == *name);
                 case.and_then(|case| quantity(case)).unwrap_or(f64::NAN)
             };
-            let values = names.iter().map(value).collect();
-            out.push(bars(&format!("{facet} {y}"), &format!("{y} by policy"), "", y, &names, &[(facet, values)]));
+            let groups: Vec<_> = names.iter().map(|name| (name.clone(), vec![value(name)])).collect();
+            let (title, about) = (format!("{facet} {y}"), format!("{y} by policy"));
+            out.push(bars(&title, &about, "policy", y, &[y.to_owned()], &groups));
         }
     }
 

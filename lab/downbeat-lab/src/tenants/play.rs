@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use downbeat_core::cluster::{IndexedHeap, ModelOptions, Output, Request, Scheduler};
-use downbeat_core::tenants::{ItemCost, Ledger, Standing, TenantId, TenantPart, largest_lent_batch};
+use downbeat_core::cluster::{IndexedHeap, ItemCost, ModelOptions, Output, Request, Scheduler};
+use downbeat_core::tenants::{Ledger, Standing, TenantId, TenantPart, largest_lent_batch};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 use downbeat_sim::simulation::node::{self, Node};
 use downbeat_sim::{ModelProfile, Policy, random};

@@ -1,6 +1,7 @@
 //! Tests of the lab: figures of the papers, outside checkers, worlds and networks with faults.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+mod autoscaling;
 mod baselines;
 mod bounds;
 mod commands;

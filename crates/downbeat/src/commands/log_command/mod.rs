@@ -20,6 +20,8 @@ use downbeat_sim::what_if::whole_log;
 use show::ShowArgs;
 use why::WhyArgs;
 
+use crate::run_output::waiting;
+
 /// Ask a decision log why a request was dropped or late, read the log, replay it, or see where
 /// pipelines spend their time.
 #[derive(Subcommand, Debug)]
@@ -74,7 +76,7 @@ pub fn run(command: &LogCommand) -> anyhow::Result<bool> {
 
 /// The view of the pipelines of a log, or of the one with this name.
 fn views(folder: &Path, pipeline: Option<&str>) -> anyhow::Result<PipelineViews> {
-    let mut views = PipelineViews::read(folder)?;
+    let mut views = waiting(false, "reading the log", || PipelineViews::read(folder))?;
     if let Some(name) = pipeline {
         let known: Vec<String> = views.pipelines.iter().map(|view| format!("'{}'", view.pipeline)).collect();
         views.pipelines.retain(|view| view.pipeline == name);
@@ -119,7 +121,7 @@ pub fn write_log(
 
 fn play(file: &Path) -> anyhow::Result<bool> {
     let log = whole_log(file)?;
-    let replayed = replay(&log).with_context(|| file.display().to_string())?;
+    let replayed = waiting(false, "replaying the log", || replay(&log)).with_context(|| file.display().to_string())?;
     let (inputs, decisions) = (replayed.inputs, replayed.decisions);
     match &replayed.divergence {
         None => say(format_args!("the replay of {inputs} inputs gives the same {decisions} decisions as the log"))?,

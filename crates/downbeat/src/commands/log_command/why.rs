@@ -10,6 +10,7 @@ use downbeat_report::say;
 use downbeat_sim::why::{Asked, LogFolder, NotFound, Story};
 
 use super::time::{LogTime, told};
+use crate::run_output::waiting;
 
 /// Tell in one paragraph why a request was dropped, late or in time. The paragraph has the requests
 /// that waited before, the batch, and the changes that would have saved the request. The server may
@@ -41,7 +42,7 @@ pub struct WhyArgs {
 /// If the log cannot be read or has no such request.
 pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let folder = LogFolder::open(&args.folder)?;
-    let story = story(&folder, args)?;
+    let story = waiting(false, "reading the log", || story(&folder, args))?;
     if args.json {
         say(serde_json::to_string(&story)?)?
     } else {

@@ -344,7 +344,7 @@ fn a_brief_launch_runs_on_the_thread_that_brought_its_request() {
         let mut answer = run_own(may, |own| served.send_own(7, own));
         if here {
             // The answer comes before `send` returns.
-            assert_eq!(answer.try_recv().unwrap().unwrap()[0].data[0], 7);
+            assert_eq!(answer.try_recv().unwrap().answer.unwrap()[0].data[0], 7);
         } else {
             assert_eq!(item(answer), 7);
         }
@@ -398,7 +398,7 @@ fn an_endless_brief_launch_leaves_the_work_to_other_threads() {
             std::thread::yield_now();
         }
         let mut again = run_own(true, |own| its.send_own(2, own));
-        (again.try_recv().map(|answer| answer.unwrap()[0].data[0]), std::thread::current().id())
+        (again.try_recv().map(|answered| answered.answer.unwrap()[0].data[0]), std::thread::current().id())
     });
     let error = failure(answered.recv().unwrap());
     assert!(error.contains("its limit"), "{error}");

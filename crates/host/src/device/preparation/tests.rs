@@ -386,7 +386,7 @@ fn under_load(seed: u64) -> (f64, f64) {
             let mut rng = Pcg64Mcg::seed_from_u64(seed);
             let mut open: VecDeque<(u8, Answer)> = VecDeque::new();
             let mut answered = 0;
-            let mut end = |(sent, answer): (u8, Answer)| match answer.blocking_recv() {
+            let mut end = |(sent, answer): (u8, Answer)| match answer.blocking_recv().map(|answered| answered.answer) {
                 Ok(Ok(outputs)) => {
                     assert_eq!(outputs[0].data[0], sent, "of whoever asked");
                     answered += 1;

@@ -21,6 +21,8 @@ use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::statistics::{Phases, Statistics};
 use downbeat_service::metrics::trouble::Counts;
 use downbeat_service::metrics::{Metrics, ModelMetrics, StepMetrics};
+use downbeat_service::report::live::LiveStep;
+use downbeat_service::report::missed::MissedRequests;
 use downbeat_service::unanswered::Unanswered;
 use flat::FlatSteps;
 use parking_lot::{Mutex, RwLock};
@@ -70,6 +72,8 @@ pub struct PipelineRecord {
     /// The version's number.
     pub version: String,
     statistics: Mutex<Statistics>,
+    /// The last requests that missed.
+    pub missed: MissedRequests,
     metrics: ModelMetrics,
 }
 
@@ -120,7 +124,8 @@ impl Pipeline {
         let record = |version: u64| {
             let (name, version) = (definition.name.clone(), version.to_string());
             let metrics = metrics.model(&name, &version);
-            Arc::new(PipelineRecord { name, version, statistics: Mutex::default(), metrics })
+            let (statistics, missed) = Default::default();
+            Arc::new(PipelineRecord { name, version, statistics, missed, metrics })
         };
         let versions = || definition.versions.iter().map(|(version, _)| (*version, record(*version))).collect();
         let step = |(at, step): (usize, &downbeat_repository::EnsembleStep)| StepRecord {
@@ -252,6 +257,14 @@ impl Pipeline {
         let shares = self.shares.read().clone();
         let all: f64 = shares.weights().iter().sum();
         shares.weights().iter().map(|weight| weight / all).collect()
+    }
+
+    /// The counts of its steps, with their shares of the time.
+    pub fn steps_report(&self) -> Vec<LiveStep> {
+        let parts = self.parts_of_weights();
+        let share = |step| parts.get(self.flat.block(step, 0)).map_or(0.0, |parts| parts.iter().sum());
+        let steps = self.steps.iter().zip(&self.ensemble().steps).enumerate();
+        steps.map(|(number, (record, step))| record.metrics.report(&step.model, share(number))).collect()
     }
 
     /// Shows the weights as metrics.

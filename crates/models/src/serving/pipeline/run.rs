@@ -8,7 +8,9 @@ use downbeat_core::probes::Doubt;
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::step_mark::{StepMark, Whole};
 use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
+use downbeat_service::report::missed::{Miss, Missed};
 use downbeat_service::unanswered::Unanswered;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -18,6 +20,7 @@ use super::flat::Plan;
 use super::step_request::{Tensors, adapt_inputs};
 use super::trail::{Callers, Trail};
 use super::{Pipeline, PipelineRecord};
+use crate::serving::missed::traceparent;
 use crate::serving::{Limits, Looked, Serving, Wishes};
 
 /// The place of a request within a request of an ensemble.
@@ -142,19 +145,39 @@ impl Serving {
         }
         let mut trail = self.trail(pipeline, &record.version, (rows, limits.deadline), within);
         let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
+        let part = self
+            .traces
+            .of(&request)
+            .and_then(|trace| trace.part((&definition.name, &record.version), within.is_some(), arrival));
         let time = Budget::new((pipeline, &trail), &limits, arrival, plan);
+        let (id, traceparent) = (request.id.clone(), traceparent(&request).map(str::to_owned));
+        let missed = |now, miss, error| {
+            let (traceparent, deadline) = (traceparent.as_deref(), limits.deadline);
+            let missed = Missed { id: &id, traceparent, number: None, arrived: arrival, deadline };
+            record.missed.note((now, Clock::unix_millis()), &missed, miss, error);
+        };
         let outcome = self.run_steps((pipeline, &trail), request, time, wanted.as_deref()).await;
         let now = self.now();
+        if let Some(part) = part {
+            match &outcome {
+                Ok(_) => part.ended(now),
+                Err(Failure { reason, .. }) => part.failed(*reason, now),
+            }
+        }
         match outcome {
             Ok((response, phases)) => {
                 counted.reason = None;
                 trail.answered(now > limits.deadline);
                 record.record(rows, phases, now.since(arrival), now > limits.deadline);
+                if now > limits.deadline {
+                    missed(now, Miss::Late { waited: phases.0, rows: 0 }, None);
+                }
                 Ok(InferResponse { model_version: record.version.clone(), ..response })
             }
             Err(Failure { reason, error }) => {
                 counted.reason = Some(reason);
                 trail.failed(reason);
+                missed(now, Miss::Unanswered(reason), Some(&error));
                 Err(error)
             }
         }

@@ -168,7 +168,7 @@ async fn cuda_shared_memory_is_clearly_not_there() {
 }
 
 #[tokio::test]
-async fn settings_are_told_and_not_changed() {
+async fn settings_are_told_and_impossible_changes_are_refused() {
     let server = Server::start().await;
     let mut client = server.client().await;
     let trace = client.trace_setting(pb::TraceSettingRequest::default()).await.unwrap().into_inner();
@@ -178,7 +178,14 @@ async fn settings_are_told_and_not_changed() {
         pb::TraceSettingRequest { settings: [(name.to_owned(), value)].into(), ..Default::default() }
     };
     client.trace_setting(set("trace_level", "OFF")).await.unwrap();
-    assert_eq!(client.trace_setting(set("trace_level", "TIMESTAMPS")).await.unwrap_err().code(), Code::Unimplemented);
+    let nowhere = client.trace_setting(set("trace_level", "TIMESTAMPS")).await.unwrap_err();
+    assert!(nowhere.code() == Code::InvalidArgument && nowhere.message().contains("--trace-file"), "{nowhere}");
+    let rate = client.trace_setting(set("trace_rate", "5")).await.unwrap().into_inner();
+    assert_eq!(rate.settings["trace_rate"].value, ["5"]);
+    let of_model = |model: &str| pb::TraceSettingRequest { model_name: model.to_owned(), ..set("trace_rate", "7") };
+    assert_eq!(client.trace_setting(of_model("nobody")).await.unwrap_err().code(), Code::NotFound);
+    let rate = client.trace_setting(of_model("simple")).await.unwrap().into_inner();
+    assert_eq!(rate.settings["trace_rate"].value, ["7"]);
     assert_eq!(client.trace_setting(set("level", "OFF")).await.unwrap_err().code(), Code::InvalidArgument);
 
     let log = client.log_settings(pb::LogSettingsRequest::default()).await.unwrap().into_inner();
@@ -189,6 +196,7 @@ async fn settings_are_told_and_not_changed() {
         pb::LogSettingsRequest { settings: [(name.to_owned(), value)].into() }
     };
     client.log_settings(set("log_format", Asked::StringParam("default".into()))).await.unwrap();
+    // The tests' own program has the log.
     let changed = client.log_settings(set("log_format", Asked::StringParam("ISO8601".into()))).await.unwrap_err();
     assert_eq!(changed.code(), Code::Unimplemented);
     let unknown = client.log_settings(set("log_colour", Asked::BoolParam(true))).await.unwrap_err();

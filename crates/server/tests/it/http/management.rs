@@ -124,6 +124,26 @@ async fn a_model_and_its_versions_say_which_policy_they_have() {
 }
 
 #[tokio::test]
+async fn a_model_and_its_versions_list_the_requests_that_missed() {
+    let server = Server::start().await;
+    for path in ["/v2/models/simple/missed", "/v2/models/simple/versions/1/missed"] {
+        let body = server.get(path).await.json();
+        assert_eq!(body, json!({"model": "simple", "version": "1", "has_log": false, "requests": []}));
+    }
+    server.get("/v2/models/nobody/missed").await.error(404);
+    server.get("/v2/models/simple/versions/7/missed").await.error(404);
+}
+
+#[tokio::test]
+async fn a_what_if_needs_requests_and_a_right_setting() {
+    let server = Server::start().await;
+    server.get("/v2/what-if?rate=0").await.error(400);
+    server.get("/v2/what-if?speed=2").await.error(400);
+    let error = server.get("/v2/what-if?rate=2").await.error(503);
+    assert!(error.contains("what-if"), "{error}");
+}
+
+#[tokio::test]
 async fn statistics_can_be_read_back() {
     let server = Server::start().await;
     server.post("/v2/models/simple/infer", json_request().to_string()).await;
@@ -177,8 +197,11 @@ async fn settings_can_be_read_and_say_what_cannot_change() {
     assert!(server.get("/v2/logging").await.json()["log_info"].is_boolean());
     let same = server.get("/v2/logging").await.body;
     assert_eq!(server.post("/v2/logging", same).await.status, 200);
-    let message = server.post("/v2/trace/setting", r#"{"trace_rate":"5"}"#).await.error(400);
+    let message = server.post("/v2/trace/setting", r#"{"trace_rate":"often"}"#).await.error(400);
     assert!(message.contains("trace_rate"), "{message}");
+    let of_model = server.post("/v2/models/simple/trace/setting", r#"{"trace_rate":"5"}"#).await.json();
+    let of_server = server.get("/v2/trace/setting").await.json();
+    assert_eq!((&of_model["trace_rate"], &of_server["trace_rate"]), (&json!("5"), &json!("1000")));
     let message = server.post("/v2/logging", r#"{"log_colour":"red"}"#).await.error(400);
     assert!(message.contains("'log_colour'") && message.contains("log_verbose_level"), "{message}");
 }

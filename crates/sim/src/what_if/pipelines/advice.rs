@@ -5,6 +5,7 @@ use std::fmt;
 use downbeat_report::Page;
 use serde::Serialize;
 
+use super::super::configuration::{Configuration, PASTE, indented, key};
 use super::comparison::{flows, pools};
 use super::flows::RecordedPipelines;
 use super::outcome::PipelineRow;
@@ -31,6 +32,9 @@ pub struct PipelineAdvice {
     pub margin: Option<f64>,
     /// The devices that could be taken away: with one less for these models the target holds.
     pub spare: Vec<String>,
+    /// The lines of `downbeat.toml` that differ between the server of the log and a server with the
+    /// devices that were added. Empty: nothing differs. `None`: the target does not hold.
+    pub config: Option<String>,
     /// The assumptions, and remarks.
     pub notes: Vec<String>,
 }
@@ -124,7 +128,40 @@ impl RecordedPipelines {
         }
         let spare = if holds && added.is_empty() { search.spare(&setting)? } else { Vec::new() };
         let notes = self.notes.iter().cloned().chain(self.difference(&as_logged)).collect();
-        Ok(PipelineAdvice { target, before, added, holds, short, margin, spare, notes })
+        let config = holds.then(|| self.configuration(&setting));
+        Ok(PipelineAdvice { target, before, added, holds, short, margin, spare, config, notes })
+    }
+
+    /// The lines of `downbeat.toml` for this setting.
+    fn configuration(&self, setting: &PipelineSetting) -> String {
+        let mut lines = Configuration::default();
+        let devices = self.devices(setting);
+        let recorded: u32 = self.pools.iter().map(|pool| pool.devices).sum();
+        lines.devices(devices.iter().sum(), recorded);
+        if self.pools.len() > 1 && devices.iter().sum::<u32>() != recorded {
+            let mut first = 0;
+            for (pool, count) in self.pools.iter().zip(&devices) {
+                let numbers: Vec<String> = (first..first + count).map(|number| number.to_string()).collect();
+                first += count;
+                for model in &pool.models {
+                    lines.in_table("placement", format!("{} = [{}]", key(model), numbers.join(", ")));
+                }
+            }
+        }
+        for (index, model) in self.models.iter().enumerate() {
+            let options = self.options(setting, index, devices[model.pool]);
+            if setting.policy.is_some() {
+                lines.policies(Some(&model.name), &(options.dispatch, options.drop));
+            }
+            if setting.more.contains_key(&index) && model.options.max_in_flight < self.pools[model.pool].devices {
+                let line = format!("# config.pbtxt needs: instance_group [ {{ count: {} }} ]", options.max_in_flight);
+                lines.of_model(Some(&model.name), line);
+            }
+        }
+        for (flow, slo) in &setting.slos {
+            lines.of_model(Some(&self.flows[*flow].name), format!("slo_ms = {}", slo.as_millis_f64()));
+        }
+        lines.text()
     }
 
     fn short(&self, model: usize, rate: f64, without: &PipelineRow, with: &PipelineRow) -> Short {
@@ -262,6 +299,10 @@ impl PipelineAdvice {
     pub fn page(&self) -> String {
         let rows = self.rows();
         let page = self.sentences().iter().fold(Page::new("Advice"), |page, sentence| page.note(sentence));
+        let page = match self.config.as_deref() {
+            Some(config) if !config.is_empty() => page.note(PASTE).code(config),
+            _ => page,
+        };
         let page = page.table("Requests", &flows(&rows)).table("Devices", &pools(&rows));
         self.notes.iter().fold(page, |page, note| page.note(note)).html()
     }
@@ -270,6 +311,9 @@ impl PipelineAdvice {
 impl fmt::Display for PipelineAdvice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.sentences().iter().try_for_each(|sentence| writeln!(f, "{sentence}"))?;
+        if let Some(config) = self.config.as_deref().filter(|config| !config.is_empty()) {
+            write!(f, "\n{PASTE}\n\n{}", indented(config))?;
+        }
         let rows = self.rows();
         write!(f, "\n{}\n{}", flows(&rows), pools(&rows))?;
         self.notes.iter().try_for_each(|note| write!(f, "\n{note}\n"))

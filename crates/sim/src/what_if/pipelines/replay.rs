@@ -142,7 +142,7 @@ impl RecordedPipelines {
         devices
     }
 
-    fn options(&self, setting: &PipelineSetting, model: usize, devices: u32) -> ModelOptions {
+    pub(super) fn options(&self, setting: &PipelineSetting, model: usize, devices: u32) -> ModelOptions {
         let recorded = &self.models[model];
         let mut options = recorded.options.clone();
         if let Some(policy) = &setting.policy {

@@ -357,9 +357,7 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
     let given = [
         "m",
         "--http-thread-count=8",
-        "--trace-config",
-        "rate=1",
-        "--trace-config=level=TIMESTAMPS",
+        "--cache-config=local,size=1",
         "--backend-config=tensorrt,x=1",
         "--grpc-use-ssl=false",
     ];
@@ -367,19 +365,31 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
     assert_eq!(
         resolved.options.notices,
         [
-            "ignored, because this server has no counterpart: --http-thread-count, --trace-config, --backend-config=tensorrt,x=1; --strict-flags refuses such flags (see docs/guide/triton.md#tritons-command-line)"
+            "ignored, because this server has no counterpart: --cache-config, --http-thread-count, --backend-config=tensorrt,x=1; --strict-flags refuses such flags (see docs/guide/triton.md#tritons-command-line)"
         ]
     );
     let refused = |more: &str| {
         resolve(&flags(&[&given[..], &[more]].concat()), Process::Server, folder.path()).unwrap_err().to_string()
     };
-    assert!(refused("--strict-flags").starts_with("flags of Triton without a counterpart here: --http-thread-count, "));
+    assert!(
+        refused("--strict-flags")
+            .starts_with("flags of Triton without a counterpart here: --cache-config, --http-thread-count, ")
+    );
     for closes in ["--grpc-use-ssl=true", "--grpc-use-ssl-mutual=1"] {
         assert!(refused(closes).contains("--tls-certificate FILE"), "{closes}");
         assert!(refused(closes).ends_with("(see docs/guide/triton.md#tls-and-access)"), "{closes}");
     }
     let poll = resolve(&flags(&["m", "--repository-poll-secs", "5"]), Process::Server, folder.path()).unwrap();
     assert_eq!(poll.options.notices, ["--repository-poll-secs has no effect without --model-control-mode poll"]);
+}
+
+#[test]
+fn traces_are_set_by_our_flags_and_by_tritons() {
+    let traces =
+        merged("", &["m", "--trace-config", "rate=5", "--trace-config=triton,file=t.json", "--access-log", "-"]).traces;
+    assert_eq!((traces.rate, traces.file, traces.access_log), (5, Some("t.json".into()), Some("-".into())));
+    let traces = merged("", &["m", "--trace-count", "-1", "--trace-level=OFF", "--otlp-endpoint", "c:4318"]).traces;
+    assert_eq!((traces.count, traces.level, traces.otlp.as_deref()), (None, Some(false), Some("c:4318")));
 }
 
 #[test]

@@ -275,6 +275,12 @@ impl Delays {
         up_to.map(|(_, took)| *took).max().unwrap_or_default()
     }
 
+    /// A high percentile of the time that a fetch of `bytes` takes.
+    pub(super) fn fetch_of(&self, bytes: u64) -> Duration {
+        let size = Duration::from_nanos(self.fetch_per_kib).saturating_mul(bytes.div_ceil(1024));
+        self.fetch + size
+    }
+
     /// Whether plans should follow the other values soon: a value has doubled or halved, and by
     /// more than a millisecond.
     pub(super) fn differs(&self, other: &Delays) -> bool {

@@ -539,7 +539,7 @@ fn cluster() -> Vec<Key<Draft>> {
         key("cluster.lost_after_ms", millis(), |d| &mut d.options.cluster.lost_after)
             .flag("lost-after-ms", "Silence after which any other process is lost; the end of its connection counts as this silence"),
         key("cluster.fetch_within_ms", millis(), |d| &mut d.options.cluster.fetch_within)
-            .flag("fetch-within-ms", "Longest time for the inputs of a batch to reach its backend; the batch runs without missing requests"),
+            .flag("fetch-within-ms", "Time for the inputs of a batch to reach its backend; the batch then runs without missing requests. A batch waits longer where inputs lately took longer, up to lost_after_ms"),
         key("cluster.busy_poll_us", micros(Duration::from_millis(10)), |d| &mut d.options.cluster.busy_poll)
             .flag("busy-poll-us", "Time in microseconds for which a process of the cluster polls for the next message before it sleeps. Answers come sooner by the time that a core takes to wake, at the cost of up to one core under load. The process sleeps at once if another program wants the core. 0: no polling"),
         key("cluster.tries", number(0..=255), |d| &mut d.options.cluster.tries)

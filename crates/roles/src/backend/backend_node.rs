@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::gathering::{Batch, Member};
+use super::late_fetches::LateFetches;
 use super::loading::{Doing, Loading};
 use super::under_way::UnderWay;
 use crate::delay::FetchEstimate;
@@ -34,7 +35,8 @@ pub struct BackendOptions {
     pub heartbeat: Duration,
     /// Silence after which a peer is lost.
     pub lost_after: Duration,
-    /// How long inputs may take. After that a batch runs without the missing inputs.
+    /// How long inputs may take at least. After that a batch runs without the missing inputs. If
+    /// fetches take longer than that, a batch waits as long as they do, up to `lost_after`.
     pub fetch_within: Duration,
 }
 
@@ -108,6 +110,7 @@ pub struct BackendNode<P> {
     names: BTreeMap<NodeId, HeardNames>,
     met: BTreeMap<NodeId, Met>,
     fetches: FetchEstimate,
+    late_fetches: LateFetches,
     /// The delays that the leader last heard, and when.
     said: Option<(Delays, Time)>,
     /// When the delays are next compared with `said`.
@@ -135,6 +138,7 @@ impl<P: Clone> BackendNode<P> {
             names: BTreeMap::new(),
             met: BTreeMap::new(),
             fetches: FetchEstimate::new(1_000, HALF_LIFE),
+            late_fetches: LateFetches::default(),
             said: None,
             checks_at: now + CHECKS_EVERY,
             is_draining: false,
@@ -372,13 +376,22 @@ impl<P: Clone> BackendNode<P> {
         };
         let model = self.offer.models.iter().find(|model| model.model == queue.model && model.version == queue.version);
         let bytes = model.map_or(0, |model| model.item_bytes);
-        let batch = Batch::new(plan, queue, bytes, now + self.options.fetch_within);
+        let gather_until = now + self.gathers_for(bytes.saturating_mul(plan.size.into()));
+        let batch = Batch::new(plan, queue, bytes, gather_until);
         let frontends = batch.frontends();
         self.under_way.insert(key, batch);
         for frontend in frontends {
             self.claim(now, key, frontend);
         }
         self.start(now, slot);
+    }
+
+    /// How long a batch with so many bytes of inputs waits for them: as long as such fetches take
+    /// lately. A batch that runs earlier returns its requests, again and again.
+    fn gathers_for(&self, bytes: u64) -> Duration {
+        let BackendOptions { fetch_within, lost_after, .. } = self.options;
+        let lately = self.said.as_ref().map_or(Duration::ZERO, |(delays, _)| delays.fetch_of(bytes));
+        lately.min(lost_after).max(fetch_within)
     }
 
     /// Asks a frontend for the inputs of its members of a batch, or asks for a connection to the
@@ -420,16 +433,20 @@ impl<P: Clone> BackendNode<P> {
         gone: Vec<u64>,
     ) {
         let mut late = Vec::new();
+        let fetched = match self.under_way.get_mut(key) {
+            Some(batch) => batch.fetched(from, granted.len()),
+            None => self.late_fetches.fetched(key, from, granted.len()),
+        };
+        if let Some((bytes, since)) = fetched {
+            // An own pause delayed the inputs; the network did not.
+            let waited = self.links.paused_within(since, now);
+            self.fetches.record(now, bytes, now.since(since).saturating_sub(waited));
+        }
         let Some(batch) = self.under_way.get_mut(key) else {
             late.extend(granted.into_iter().map(|(number, ..)| number));
             self.release(now, from, key, late);
             return;
         };
-        if let Some((bytes, since)) = batch.fetched(from, granted.len()) {
-            // An own pause delayed the inputs; the network did not.
-            let waited = self.links.paused_within(since, now);
-            self.fetches.record(now, bytes, now.since(since).saturating_sub(waited));
-        }
         for (number, left, payload) in granted {
             let request = RequestKey { frontend: from, number };
             let deadline = if left == Duration::MAX { Time::MAX } else { now + left };
@@ -460,6 +477,7 @@ impl<P: Clone> BackendNode<P> {
             met.asked = None;
         }
         self.under_way.handle_lost(peer);
+        self.late_fetches.handle_lost(peer);
         for slot in 0..self.under_way.slots() {
             self.start(now, slot);
         }
@@ -481,7 +499,9 @@ impl<P: Clone> BackendNode<P> {
 
     /// Removes a batch that is done, and tells the leader.
     fn complete(&mut self, now: Time, batch: BatchKey, ran: Option<(u32, Duration)>, missed: Vec<RequestKey>) {
-        if self.under_way.remove(now, batch).is_some() {
+        if let Some(done) = self.under_way.remove(now, batch) {
+            let (asked, bytes) = done.into_asked();
+            self.late_fetches.add(batch, bytes, asked);
             self.tell_leader(now, Message::Completed { batch, ran, missed });
             if self.loading.waits() {
                 self.begin();

@@ -131,6 +131,12 @@ impl<P> Batch<P> {
         (inputs > 0).then(|| (self.bytes.saturating_mul(inputs as u64), since))
     }
 
+    /// The frontends that were asked and have not answered, each with the time of the question; and
+    /// the approximate bytes of one member's inputs.
+    pub fn into_asked(self) -> (Vec<(NodeId, Time)>, u64) {
+        (self.asked, self.bytes)
+    }
+
     fn find(&mut self, request: RequestKey) -> Option<&mut Place<P>> {
         let (before, after) = self.members.split_at(self.cursor.min(self.members.len()));
         let is_it = |(other, _): &(RequestKey, Place<P>)| *other == request;

@@ -2,6 +2,7 @@
 
 mod backend_node;
 mod gathering;
+mod late_fetches;
 mod loading;
 mod under_way;
 

@@ -318,6 +318,7 @@ scenarios! {
     backend_takes_no_message_of_another_role
     backend_runs_a_batch_once_its_inputs_are_there
     backend_runs_without_what_is_late
+    backend_waits_as_long_as_inputs_take
     backend_unloads_a_model
     backend_unloads_a_model_after_its_last_batch
     backend_runs_a_slot_s_batches_in_order

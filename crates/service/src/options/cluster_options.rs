@@ -78,7 +78,7 @@ with_defaults! {
         pub takeover_after: Duration = Duration::from_millis(20),
         /// Silence after which any other process is lost.
         pub lost_after: Duration = Duration::from_millis(1_000),
-        /// How long inputs of a batch may take to come to its backend.
+        /// How long inputs of a batch may take to come to its backend, at least.
         pub fetch_within: Duration = Duration::from_millis(100),
         /// Sub-clusters of backends, whose models the scheduler chooses; 0: each backend chooses
         /// its own models.

@@ -45,6 +45,8 @@ struct Asked {
 ///   deadline, or more than was stated before;
 /// - *own epochs*: where a store allots epochs, no two schedulers lead in epochs of the same
 ///   number;
+/// - *losses have causes*: a request ends as lost only if a process has lost another one since the
+///   request was asked;
 /// - *nothing waits*: once all faults are mended, every request ends, and no process keeps any
 ///   state of a request.
 ///
@@ -62,6 +64,8 @@ pub struct NetworkJudge {
     led: BTreeMap<u64, NodeId>,
     /// By frontend and backend: the time when the two last lost each other.
     lost: BTreeMap<(NodeId, NodeId), Time>,
+    /// When any two processes last lost each other.
+    last_lost: Option<Time>,
     repeated: u64,
     broken: Option<Broken>,
 }
@@ -79,6 +83,7 @@ impl NetworkJudge {
             slots: BTreeMap::new(),
             led: BTreeMap::new(),
             lost: BTreeMap::new(),
+            last_lost: None,
             repeated: 0,
             broken: None,
         }
@@ -97,6 +102,13 @@ impl NetworkJudge {
     /// Returns the number of open requests of living frontends.
     pub fn open(&self) -> usize {
         self.open.len()
+    }
+
+    /// Returns the number of open requests of living frontends that have no deadline.
+    pub fn open_without_deadline(&self) -> u64 {
+        let has_none =
+            |request: &&RequestKey| self.requests.get(request).is_some_and(|asked| asked.deadline == Time::MAX);
+        self.open.iter().filter(has_none).count() as u64
     }
 
     /// Records that a rule is broken.
@@ -148,6 +160,11 @@ impl NetworkJudge {
             RequestEnd::TooLate if now < deadline => {
                 self.breaks(now, "ends once", || {
                     format!("{request:?} of {asked_at:?} is too late before its deadline {deadline:?}")
+                });
+            }
+            RequestEnd::Lost if self.last_lost.is_none_or(|lost| lost < asked_at) => {
+                self.breaks(now, "losses have causes", || {
+                    format!("{request:?} of {asked_at:?} is lost, and no process has lost another since then")
                 });
             }
             _ => {}
@@ -290,6 +307,7 @@ impl NetworkJudge {
 
     /// Records that one of two processes has lost the other.
     pub fn lost(&mut self, now: Time, a: NodeId, b: NodeId) {
+        self.last_lost = Some(now);
         self.lost.insert((a, b), now);
         self.lost.insert((b, a), now);
     }

@@ -27,7 +27,8 @@ use super::refusals::RefusalJudge;
 use super::scenario::{Fault, Host, NetworkScenario};
 use super::wires::Wiring;
 
-/// The time within which everything must have ended after all faults were mended.
+/// The time within which everything must have ended after all faults were mended. Requests without
+/// a deadline have [`NetworkRun::backlog_time`] more.
 const ENDS_WITHIN: Duration = Duration::from_millis(20_000);
 /// The interval of the checks for that.
 const LOOKS_EVERY: Duration = Duration::from_millis(5);
@@ -78,6 +79,8 @@ pub(super) struct NetworkRun<'a> {
     /// By model: requests a second.
     rates: Vec<f64>,
     is_mended: bool,
+    /// When everything must have ended.
+    ends_by: Time,
     judge: NetworkJudge,
     copies: CopyJudge,
     refusals: RefusalJudge,
@@ -138,6 +141,7 @@ impl<'a> NetworkRun<'a> {
             refusals: RefusalJudge::default(),
             models: BTreeMap::new(),
             is_mended: false,
+            ends_by: Time::MAX,
             judge: NetworkJudge::new(scenario.has_store, claimed_before),
             outcome: NetworkOutcome { seed: scenario.seed, ..NetworkOutcome::default() },
             next_input: 0,
@@ -597,7 +601,7 @@ impl<'a> NetworkRun<'a> {
 
     /// Checks that every request has ended, and that no process keeps any.
     fn look(&mut self) {
-        let late = self.now > Time::ZERO + self.scenario.span + ENDS_WITHIN;
+        let late = self.now > self.ends_by;
         let is_done = |process: &Process| process.keeps() == 0;
         let leads = |process: &Process| matches!(&process.machine, Machine::Scheduler(node) if node.leads().is_some());
         let is_quiet = self.judge.open() == 0 && self.processes.iter().all(is_done);

@@ -85,6 +85,18 @@ fn a_request_ends_once_with_its_own_answer() {
     }
 }
 
+/// Without a lost process, no frontend may end a request as lost.
+#[test]
+fn a_request_is_lost_only_where_somebody_is_lost() {
+    let mut calm = judge(true);
+    calm.ended(ms(20), REQUEST, &RequestEnd::Lost);
+    assert_eq!(broken(&calm), Some("losses have causes"));
+    let mut torn = judge(true);
+    torn.lost(ms(10), FRONTEND, BACKEND);
+    torn.ended(ms(20), REQUEST, &RequestEnd::Lost);
+    assert_eq!(broken(&torn), None);
+}
+
 #[test]
 fn epochs_grow_on_a_slot_and_on_a_backend() {
     let mut slot = judge(true);

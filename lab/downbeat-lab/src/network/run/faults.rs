@@ -4,7 +4,7 @@ use downbeat_core::{Duration, Time};
 use rand::RngExt;
 use rand_distr::{Distribution, Exp};
 
-use super::{Event, LOOKS_EVERY, NetworkRun};
+use super::{ENDS_WITHIN, Event, LOOKS_EVERY, NetworkRun};
 use crate::network::process::{Inbound, Machine, Process};
 use crate::network::scenario::{Fault, Host, Pauses};
 
@@ -134,6 +134,7 @@ impl NetworkRun<'_> {
         for host in self.scenario.hosts() {
             self.begins(host);
         }
+        self.ends_by = self.now + ENDS_WITHIN + self.backlog_time();
         self.events.push(self.now + LOOKS_EVERY, Event::Look);
     }
 }

@@ -124,6 +124,7 @@ tests!(
     predictor,
     placement_plan,
     model_trial,
+    traceparent,
 );
 
 /// The process of [`model_trial`]: this program, with this test alone.

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::cluster::PastArrival;
 use downbeat_core::{Duration, Time};
-use downbeat_host::scheduler::WAKE_MARGIN;
-use downbeat_host::scheduler::{Remembered, RememberedQueue};
+use downbeat_host::scheduler::{Remembered, RememberedQueue, WAKE_MARGIN};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::what_if::{WhatIfPoint, WhatIfQuestion, WhatIfReport};

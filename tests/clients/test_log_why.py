@@ -76,7 +76,7 @@ def test_a_name_that_is_unknown_is_an_error_with_the_span_of_the_log(start, repo
     done = log(binary, "why", "again", folder, "--model", "other")
     assert done.returncode == 1 and "of model 'other'" in done.stderr, done.stderr
     done = log(binary, "why", "again", folder / "missing")
-    assert done.returncode == 1 and "cannot read" in done.stderr, done.stderr
+    assert done.returncode == 1 and "there is no decision log" in done.stderr, done.stderr
 
 
 def test_a_request_that_was_refused_is_found_with_its_error(start, repository, folder, binary):

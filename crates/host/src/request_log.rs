@@ -7,14 +7,11 @@ use downbeat_core::journal::Journal;
 use downbeat_core::journal::requests::{Failure, RequestBook, RequestInput, Trace, bounded};
 use downbeat_core::{RequestId, Time};
 use downbeat_driver::{LOG_BUFFER, LogSink, hand_over};
-use downbeat_protocol::{InferRequest, Parameter};
+use downbeat_protocol::InferRequest;
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
+use downbeat_service::traces::context::traceparent;
 use parking_lot::Mutex;
-
-/// The parameter of a request with the value of its header `traceparent`. Frontends write it if
-/// there is a decision log.
-pub const TRACEPARENT: &str = "traceparent";
 
 /// Writes down the requests of clients. A server without a decision log has none of these.
 ///
@@ -62,10 +59,7 @@ impl RequestLog {
     /// Begins the trail of a request that has arrived. Its names are written down, if it has any.
     pub fn begin(&self, request: RequestId, asked: &InferRequest) -> RequestTrail<'_> {
         let arrived = self.clock.now();
-        let trace = match asked.parameters.get(TRACEPARENT) {
-            Some(Parameter::String(value)) => Trace::of_traceparent(value),
-            _ => None,
-        };
+        let trace = traceparent(asked).and_then(Trace::of_traceparent);
         let mut inner = self.inner.lock();
         let model = self.model(&mut inner, arrived, &asked.model_name);
         if !asked.id.is_empty() || trace.is_some() {

@@ -1,11 +1,12 @@
 //! Notes the requests that missed in the lists of their versions.
 
 use downbeat_core::Time;
-use downbeat_host::request_log::{RequestTrail, TRACEPARENT};
-use downbeat_protocol::{InferRequest, Parameter};
+use downbeat_host::request_log::RequestTrail;
+use downbeat_protocol::InferRequest;
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::missed::{Miss, Missed, MissedReport, MissedRequests};
+use downbeat_service::traces::context::traceparent;
 use downbeat_service::unanswered::Unanswered;
 
 use super::Serving;
@@ -32,14 +33,6 @@ pub(super) struct Terms<'a, 'log> {
     pub trail: Option<&'a RequestTrail<'log>>,
     pub arrived: Time,
     pub deadline: Time,
-}
-
-/// The trace of a request, where the server keeps traces.
-pub(super) fn traceparent(request: &InferRequest) -> Option<&str> {
-    match request.parameters.get(TRACEPARENT)? {
-        Parameter::String(value) => Some(value),
-        _ => None,
-    }
 }
 
 impl Serving {

@@ -1,5 +1,6 @@
 //! The place of a request in a trace of several programs (W3C Trace Context).
 
+use downbeat_protocol::{InferRequest, Parameter};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -7,6 +8,14 @@ use downbeat_core::journal::requests::Trace as TraceId;
 
 /// The header with the place of a request in its trace, over HTTP and gRPC.
 pub const TRACEPARENT: &str = "traceparent";
+
+/// The value of a request's header `traceparent`, if its frontend wrote it down.
+pub fn traceparent(request: &InferRequest) -> Option<&str> {
+    match request.parameters.get(TRACEPARENT)? {
+        Parameter::String(value) => Some(value),
+        _ => None,
+    }
+}
 
 /// The place of a span: the trace, and its number in the trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -57,8 +57,10 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
     samples.push(runtime.block_on(server.ask(true))?);
     if args.once {
         for _ in 0..2 {
-            std::thread::sleep(interval);
-            samples.push(runtime.block_on(server.ask(false))?);
+            samples.push(runtime.block_on(async {
+                tokio::time::sleep(interval).await;
+                server.ask(false).await
+            })?);
         }
         return Ok(say(format_args!("{}", text(&samples)?))?);
     }
@@ -88,6 +90,7 @@ impl Server {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "decides only when to look again")]
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     runtime: &tokio::runtime::Runtime,

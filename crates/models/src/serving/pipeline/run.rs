@@ -11,6 +11,7 @@ use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::missed::{Miss, Missed};
+use downbeat_service::traces::context::traceparent;
 use downbeat_service::unanswered::Unanswered;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -20,7 +21,6 @@ use super::flat::Plan;
 use super::step_request::{Tensors, adapt_inputs};
 use super::trail::{Callers, Trail};
 use super::{Pipeline, PipelineRecord};
-use crate::serving::missed::traceparent;
 use crate::serving::{Limits, Looked, Serving, Wishes};
 
 /// The place of a request within a request of an ensemble.

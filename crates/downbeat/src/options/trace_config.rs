@@ -77,6 +77,8 @@ impl TraceSetting {
             }
             TraceSetting::ToCollector(false) => traces.otlp = None,
             TraceSetting::Level(is_on) => traces.level = Some(is_on),
+            // As in Triton, nothing is traced then.
+            TraceSetting::Rate(0) => traces.level = Some(false),
             TraceSetting::Rate(rate) => traces.rate = rate,
             TraceSetting::Count(count) => traces.count = count,
             TraceSetting::LogFrequency(number) => traces.log_frequency = number,
@@ -116,8 +118,7 @@ pub fn level_text(is_on: &bool) -> String {
 }
 
 fn rate(text: &str) -> Result<u32, String> {
-    let rate = text.parse().ok().filter(|rate| *rate > 0);
-    rate.ok_or_else(|| format!("'{text}' is no rate of traces; expected a whole number of at least 1"))
+    text.parse().map_err(|_| format!("'{text}' is no rate of traces; expected a whole number, and 0 for none"))
 }
 
 /// How many requests are traced; `None` (-1): no limit.

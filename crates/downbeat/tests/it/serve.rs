@@ -317,7 +317,7 @@ fn a_command_line_of_triton_starts_the_server() {
         .filter(|line| line.contains("ignored, because this server has no counterpart"))
         .collect::<Vec<_>>();
     assert_eq!(passed_over.len(), 1, "{}", server.said);
-    for flag in ["http-thread-count", "backend-directory", "cuda-memory-pool-byte-size", "rate-limit", "trace-config"] {
+    for flag in ["http-thread-count", "backend-directory", "cuda-memory-pool-byte-size", "rate-limit"] {
         assert!(passed_over[0].contains(&format!("--{flag}")), "{}", server.said);
     }
     assert!(server.http("GET", "/v2", "").1.contains("\"name\":\"triton\""));

@@ -5,11 +5,9 @@ use downbeat_host::request_log::RequestTrail;
 use downbeat_protocol::InferRequest;
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
-use downbeat_service::report::missed::{Miss, Missed, MissedReport, MissedRequests};
+use downbeat_service::report::missed::{Miss, Missed, MissedRequests};
 use downbeat_service::traces::context::traceparent;
 use downbeat_service::unanswered::Unanswered;
-
-use super::Serving;
 
 /// A request that is refused on its way to the queue.
 pub(super) struct Refused {
@@ -35,41 +33,35 @@ pub(super) struct Terms<'a, 'log> {
     pub deadline: Time,
 }
 
-impl Serving {
-    /// Notes a request that missed. `error` is the error that its client gets.
+impl Terms<'_, '_> {
+    /// Notes in its version's list that the request missed. `error` is the error that its client gets.
     #[cold]
-    pub(super) fn note_missed(
-        &self,
+    pub fn note(
+        self,
+        now: Time,
         list: &MissedRequests,
         request: &InferRequest,
-        Terms { trail, arrived, deadline }: Terms<'_, '_>,
         miss: Miss,
         error: Option<&ServiceError>,
     ) {
+        let Terms { trail, arrived, deadline } = self;
         let number = trail.map(RequestTrail::request);
         let missed = Missed { id: &request.id, traceparent: traceparent(request), number, arrived, deadline };
-        list.note((self.now(), Clock::unix_millis()), &missed, miss, error);
+        list.note((now, Clock::unix_millis()), &missed, miss, error);
     }
 
-    /// Notes a request that was refused on its way to the queue. Returns the error for its client.
+    /// Notes that the request was refused on its way to the queue. Returns the error for its client.
     #[cold]
-    pub(super) fn refused(
-        &self,
+    pub fn refused(
+        self,
+        now: Time,
         list: &MissedRequests,
         request: &InferRequest,
-        terms: Terms<'_, '_>,
         Refused { reason, error }: Refused,
     ) -> ServiceError {
         if let Some(reason) = reason {
-            self.note_missed(list, request, terms, Miss::Unanswered(reason), Some(&error));
+            self.note(now, list, request, Miss::Unanswered(reason), Some(&error));
         }
         error
-    }
-
-    /// The last requests of a version that missed. `name` and `version` are those of the version.
-    pub fn missed(&self, (name, version): (&str, &str), list: &MissedRequests) -> MissedReport {
-        let has_log = self.driver.request_log().is_some();
-        let requests = list.report(has_log);
-        MissedReport { model: name.to_owned(), version: version.to_owned(), has_log, requests }
     }
 }

@@ -34,6 +34,7 @@ use downbeat_service::error::ServiceError;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal::queue_full;
 use downbeat_service::report::live::LiveTenant;
+use downbeat_service::report::missed::{MissedReport, MissedRequests};
 use downbeat_service::tenants::{Charge, NamedPart, Tenants};
 use downbeat_service::traces::Traces;
 use downbeat_service::traces::open::TracePart;
@@ -186,6 +187,13 @@ impl Serving {
         self.driver.clock().now()
     }
 
+    /// The last requests of a version that missed. `name` and `version` are those of the version.
+    pub fn missed(&self, (name, version): (&str, &str), list: &MissedRequests) -> MissedReport {
+        let has_log = self.driver.request_log().is_some();
+        let requests = list.report(has_log);
+        MissedReport { model: name.to_owned(), version: version.to_owned(), has_log, requests }
+    }
+
     /// All models in service.
     pub fn all(&self) -> Vec<Arc<Model>> {
         self.models.read().values().cloned().collect()
@@ -314,7 +322,7 @@ impl Serving {
             Some(steps) => {
                 let prepared = Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await;
                 let terms = || Terms { trail: trail.as_deref(), arrived: arrival, deadline: limits.deadline };
-                Some(prepared.map_err(|refused| self.refused(&loaded.missed, &request, terms(), refused))?)
+                Some(prepared.map_err(|refused| terms().refused(self.now(), &loaded.missed, &request, refused))?)
             }
             None => None,
         };
@@ -327,7 +335,7 @@ impl Serving {
             trail.has_terms(admitted.rows, limits.deadline);
         }
         let terms = || Terms { trail: trail.as_deref(), arrived: arrival, deadline: limits.deadline };
-        let refused = |error: ServiceError| self.refused(&loaded.missed, &request, terms(), Refused::from(error));
+        let refused = |error: ServiceError| terms().refused(self.now(), &loaded.missed, &request, Refused::from(error));
         let _input_bytes = self.take_in(served, loaded, &admitted).map_err(refused)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted, charge| Call {
@@ -391,17 +399,13 @@ impl Serving {
             ticket.time_out();
             trail.iter().for_each(|trail| trail.timed_out());
             let error = limits.overrun(&request.model_name);
-            return Err(self.refused(
-                &loaded.missed,
-                &request,
-                terms(),
-                Refused { reason: Some(Unanswered::Timeout), error },
-            ));
+            let refused = Refused { reason: Some(Unanswered::Timeout), error };
+            return Err(terms().refused(self.now(), &loaded.missed, &request, refused));
         };
         ticket.close();
         let Answered { answer: outputs, miss } = answered;
         if let Some(miss) = miss {
-            self.note_missed(&loaded.missed, &request, terms(), *miss, outputs.as_ref().err());
+            terms().note(self.now(), &loaded.missed, &request, *miss, outputs.as_ref().err());
         }
         let about = leaving.stays();
         let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };

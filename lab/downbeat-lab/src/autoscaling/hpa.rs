@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn a_metric_within_a_tenth_changes_nothing() {
         let mut hpa = Hpa::new(HpaOptions::default());
-        assert_eq!(hpa.sync(at(0), 20, Some(22.0)), 20, "20 pods and 22 wanted: the tolerance hides it");
+        assert_eq!(hpa.sync(at(0), 20, Some(21.0)), 20, "20 pods and 21 wanted: the tolerance hides it");
         assert_eq!(hpa.sync(at(15), 20, Some(23.0)), 23);
     }
 

@@ -1,4 +1,5 @@
 //! Spans on their way to a collector that speaks OTLP over HTTP.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;

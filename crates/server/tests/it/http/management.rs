@@ -123,24 +123,23 @@ async fn a_model_and_its_versions_say_which_policy_they_have() {
     server.get("/v2/models/nobody/policy").await.error(404);
 }
 
+/// As a frontend of a cluster. `tests/clients/test_ui.py` asks a server that has lists.
 #[tokio::test]
-async fn a_model_and_its_versions_list_the_requests_that_missed() {
+async fn a_service_without_lists_says_where_missed_requests_are_listed() {
     let server = Server::start().await;
     for path in ["/v2/models/simple/missed", "/v2/models/simple/versions/1/missed"] {
-        let body = server.get(path).await.json();
-        assert_eq!(body, json!({"model": "simple", "version": "1", "has_log": false, "requests": []}));
+        let error = server.get(path).await.error(501);
+        assert!(error.contains("`downbeat serve` keeps one"), "{error}");
     }
-    server.get("/v2/models/nobody/missed").await.error(404);
-    server.get("/v2/models/simple/versions/7/missed").await.error(404);
 }
 
 #[tokio::test]
-async fn a_what_if_needs_requests_and_a_right_setting() {
+async fn a_what_if_has_a_right_setting_and_a_server_that_answers_it() {
     let server = Server::start().await;
     server.get("/v2/what-if?rate=0").await.error(400);
     server.get("/v2/what-if?speed=2").await.error(400);
-    let error = server.get("/v2/what-if?rate=2").await.error(503);
-    assert!(error.contains("what-if"), "{error}");
+    let error = server.get("/v2/what-if?rate=2").await.error(501);
+    assert!(error.contains("`downbeat what-if` on the decision log"), "{error}");
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use downbeat_service::traces::record::TraceRecord;
-use downbeat_service::traces::writing::{self, Writes};
-use downbeat_service::traces::{Traces, Writer};
+use downbeat_service::traces::writer::{Writer, Writes};
+use downbeat_service::traces::{Traces, writing};
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;

@@ -111,7 +111,7 @@ fn number(wanted: &Settings, name: &str, least: u64) -> Result<Change<u32>, Serv
 mod tests {
     use downbeat_service::clock::Clock;
     use downbeat_service::options::TraceOptions;
-    use downbeat_service::traces::Writer;
+    use downbeat_service::traces::writer::Writer;
 
     use super::*;
 

@@ -10,7 +10,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::record::{Outcome, TraceRecord, Wire};
-use super::writing::Writes;
+use super::writer::Writes;
 
 /// The path that stands for standard output.
 const STDOUT: &str = "-";

@@ -14,6 +14,7 @@ pub mod open;
 pub mod record;
 pub mod settings;
 pub mod triton_file;
+pub mod writer;
 pub mod writing;
 
 use std::collections::HashMap;
@@ -38,39 +39,10 @@ use open::{Marks, OpenTrace, TRACE, Trace};
 use record::{TraceRecord, Wire};
 use settings::{Change, SettingsTable, TraceChange, TraceSettings};
 use triton_file::TritonFiles;
-use writing::Job;
+use writer::{Job, Writer};
 
 /// Records that wait for one writer, at most.
 const MOST_WAITING: usize = 2048;
-
-/// The writers of records.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Writer {
-    /// Triton's files of traces.
-    File,
-    /// Spans for a collector of OpenTelemetry.
-    Otlp,
-    /// The access log.
-    Access,
-}
-
-impl Writer {
-    /// All writers.
-    pub const ALL: [Writer; 3] = [Writer::File, Writer::Otlp, Writer::Access];
-
-    /// The label in metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            Writer::File => "file",
-            Writer::Otlp => "otlp",
-            Writer::Access => "access_log",
-        }
-    }
-
-    fn bit(self) -> u8 {
-        1 << self as u8
-    }
-}
 
 /// The traces of a server.
 pub struct Traces {

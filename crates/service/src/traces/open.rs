@@ -9,10 +9,11 @@ use downbeat_core::{Duration, Time};
 use downbeat_protocol::{InferRequest, Parameter};
 use parking_lot::Mutex;
 
+use super::Traces;
 use super::context::SpanPlace;
 use super::record::{Batch, Left, Outcome, Part, Run, TraceRecord, Wire};
 use super::settings::Verdict;
-use super::{Traces, Writer};
+use super::writer::Writer;
 use crate::client::Client;
 use crate::metrics::statistics::Phases;
 use crate::unanswered::Unanswered;

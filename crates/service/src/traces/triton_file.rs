@@ -10,7 +10,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::record::{Part, TraceRecord, Wire};
-use super::writing::Writes;
+use super::writer::Writes;
 
 /// A file takes at most this many bytes of traces with `log_frequency`, even if more traces are
 /// wanted.

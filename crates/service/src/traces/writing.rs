@@ -1,41 +1,16 @@
 //! The thread of a writer of traces.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use super::record::TraceRecord;
-use super::{Traces, Writer};
+use super::Traces;
+use super::writer::{Job, Writer, Writes};
 
 /// A writer waits this long for further records before it writes.
 const GATHERS: Duration = Duration::from_millis(50);
 /// Records that are written together, at most.
 const MOST_TOGETHER: usize = 512;
-
-/// A message to the thread of a writer.
-pub enum Job {
-    /// Write this record.
-    Record(Arc<TraceRecord>),
-    /// Write everything, then answer.
-    Flush(SyncSender<()>),
-}
-
-/// Puts records into a form, and brings them to their destination.
-pub trait Writes: Send + 'static {
-    /// Writes records.
-    ///
-    /// # Errors
-    /// A text, if they are lost.
-    fn write(&mut self, records: &[Arc<TraceRecord>]) -> Result<(), String>;
-
-    /// Writes what the writer still holds.
-    ///
-    /// # Errors
-    /// A text, if it is lost.
-    fn flush(&mut self) -> Result<(), String> {
-        Ok(())
-    }
-}
 
 /// Starts the thread of a writer, which gets records from now on.
 ///

@@ -9,8 +9,8 @@ use downbeat_service::unanswered::Unanswered;
 pub(super) const LATELY_S: f64 = 10.0;
 /// Samples that are kept at most: one a second for two minutes.
 const MOST: usize = 120;
-/// The spans of attainment that are shown, seconds.
-pub(super) const SPANS_S: [f64; 3] = [LATELY_S, 300.0, 3600.0];
+/// The longer spans of attainment that are shown, seconds.
+pub(super) const SPANS_S: [f64; 2] = [300.0, 3600.0];
 
 /// The answers of a server, oldest first.
 #[derive(Default)]
@@ -100,16 +100,20 @@ impl Samples {
         self.all.iter().rev().skip(1).find(old).or(self.all.front())
     }
 
-    /// Requests of a version in the last seconds.
-    fn share_of(&self, model: &LiveModel, seconds: f64) -> Share {
-        let (Some(first), Some(then), Some(now)) = (self.all.front(), self.before(seconds), self.last()) else {
-            return Share::default();
-        };
-        let since_first = less(now.now_ns, first.now_ns) as f64 / 1e9;
+    /// Requests of a version since the newest answer that is at least so old.
+    fn since(&self, model: &LiveModel, seconds: f64) -> Share {
+        let Some(then) = self.before(seconds) else { return Share::default() };
         let earlier = then.models.iter().find(|its| key(its) == key(model));
         let (in_time, bad) = earlier.map_or((0, 0), |its| (its.in_time, missed(its)));
         let good = less(model.in_time, in_time);
-        let share = Share::default().plus(good + less(missed(model), bad), good);
+        Share::default().plus(good + less(missed(model), bad), good)
+    }
+
+    /// Requests of a version in the last seconds, the server's history included.
+    fn share_of(&self, model: &LiveModel, seconds: f64) -> Share {
+        let (Some(first), Some(now)) = (self.all.front(), self.last()) else { return Share::default() };
+        let since_first = less(now.now_ns, first.now_ns) as f64 / 1e9;
+        let share = self.since(model, seconds);
         let past = self.history.get(&key(model)).into_iter().flatten();
         let reached = past.filter(|(ago, ..)| ago + since_first <= seconds);
         reached.fold(share, |share, (_, offered, in_time)| share.plus(*offered, *in_time))
@@ -120,6 +124,13 @@ impl Samples {
         let models = self.last().map_or(&[][..], |report| &report.models);
         let shares = models.iter().map(|model| self.share_of(model, seconds));
         shares.fold(Share::default(), |all, its| all.plus(its.offered, its.in_time))
+    }
+
+    /// Requests of all models lately, and the seconds in which they came.
+    pub fn lately(&self) -> (Share, f64) {
+        let models = self.last().map_or(&[][..], |report| &report.models);
+        let shares = models.iter().map(|model| self.since(model, LATELY_S));
+        (shares.fold(Share::default(), |all, its| all.plus(its.offered, its.in_time)), self.lately_s())
     }
 
     /// Seconds between the answers that rates are taken from.
@@ -165,7 +176,7 @@ impl Samples {
             (why.to_string(), less(*count, before))
         });
         let reasons = others.chain([("late".to_owned(), late)]).filter(|(_, count)| *count > 0);
-        let share = self.share_of(model, LATELY_S);
+        let share = self.since(model, LATELY_S);
         let seconds = self.lately_s();
         Row {
             model: model.clone(),

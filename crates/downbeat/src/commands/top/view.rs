@@ -63,19 +63,21 @@ fn percent(share: Option<f64>) -> Span<'static> {
 fn summary(samples: &Samples) -> Vec<Line<'static>> {
     let Some(report) = samples.last() else { return vec![Line::raw("no answer yet")] };
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let [now, minutes, hour] = SPANS_S.map(|seconds| samples.share(seconds));
+    let [minutes, hour] = SPANS_S.map(|seconds| samples.share(seconds));
+    let (now, seconds) = samples.lately();
     let burn = hour.value().map(|share| (1.0 - share) / (1.0 - OBJECTIVE));
-    let (offered, good) = (now.offered as f64 / SPANS_S[0], now.in_time as f64 / SPANS_S[0]);
+    let rate = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+    let (offered, good) = (rate(now.offered), rate(now.in_time));
     let mut shares = vec![Span::raw("in time: ")];
-    for (name, share) in [("10 s ", now), ("   5 min ", minutes), ("   1 h ", hour)] {
+    for (name, share) in [("now ", now), ("   5 min ", minutes), ("   1 h ", hour)] {
         shares.extend([Span::raw(name), percent(share.value())]);
     }
     if let Some(burn) = burn {
         let style = if burn <= 1.0 { Color::Green } else { Color::Red };
         shares.extend([Span::raw("   burn rate in 1 h "), Span::styled(format!("{burn:.2}"), style)]);
     }
-    let seconds = report.wall_ms / 1000 % 86_400;
-    let clock = format!("{:02}:{:02}:{:02} UTC", seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let today_s = report.wall_ms / 1000 % 86_400;
+    let clock = format!("{:02}:{:02}:{:02} UTC", today_s / 3600, today_s / 60 % 60, today_s % 60);
     vec![
         Line::from(vec![
             Span::styled(format!("{} {}", report.server, report.version), bold),

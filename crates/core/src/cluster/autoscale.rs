@@ -164,8 +164,8 @@ pub enum AdviceReason {
     Enough,
     /// The bad rate is above its threshold, but `max_devices` is reached.
     AtMost,
-    /// The bad rate is above its threshold for another reason than a lack of devices: it was as high
-    /// with fewer devices, and devices are idle.
+    /// The bad rate is above its threshold for another reason than a lack of devices. The rate was as
+    /// high with fewer devices, and devices are idle.
     MoreDoNotHelp,
 }
 
@@ -475,8 +475,8 @@ impl Autoscale {
         }
     }
 
-    /// Learns from the first window after more devices came: if the bad rate is as it was and devices
-    /// are idle, more devices do not lower it. A longer window with clearly fewer bad requests shows
+    /// Learns from the first window after more devices came. If the bad rate is as it was and devices
+    /// are idle, more devices do not lower the rate. A longer window with clearly fewer bad requests shows
     /// that the reason is gone.
     fn learn_unavoidable(&mut self, devices: u32, grow: &Window, shrink: Option<&Window>) {
         if grow.requests < self.options.min_requests {
@@ -492,7 +492,7 @@ impl Autoscale {
         let is_short = grow.excess(self.unavoidable) > self.options.bad_threshold;
         if is_short && bad >= HELPED * before && idle >= self.options.idle_threshold {
             self.unavoidable = bad;
-            // Neither was that number too small.
+            // The number before was not too small, then.
             self.too_few = None;
         }
     }

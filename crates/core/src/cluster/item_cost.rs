@@ -8,8 +8,8 @@ use crate::time::Duration;
 ///
 /// An item needs a part of a batch of *typical* size. At that size batches keep up with the arrivals
 /// when the devices are busy ([`staggered_batch`]). On idle devices batches leave early and small,
-/// and such an item takes more time. Nobody needs that time: no tenant is charged for it, and it is
-/// no reason to keep a device.
+/// and such an item takes more time. That time is not needed: tenants are not charged, and no device
+/// is kept for its sake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ItemCost(Duration);
 

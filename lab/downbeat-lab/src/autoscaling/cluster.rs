@@ -174,7 +174,7 @@ impl ScaledCluster {
             }
         }
         self.sample.devices = self.serving();
-        // Neither the time nor a count ever goes back here.
+        // Time and counts only grow, so that no sample is refused.
         let _ = self.advisor.handle_sample(now, self.sample);
         let its_turn = |phase: u64, period: u64| second % period.max(1) == phase;
         let [scrape, rule, sync] = self.phases;

@@ -31,8 +31,8 @@ impl Default for HpaOptions {
     }
 }
 
-/// The time over which the default policies bound growth: 4 pods or as many as there are, whichever
-/// is more.
+/// The time over which the default policies bound growth: by 4 pods, or by as many as there are if
+/// that is more.
 const GROWTH_PERIOD: Duration = Duration::from_millis(15_000);
 /// The pods that may come in a [`GROWTH_PERIOD`], however few there are.
 const GROWTH_PODS: u32 = 4;

@@ -1,4 +1,4 @@
-//! Loads that change, and what the loop made of them.
+//! Loads that change, and the attainment and devices that follow.
 
 use std::sync::Arc;
 

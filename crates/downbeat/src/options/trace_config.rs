@@ -162,6 +162,7 @@ mod tests {
             ..TraceOptions::default()
         };
         assert_eq!((traces, notices), (expected, Vec::new()));
+        assert_eq!(options(&["level=TIMESTAMPS", "rate=0"]).0.level, Some(false), "as in Triton");
         assert_eq!(options(&["mode=opentelemetry"]).0.otlp.as_deref(), Some(COLLECTOR));
         let (traces, notices) =
             options(&["opentelemetry,url=c:1/v1/traces", "mode=opentelemetry", "opentelemetry,bsp_max_queue_size=1"]);
@@ -174,7 +175,7 @@ mod tests {
         for (wrong, expected) in [
             ("rate", "expected level="),
             ("rates=1", "expected level="),
-            ("rate=0", "at least 1"),
+            ("rate=-1", "0 for none"),
             ("count=-2", "-1 (no limit)"),
             ("level=TENSORS", "OFF or TIMESTAMPS"),
             ("mode=jaeger", "triton or opentelemetry"),

@@ -72,7 +72,8 @@ class Prometheus:
             try:
                 if self.query(query):
                     return
-            except requests.ConnectionError:
+            # Until it has read its files, it says 503 and no JSON.
+            except (requests.ConnectionError, requests.JSONDecodeError):
                 assert self.process.poll() is None, pathlib.Path(self.log.name).read_text()
             assert time.monotonic() < deadline, f"no result: {query}"
             time.sleep(0.2)

@@ -53,8 +53,8 @@ impl Registry {
     /// Replays the last requests under another setting, on a thread of the lowest priority.
     ///
     /// # Errors
-    /// `TooMany` while another is answered, `InvalidArgument` for a setting that cannot be,
-    /// `Unavailable` if there are too few requests.
+    /// `TooMany` while another is answered; `InvalidArgument` for a setting that cannot be, or if there
+    /// are too few requests for an answer.
     pub(super) async fn answer_what_if(&self, question: WhatIfQuestion) -> Result<WhatIfReport, ServiceError> {
         let turn = Turn::take(&self.what_if)?;
         let (driver, clock) = (self.driver.clone(), self.driver.clock());
@@ -94,7 +94,7 @@ fn replay(remembered: Remembered, question: &WhatIfQuestion, clock: Clock) -> Re
     }
     let last = |most: usize| &arrivals[arrivals.len() - arrivals.len().min(most)..];
     let recorded =
-        |most: usize| served.recorded(last(most)).map_err(|error| ServiceError::Unavailable(error.to_string()));
+        |most: usize| served.recorded(last(most)).map_err(|error| ServiceError::InvalidArgument(error.to_string()));
     let probe = recorded(FIRST)?;
     let setting = setting(&probe, question)?;
     probe.curve(&setting, &[question.rate.max(1.0)], || true).map_err(invalid)?;
@@ -157,7 +157,7 @@ fn setting(recorded: &Recorded, question: &WhatIfQuestion) -> Result<Setting, Se
 fn rehearsal_is_off() -> ServiceError {
     let message = "a what-if replays the requests that the rehearsal remembers, and the rehearsal is off; start the server with \
                    --rehearsal-cpu above 0";
-    ServiceError::Unavailable(message.to_owned())
+    ServiceError::InvalidArgument(message.to_owned())
 }
 
 fn invalid(error: BadSetting) -> ServiceError {
@@ -165,7 +165,7 @@ fn invalid(error: BadSetting) -> ServiceError {
 }
 
 fn too_few(requests: usize) -> ServiceError {
-    ServiceError::Unavailable(format!(
+    ServiceError::InvalidArgument(format!(
         "the server remembers {requests} requests of the last five minutes, and a what-if needs {FEWEST}; ask again once \
          more have come. Requests are remembered while some model has the scheduler `adaptive`, as by default"
     ))

@@ -237,9 +237,9 @@ impl fmt::Display for AdviceReason {
 ///
 /// Requests may be bad for another reason than a lack of devices. Example: the SLO is 10 ms, and 3%
 /// of the batches take longer than that. Each further device would change nothing, and the paper's
-/// formula would ask for one more for ever. So if more devices did not lower the bad rate while
-/// devices are idle, that rate is *unavoidable*. Only bad requests beyond the rate count from then
-/// on. The unavoidable rate falls when a longer window has clearly fewer bad requests.
+/// formula would ask for one more for ever. If more devices did not lower the bad rate while devices
+/// are idle, the advisor takes that rate as *unavoidable*. Only bad requests beyond the rate count
+/// from then on. The unavoidable rate falls when a longer window has clearly fewer bad requests.
 #[derive(Clone, Debug)]
 pub struct Autoscale {
     options: AutoscaleOptions,
@@ -247,6 +247,9 @@ pub struct Autoscale {
     /// the longer window, and all within the window.
     samples: VecDeque<(Time, AutoscaleSample)>,
     too_few: Option<TooFew>,
+    /// Was taken for too few, until more devices did not help. Counts again once the unavoidable
+    /// rate falls.
+    in_doubt: Option<TooFew>,
     /// The last number of devices for which more were advised, with its bad rate.
     short: Option<(u32, f64)>,
     /// The bad rate that more devices do not lower.
@@ -328,8 +331,16 @@ impl Autoscale {
             return Err(BadAutoscaleOptions::Devices { most, least });
         }
         let advice = Advice { change: 0, reason: AdviceReason::Settling, bad_rate: None, idle_fraction: None };
-        let (too_few, short, wanted) = (None, None, None);
-        Ok(Autoscale { options, samples: VecDeque::new(), too_few, short, unavoidable: 0.0, advice, wanted })
+        Ok(Autoscale {
+            options,
+            samples: VecDeque::new(),
+            too_few: None,
+            in_doubt: None,
+            short: None,
+            unavoidable: 0.0,
+            advice,
+            wanted: None,
+        })
     }
 
     /// The last advice.
@@ -444,7 +455,7 @@ impl Autoscale {
             // The shorter window may have a peak that comes again and again. The longer one may have
             // seen little of a load that grew just now.
             let longer = shrink.as_ref().map_or(grow.rate(), Window::rate);
-            self.remember(devices, (grow.rate() + longer) / 2.0);
+            self.remember(TooFew { devices, rate: (grow.rate() + longer) / 2.0 });
             self.short = Some((devices, bad_rate.unwrap_or(excess)));
             let bad = excess.min(MOST_BAD_RATE);
             let more = (f64::from(devices) * bad / (1.0 - bad) - 1e-9).ceil().max(1.0) as i64;
@@ -486,24 +497,26 @@ impl Autoscale {
             && lately < CLEARLY_LESS * self.unavoidable
         {
             self.unavoidable = lately;
+            if let Some(doubted) = self.in_doubt.take() {
+                self.remember(doubted);
+            }
         }
-        let Some((_, before)) = self.short.take_if(|(fewer, _)| *fewer < devices) else { return };
+        let Some((fewer, before)) = self.short.take_if(|(number, _)| *number != devices) else { return };
         let (Some(bad), Some(idle)) = (grow.bad_rate(), grow.idle(devices)) else { return };
         let is_short = grow.excess(self.unavoidable) > self.options.bad_threshold;
-        if is_short && bad >= HELPED * before && idle >= self.options.idle_threshold {
+        if devices > fewer && is_short && bad >= HELPED * before && idle >= self.options.idle_threshold {
             self.unavoidable = bad;
-            // The number before was not too small, then.
-            self.too_few = None;
+            self.in_doubt = self.too_few.take();
         }
     }
 
     /// Remembers that this number of devices was too small for this rate.
-    fn remember(&mut self, devices: u32, rate: f64) {
+    fn remember(&mut self, now: TooFew) {
         self.too_few = Some(match self.too_few {
             // A larger number was too small for a load that was no higher.
-            Some(known) if known.devices > devices && rate > known.rate * (1.0 - LESS_LOAD) => known,
-            Some(known) if known.devices == devices => TooFew { devices, rate: rate.min(known.rate) },
-            _ => TooFew { devices, rate },
+            Some(known) if known.devices > now.devices && now.rate > known.rate * (1.0 - LESS_LOAD) => known,
+            Some(known) if known.devices == now.devices => TooFew { rate: now.rate.min(known.rate), ..now },
+            _ => now,
         });
     }
 }

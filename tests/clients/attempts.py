@@ -673,9 +673,14 @@ def vast_heads(cluster):
 @liar
 def many_processes(cluster):
     """one process joins as 300"""
+    joined = 0
     with contextlib.ExitStack() as stack:
-        peers = [stack.enter_context(cluster.peer()) for _ in range(300)]
-        return f"{sum(peer.is_up.is_set() for peer in peers)} joined"
+        for _ in range(300):
+            # 600 threads of Python may be silent for longer than the scheduler bears.
+            with contextlib.suppress(ConnectionError):
+                stack.enter_context(cluster.peer())
+                joined += 1
+    return f"{joined} joined"
 
 
 @liar

@@ -141,18 +141,21 @@ class Peer:
         self.first_message, self.is_up, self.is_closed = None, threading.Event(), threading.Event()
         self.lock, self.begin = threading.Lock(), time.monotonic_ns()
         greet(self.stream, role, self.node, secret, name, listens)
-        threading.Thread(target=self._read, daemon=True).start()
-        self._send([])
+        for task in (self._read, self._beat):
+            threading.Thread(target=task, daemon=True).start()
         deadline = time.monotonic() + TIMEOUT_S
         while not self.is_up.wait(0.02):
             if self.is_closed.is_set() or time.monotonic() > deadline:
+                self.close()
                 raise ConnectionError("the link never came up")
-        threading.Thread(target=self._beat, daemon=True).start()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        self.close()
+
+    def close(self):
         self.is_closed.set()
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_RDWR)
@@ -178,6 +181,7 @@ class Peer:
             self.stream.sendall(data)
 
     def _beat(self):
+        self._send([])
         while not self.is_closed.wait(self.heartbeat_s):
             self._send([])
 

@@ -36,6 +36,7 @@ import urllib.request
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tests/clients"))
 
+import emulated  # noqa: E402
 from autoscaler import Hpa, published  # noqa: E402
 
 # The options that make a frontend and its backends exchange tensors in this way, which `GET
@@ -170,14 +171,6 @@ def medians(title, rows):
     columns = [statistics.median(column) for column in zip(*rows)]
     print(title, *[f"{figure:.4g}" for figure in columns], flush=True)
     return columns
-
-
-def emulated(folder, name, latency, items):
-    """Writes a model that computes nothing, of so many FP32 an item; `latency`: lines of its file."""
-    os.makedirs(os.path.join(folder, name, "1"))
-    tensor = '[[{}]]\nname = "{}"\ndatatype = "FP32"\ndims = [-1, {}]\n'
-    with open(os.path.join(folder, name, "1", "model.emulated.toml"), "w") as file:
-        file.write(latency + tensor.format("inputs", "x", items) + tensor.format("outputs", "y", 1))
 
 
 def goes_by(transport, frontend):
@@ -320,7 +313,7 @@ def summary(measured):
 def tensors(args):
     rows = []
     with tempfile.TemporaryDirectory() as models, Processes(args) as processes:
-        emulated(models, "large", "alpha_ms = 0.05\nbeta_ms = 0.05\nmax_batch = 8\n", 150_000)
+        emulated.write(models, "large", "alpha_ms = 0.05\nbeta_ms = 0.05\nmax_batch = 8\n", 150_000)
         engine, ways = ["--engine", "emulated"], {}
         for transport in args.transports:
             (ways[transport],) = processes.cluster(models, engine, schedulers=1, how=TRANSPORTS[transport])["frontends"]
@@ -342,8 +335,8 @@ def tensors(args):
 def incast(args):
     rows = []
     with tempfile.TemporaryDirectory() as models:
-        emulated(models, "a_small", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 8\n", 1)
-        emulated(models, "b_large", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 8\n", 37_500)
+        emulated.write(models, "a_small", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 8\n", 1)
+        emulated.write(models, "b_large", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 8\n", 37_500)
         for _ in range(args.rounds):
             for transport in args.transports:
                 with Processes(args) as processes:
@@ -419,7 +412,7 @@ def end_to_end(args):
         for profile in profiles:
             # As far as the SLO allows, as the simulation takes it.
             most = max(1, int((profile["slo_ms"] - profile["beta_ms"]) / profile["alpha_ms"]))
-            emulated(models, profile["name"], "alpha_ms = {alpha_ms}\nbeta_ms = {beta_ms}\n".format(**profile) + f"max_batch = {most}\n", 1)
+            emulated.write(models, profile["name"], "alpha_ms = {alpha_ms}\nbeta_ms = {beta_ms}\n".format(**profile) + f"max_batch = {most}\n", 1)
             slos += ["--slo-ms", f"{profile['name']}={profile['slo_ms']}"]
         seconds = args.seconds * args.scale
         simulate = [args.binary, "simulate", "capacity", "--profiles", named, "--devices", "64", "--policy", "deferred+window",
@@ -472,11 +465,11 @@ class Outcomes:
 
 
 def scale(args):
-    """Three backends of one emulated device each have three quarters of their capacity. The load doubles, and later is a quarter of that."""
+    """Three backends of one emulated device each have three quarters of their capacity. The load doubles, and later halves."""
     # ResNet-50 of Symphony's table 2, ten times as slow; the SLO leaves a batch of 40.
     device = 1000 * 40 / (10.53 * 40 + 50.72)
     with tempfile.TemporaryDirectory() as models, Processes(args) as processes:
-        emulated(models, "resnet", "alpha_ms = 10.53\nbeta_ms = 50.72\nmax_batch = 80\n", 1)
+        emulated.write(models, "resnet", "alpha_ms = 10.53\nbeta_ms = 50.72\nmax_batch = 80\n", 1)
         flags = ["--engine", "emulated", "--scheduler", "deferred", "--drop", "window", "--slo-ms", "resnet=1000"]
         of = processes.cluster(models, flags, schedulers=1, backends=3)
         (leader,), (frontend,), backends = of["schedulers"], of["frontends"], of["backends"]

@@ -25,19 +25,11 @@ import time
 import urllib.error
 import urllib.request
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests/clients"))
+
+import emulated  # noqa: E402
+
 READY_WITHIN_S = 120
-MODEL = """alpha_ms = {alpha}
-beta_ms = {beta}
-max_batch = {max_batch}
-[[inputs]]
-name = "x"
-datatype = "FP32"
-dims = [-1, 1]
-[[outputs]]
-name = "y"
-datatype = "FP32"
-dims = [-1, 1]
-"""
 
 
 def arguments():
@@ -76,9 +68,7 @@ def drawn(random, load):
 
 def write(folder, run):
     for model in run["models"]:
-        path = folder / "models" / model["name"] / "1" / "model.emulated.toml"
-        path.parent.mkdir(parents=True)
-        path.write_text(MODEL.format(**model))
+        emulated.write(folder / "models", model["name"], "alpha_ms = {alpha}\nbeta_ms = {beta}\nmax_batch = {max_batch}\n".format(**model))
 
 
 def base(run):

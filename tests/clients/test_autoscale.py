@@ -4,23 +4,12 @@ import math
 import subprocess
 import time
 
+import emulated
 from autoscaler import Hpa, published
 from serving import Server, free_ports
 
-# A device computes nothing, and takes the time of ResNet-50 in Symphony's table 2, ten times as slow: with the SLO of a second,
-# 85 requests a second.
-MODEL = """alpha_ms = 10.53
-beta_ms = 50.72
-max_batch = 80
-[[inputs]]
-name = "x"
-datatype = "FP32"
-dims = [-1, 1]
-[[outputs]]
-name = "y"
-datatype = "FP32"
-dims = [-1, 1]
-"""
+# The time of ResNet-50 in Symphony's table 2, ten times as slow: with the SLO of a second a device does 85 requests a second.
+LATENCY = "alpha_ms = 10.53\nbeta_ms = 50.72\nmax_batch = 80\n"
 # Shorter windows than the defaults, so that the test takes seconds.
 OPTIONS = """
 [autoscale]
@@ -76,8 +65,7 @@ def load(binary, frontend, rate):
 
 def test_backends_follow_the_load_up_and_down(binary, tmp_path):
     models = tmp_path / "models"
-    (models / "resnet/1").mkdir(parents=True)
-    (models / "resnet/1/model.emulated.toml").write_text(MODEL)
+    emulated.write(models, "resnet", LATENCY)
     (tmp_path / "options.toml").write_text(OPTIONS)
     (port,) = free_ports(1)
     apart = ("--schedulers", f"127.0.0.1:{port}")

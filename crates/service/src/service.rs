@@ -232,8 +232,8 @@ pub trait Service: Send + Sync + 'static {
     /// Replays the last requests under another setting, one question at a time.
     ///
     /// # Errors
-    /// `TooMany` while another question is answered, `InvalidArgument` for a wrong setting,
-    /// `Unavailable` without requests to replay, `Unimplemented` if the process has no scheduler.
+    /// `TooMany` while another question is answered, `InvalidArgument` for a wrong setting or without
+    /// requests to replay, `Unimplemented` if the process has no scheduler.
     fn what_if(&self, _question: WhatIfQuestion) -> impl Future<Output = Result<WhatIfReport, ServiceError>> + Send {
         let reason =
             "only `downbeat serve` answers a what-if; for a cluster, run `downbeat what-if` on the decision log";

@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use downbeat_core::Time;
 use downbeat_service::traces::context::SpanPlace;
-use downbeat_service::traces::record::{Outcome, Part, Run, TraceRecord, Wire, bound_name};
+use downbeat_service::traces::record::{Outcome, Part, Run, TraceRecord, Wire};
 use opentelemetry::trace::{Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
@@ -153,7 +153,7 @@ impl Spans<'_> {
             let queue = self.child(above, "queue", (part.began, began));
             if let Some(left) = part.left {
                 queue.attributes.extend([
-                    KeyValue::new("downbeat.batch.reason", bound_name(left.reason.bound)),
+                    KeyValue::new("downbeat.batch.reason", left.reason.bound.name()),
                     KeyValue::new("downbeat.batch.items_left", i64::from(left.reason.left)),
                     KeyValue::new("downbeat.batch.expected_us", number(left.expected.as_nanos() / 1000)),
                 ]);

@@ -128,8 +128,8 @@ pub struct WhatIfArgs {
 /// Find the best setting that holds a target on the requests of a recorded decision log.
 ///
 /// The search starts with as many devices as the work in the log keeps busy. It tries more
-/// devices, and numbers between. It ends at the fewest devices on which some setting answers the wanted
-/// share of each model's requests in time. All settings are options of
+/// devices, and numbers between. The search ends at the fewest devices on which some setting answers the
+/// wanted share of each model's requests in time. All settings are options of
 /// `downbeat serve`. --by orders them. For the first one the command prints how sure its figures
 /// are, the highest rate that it holds, and the lines of downbeat.toml to paste. All runs are
 /// simulated: no device is needed.
@@ -155,8 +155,8 @@ pub struct AdviseArgs {
     #[command(flatten)]
     device: DeviceAdviceArgs,
 
-    /// The wish that orders settings: devices (the fewest), latency (the lowest p99 of the time to the
-    /// answer), headroom (the highest rate that holds), or price (of a million requests in time)
+    /// The wish that orders settings. `devices`: the fewest. `latency`: the lowest p99 of the time to the
+    /// answer. `headroom`: the highest rate that holds. `price`: the lowest of a million requests in time
     /// [default: devices, or price with --price]
     #[arg(long, value_name = "GOAL", value_parser = PossibleValuesParser::new(Goal::ALL.map(Goal::name)).try_map(|name| name.parse::<Goal>()))]
     by: Option<Goal>,

@@ -38,10 +38,12 @@ impl HttpError {
         self
     }
 
-    /// Notes the error in the trace of its request.
+    /// Notes the error in the trace of its request, if the request is traced.
     #[cold]
-    pub fn tell(&self, trace: &OpenTrace) {
-        trace.outcome(self.status.as_u16(), Some(&self.message));
+    pub fn tell(&self, trace: Option<&OpenTrace>) {
+        if let Some(trace) = trace {
+            trace.outcome(self.status.as_u16(), Some(&self.message));
+        }
     }
 
     pub fn answer(self) -> Answer {

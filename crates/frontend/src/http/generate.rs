@@ -13,7 +13,6 @@ use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
 use downbeat_service::service::Service;
 use downbeat_service::traces::open::OpenTrace;
-use downbeat_service::traces::record::Wire;
 use downbeat_service::work::offload;
 use futures_core::stream::BoxStream;
 use futures_util::stream::{StreamExt, unfold};
@@ -41,10 +40,9 @@ pub(super) async fn one<S: Service>(
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    let traces = &state.options().traces;
-    let trace = trace::begin(traces, (Wire::Http, client), &path.model, traces.began(), &headers);
+    let trace = state.begin_trace(client, &path.model, &headers);
     let answered = only(&state, (client, &caller), path, &headers, body, trace.as_ref()).await;
-    let mut answered = answered.inspect_err(|error| trace.iter().for_each(|trace| error.tell(trace)))?;
+    let mut answered = answered.inspect_err(|error| error.tell(trace.as_ref()))?;
     if let Some(trace) = trace {
         trace::end(&trace, answered.status().as_u16(), answered.headers_mut());
     }
@@ -87,10 +85,9 @@ pub(super) async fn stream<S: Service>(
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    let traces = &state.options().traces;
-    let trace = trace::begin(traces, (Wire::Http, client), &path.model, traces.began(), &headers);
+    let trace = state.begin_trace(client, &path.model, &headers);
     let begun = begin(&state, (client, &caller), path, &headers, body, trace.as_ref()).await;
-    let mut answers = begun.inspect_err(|error| trace.iter().for_each(|trace| error.tell(trace)))?;
+    let mut answers = begun.inspect_err(|error| error.tell(trace.as_ref()))?;
     let mut status = StatusCode::OK;
     let mut first = None;
     while let Some(StreamAnswer { answer, is_final }) = answers.next().await {

@@ -16,7 +16,6 @@ use downbeat_service::client::Client;
 use downbeat_service::error::ServiceError;
 use downbeat_service::service::Service;
 use downbeat_service::traces::open::OpenTrace;
-use downbeat_service::traces::record::Wire;
 use downbeat_service::work::offload;
 
 use super::answer::{Answer, HandlerResult, HttpError, JSON};
@@ -44,25 +43,29 @@ pub(super) async fn handler<S: Service>(
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    let traces = &state.options().traces;
-    let trace = trace::begin(traces, (Wire::Http, client), &path.model, traces.began(), &headers);
+    let trace = state.begin_trace(client, &path.model, &headers);
     let inferred = infer(&state, (client, &caller), path, &headers, body, trace.as_ref()).await;
-    let mut answered = match inferred {
-        Ok(encoded) => answer(encoded, headers),
-        Err(error) => {
-            trace.iter().for_each(|trace| error.tell(trace));
-            error.answer()
-        }
-    };
+    let mut answered = answer(inferred, headers, trace.as_ref());
     if let Some(trace) = trace {
         trace::end(&trace, answered.status().as_u16(), answered.headers_mut());
     }
     Ok(answered.map(Body::from))
 }
 
-/// The answer with this body. The memory of the request's `headers` serves for the answer's
-/// headers.
-pub(super) fn answer(encoded: EncodedBody, mut headers: HeaderMap) -> Answer {
+/// The answer with this body, or with an error, which goes into the request's `trace` too. The memory
+/// of the request's `headers` serves for the answer's headers.
+pub(super) fn answer(
+    inferred: Result<EncodedBody, HttpError>,
+    mut headers: HeaderMap,
+    trace: Option<&OpenTrace>,
+) -> Answer {
+    let encoded = match inferred {
+        Ok(encoded) => encoded,
+        Err(error) => {
+            error.tell(trace);
+            return error.answer();
+        }
+    };
     headers.clear();
     match encoded.header_length {
         Some(length) => {

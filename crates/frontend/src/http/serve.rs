@@ -12,7 +12,6 @@ use axum::http::{HeaderValue, Request, Response};
 use bytes::Bytes;
 use downbeat_service::client::Client;
 use downbeat_service::service::Service;
-use downbeat_service::traces::record::Wire;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -124,21 +123,14 @@ impl<S: Service> Answers for Frontend<S> {
         let body = ReceivedBody::new(incoming, &parts.headers, limit);
         if let Some(path) = ModelPath::of_inference(&parts.method, parts.uri.path()) {
             let coding = encoding::of_answer(&parts.headers);
-            let traces = &self.state.options().traces;
-            let trace = trace::begin(traces, (Wire::Http, client), &path.model, traces.began(), &parts.headers);
+            let trace = self.state.begin_trace(client, &path.model, &parts.headers);
             let inferred = match needs::admit_inference(&self.state, client, &path.model, &parts.headers) {
                 Ok(caller) => {
                     infer::infer(&self.state, (client, &caller), path, &parts.headers, body, trace.as_ref()).await
                 }
                 Err(denied) => Err(body::unread(denied, &parts.headers, &body, limit)),
             };
-            let answer = match inferred {
-                Ok(encoded) => infer::answer(encoded, parts.headers),
-                Err(error) => {
-                    trace.iter().for_each(|trace| error.tell(trace));
-                    error.answer()
-                }
-            };
+            let answer = infer::answer(inferred, parts.headers, trace.as_ref());
             let mut answer = match coding {
                 Some(coding) => encoding::encode(coding, client, answer).await,
                 None => answer,

@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
 use downbeat_service::budget::ByteBudget;
+use downbeat_service::client::Client;
 use downbeat_service::service::Service;
 use downbeat_service::traces::Traces;
+use downbeat_service::traces::open::OpenTrace;
+use downbeat_service::traces::record::Wire;
 
 use crate::access::Access;
 use crate::shared_memory::SharedMemory;
+use crate::trace;
 
 /// The options of the HTTP frontend.
 #[derive(Clone, Debug)]
@@ -67,5 +72,13 @@ impl<S: Service> HttpState<S> {
     /// The options of the frontend.
     pub fn options(&self) -> &HttpOptions {
         &self.shared.options
+    }
+
+    /// Begins the trace of a request for `model` with these headers, if a writer of traces wants the
+    /// request.
+    #[inline]
+    pub(super) fn begin_trace(&self, client: Client, model: &str, headers: &HeaderMap) -> Option<OpenTrace> {
+        let traces = &self.options().traces;
+        trace::begin(traces, (Wire::Http, client), model, traces.began(), headers)
     }
 }

@@ -4,7 +4,7 @@ use downbeat_service::error::ServiceError;
 use downbeat_service::logging::{self, LogChange, LogSettings};
 use serde_json::{Value, json};
 
-use super::{Settings, check_names, wish, wrong};
+use super::{Settings, check_names, wrong};
 
 /// The present settings of the log.
 pub fn get() -> Settings {
@@ -32,7 +32,7 @@ fn shown(settings: &LogSettings) -> Settings {
 pub fn change(wanted: &Settings) -> Result<Settings, ServiceError> {
     check_names("log", wanted, &get())?;
     // The words are Triton's.
-    if wish(wanted, "log_file").is_some_and(|file| !file.is_null() && file != "") {
+    if wanted.get("log_file").is_some_and(|file| !file.is_null() && file != "") {
         let words = "log file location can not be updated through network protocol; the server logs to standard error";
         return Err(ServiceError::InvalidArgument(words.to_owned()));
     }
@@ -40,7 +40,7 @@ pub fn change(wanted: &Settings) -> Result<Settings, ServiceError> {
         error: switch(wanted, "log_error")?,
         warning: switch(wanted, "log_warning")?,
         info: switch(wanted, "log_info")?,
-        verbose: match wish(wanted, "log_verbose_level") {
+        verbose: match wanted.get("log_verbose_level") {
             None | Some(Value::Null) => None,
             Some(value) => Some(
                 value
@@ -49,7 +49,7 @@ pub fn change(wanted: &Settings) -> Result<Settings, ServiceError> {
                     .ok_or_else(|| wrong("log_verbose_level", value, "0, 1 (debug) or 2 (trace)"))?,
             ),
         },
-        format: match wish(wanted, "log_format") {
+        format: match wanted.get("log_format") {
             None | Some(Value::Null) => None,
             Some(Value::String(format)) => Some(format.clone()),
             Some(value) => return Err(wrong("log_format", value, "a text, \"default\" or \"ISO8601\"")),
@@ -59,7 +59,7 @@ pub fn change(wanted: &Settings) -> Result<Settings, ServiceError> {
 }
 
 fn switch(wanted: &Settings, name: &str) -> Result<Option<bool>, ServiceError> {
-    match wish(wanted, name) {
+    match wanted.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Bool(value)) => Ok(Some(*value)),
         Some(value) => Err(wrong(name, value, "true or false")),

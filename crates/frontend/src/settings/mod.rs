@@ -6,7 +6,8 @@ pub mod trace;
 use downbeat_service::error::ServiceError;
 use serde_json::{Map, Value};
 
-/// Settings by their names. In a change, `null` asks for the default.
+/// Settings by their names. In a change, settings that are not named stay, and `null` asks for the
+/// default.
 pub type Settings = Map<String, Value>;
 
 /// Refuses names of `wanted` that are not among the `known` ones.
@@ -17,11 +18,6 @@ fn check_names(kind: &str, wanted: &Settings, known: &Settings) -> Result<(), Se
     let Some(name) = wanted.keys().find(|name| !known.contains_key(*name)) else { return Ok(()) };
     let (name, known): (String, Vec<&str>) = (shortened(name), known.keys().map(String::as_str).collect());
     Err(ServiceError::InvalidArgument(format!("unknown {kind} setting '{name}'; expected one of {}", known.join(", "))))
-}
-
-/// The value of a setting that a change wishes to set; `None`: the setting stays.
-fn wish<'a>(wanted: &'a Settings, name: &str) -> Option<&'a Value> {
-    wanted.get(name)
 }
 
 fn shortened(text: &str) -> String {

@@ -5,7 +5,7 @@ use downbeat_service::traces::Traces;
 use downbeat_service::traces::settings::{Change, TraceChange, TraceSettings, is_on_by};
 use serde_json::{Value, json};
 
-use super::{Settings, check_names, wish, wrong};
+use super::{Settings, check_names, wrong};
 
 /// The largest value that clients of Triton expect.
 const MOST: u64 = i32::MAX as u64;
@@ -49,7 +49,7 @@ pub fn change(traces: &Traces, model: Option<&str>, wanted: &Settings) -> Result
     check_names("trace", wanted, &now)?;
     for (name, flag) in [("trace_file", "--trace-file"), ("trace_mode", "--otlp-endpoint"), ("url", "--otlp-endpoint")]
     {
-        if let Some(value) = wish(wanted, name).filter(|value| !value.is_null() && Some(*value) != now.get(name)) {
+        if let Some(value) = wanted.get(name).filter(|value| !value.is_null() && Some(*value) != now.get(name)) {
             // The words about the file are Triton's. A client must not choose where the server writes.
             let what = if name == "trace_file" { "trace file location" } else { name };
             let value = super::shortened(&value.to_string());
@@ -61,7 +61,7 @@ pub fn change(traces: &Traces, model: Option<&str>, wanted: &Settings) -> Result
     let change = TraceChange {
         is_on: level(wanted)?,
         rate: number(wanted, "trace_rate", 1)?,
-        count: match wish(wanted, "trace_count") {
+        count: match wanted.get("trace_count") {
             Some(value) if value == "-1" || *value == json!(-1) => Change::Set(None),
             _ => match number(wanted, "trace_count", 0)? {
                 Change::Keep => Change::Keep,
@@ -76,7 +76,7 @@ pub fn change(traces: &Traces, model: Option<&str>, wanted: &Settings) -> Result
 
 fn level(wanted: &Settings) -> Result<Change<bool>, ServiceError> {
     let expected = "a list with OFF or TIMESTAMPS";
-    match wish(wanted, "trace_level") {
+    match wanted.get("trace_level") {
         None => Ok(Change::Keep),
         Some(Value::Null) => Ok(Change::Clear),
         Some(Value::String(level)) => is_on_by(&[level]).map(Change::Set),
@@ -90,7 +90,7 @@ fn level(wanted: &Settings) -> Result<Change<bool>, ServiceError> {
 
 /// A number of at least `least`, also as text: Triton's clients send texts.
 fn number(wanted: &Settings, name: &str, least: u64) -> Result<Change<u32>, ServiceError> {
-    let value = match wish(wanted, name) {
+    let value = match wanted.get(name) {
         None => return Ok(Change::Keep),
         Some(Value::Null) => return Ok(Change::Clear),
         Some(value) => value,

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use downbeat_core::cluster::DispatchReason;
-use downbeat_core::device::{Launch, PartitionId, Span};
-use downbeat_core::{ModelId, RequestId, Time};
+use downbeat_core::device::{Launch, PartitionId, SegmentRange, Span};
+use downbeat_core::{BatchId, ModelId, RequestId, Time};
 use downbeat_service::report::timeline::{PastDeparture, PastLaunch, REMEMBERED};
 use smallvec::SmallVec;
 
@@ -19,8 +19,21 @@ const MOST_REQUESTS: usize = 8;
 /// The most launches that are remembered; the oldest are forgotten first.
 const MOST: usize = 16_384;
 
-/// A launch, its model, and its members.
-type Past = (ModelId, PastLaunch, Riders);
+/// A launch that has ended, as small as there are many of them.
+#[derive(Debug)]
+struct Past {
+    model: ModelId,
+    lane: usize,
+    partition: PartitionId,
+    batch: BatchId,
+    granted: Option<BatchId>,
+    segments: SegmentRange,
+    rows: u32,
+    computed_rows: u32,
+    length: u32,
+    span: Span,
+    riders: Riders,
+}
 
 /// The members of a launch, as far as they are remembered, and why their batch left.
 #[derive(Debug)]
@@ -48,19 +61,34 @@ impl Riders {
             reason,
         }
     }
+}
 
-    /// Writes the members into the report of their launch.
-    fn write(&self, launch: &mut PastLaunch) {
+impl Past {
+    fn report(&self) -> PastLaunch {
         let at = |time: Time| (time < Time::MAX).then_some(time.as_nanos());
-        launch.requests = self.requests.iter().map(|request| request.0).collect();
-        launch.steps = self.steps.iter().map(|step| step.past()).collect();
-        (launch.members, launch.deadline_ns) = (self.members, at(self.deadline));
-        launch.left = self.reason.map(|DispatchReason { bound, exec, latest, left, .. }| PastDeparture {
-            rule: bound.name().to_owned(),
-            window_ns: (exec > Time::ZERO).then_some(exec.as_nanos()),
-            latest_ns: at(latest),
-            behind: left,
-        });
+        let Riders { requests, steps, members, deadline, reason } = &self.riders;
+        PastLaunch {
+            lane: self.lane as u32,
+            partition: self.partition.0,
+            batch: self.batch.0,
+            granted: self.granted.map(|batch| batch.0),
+            segments: [self.segments.first, self.segments.end],
+            rows: self.rows,
+            computed_rows: self.computed_rows,
+            length: self.length,
+            begin_ns: self.span.start.as_nanos(),
+            end_ns: self.span.end.as_nanos(),
+            steps: steps.iter().map(|step| step.past()).collect(),
+            members: *members,
+            requests: requests.iter().map(|request| request.0).collect(),
+            deadline_ns: at(*deadline),
+            left: reason.map(|DispatchReason { bound, exec, latest, left, .. }| PastDeparture {
+                rule: bound.name().to_owned(),
+                window_ns: (exec > Time::ZERO).then_some(exec.as_nanos()),
+                latest_ns: at(latest),
+                behind: left,
+            }),
+        }
     }
 }
 
@@ -75,54 +103,30 @@ pub struct History {
 impl History {
     /// Remembers a launch with its model's lane, its partition, and its members. Lanes that end at
     /// nearly the same time may report in either order.
-    pub fn push(
-        &mut self,
-        launch: &Launch,
-        (lane, partition): (usize, PartitionId),
-        riders: Riders,
-        Span { start: begin, end }: Span,
-    ) {
-        while self.launches.front().is_some_and(|(_, first, _)| end.since(Time::from_nanos(first.end_ns)) > REMEMBERED)
-        {
+    pub fn push(&mut self, launch: &Launch, (lane, partition): (usize, PartitionId), riders: Riders, span: Span) {
+        while self.launches.front().is_some_and(|first| span.end.since(first.span.end) > REMEMBERED) {
             self.launches.pop_front();
         }
         if self.launches.len() >= MOST
-            && let Some((_, first, _)) = self.launches.pop_front()
+            && let Some(first) = self.launches.pop_front()
         {
-            self.forgotten = Time::from_nanos(first.end_ns);
+            self.forgotten = first.span.end;
         }
-        let past = PastLaunch {
-            lane: lane as u32,
-            partition: partition.0,
-            batch: launch.batch.0,
-            granted: launch.granted.map(|batch| batch.0),
-            segments: [launch.segments.first, launch.segments.end],
-            rows: launch.rows,
-            computed_rows: launch.computed_rows,
-            length: launch.length,
-            begin_ns: begin.as_nanos(),
-            end_ns: end.as_nanos(),
-            ..PastLaunch::default()
-        };
-        self.launches.push_back((launch.model, past, riders));
+        let Launch { model, batch, granted, segments, rows, computed_rows, length, .. } = *launch;
+        let past = Past { model, lane, partition, batch, granted, segments, rows, computed_rows, length, span, riders };
+        self.launches.push_back(past);
     }
 
     /// A model's launches that ended at `from` or later, and whether the list is complete.
     pub fn since(&self, model: ModelId, from: Time) -> (Vec<PastLaunch>, bool) {
-        let its = self.launches.iter().filter(|(of, launch, _)| *of == model && launch.end_ns >= from.as_nanos());
-        let whole = |(_, launch, riders): &Past| {
-            let mut launch = launch.clone();
-            riders.write(&mut launch);
-            launch
-        };
-        (its.map(whole).collect(), self.forgotten < from || self.forgotten == Time::ZERO)
+        let its = self.launches.iter().filter(|past| past.model == model && past.span.end >= from);
+        (its.map(Past::report).collect(), self.forgotten < from || self.forgotten == Time::ZERO)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use downbeat_core::BatchId;
-    use downbeat_core::device::{InputSource, LaneId, LaunchId, SegmentRange};
+    use downbeat_core::device::{InputSource, LaneId, LaunchId};
 
     use downbeat_core::cluster::StartBound;
     use downbeat_service::report::timeline::PastStep;

@@ -9,7 +9,7 @@ use downbeat_service::metrics::trouble::{Means, Sample};
 /// Keeps the time that devices needed until now.
 ///
 /// Devices that are idle take batches early and small. The counters have the time that such batches
-/// took. What they needed follows from the number of batches and items since the last look
+/// took. The needed time follows from the number of batches and items since the last look
 /// ([`ItemCost::needed_part`]).
 #[derive(Debug, Default)]
 pub(super) struct NeededTime {

@@ -172,7 +172,7 @@ fn too_few(requests: usize) -> ServiceError {
 }
 
 fn point(row: &Row, recorded: &Recorded) -> WhatIfPoint {
-    let worst = row.models.iter().min_by(|a, b| a.figures.attainment.total_cmp(&b.figures.attainment));
+    let worst = row.worst();
     let span = recorded.span.as_secs_f64() / row.rate;
     WhatIfPoint {
         rate: row.rate,

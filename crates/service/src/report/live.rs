@@ -137,6 +137,12 @@ pub struct LiveTenant {
 }
 
 impl LiveModel {
+    /// Requests that were answered late, rejected or dropped.
+    pub fn missed(&self) -> u64 {
+        let bad = self.unanswered.iter().filter(|(reason, _)| Unanswered::is_bad(reason));
+        self.late + bad.map(|(_, count)| count).sum::<u64>()
+    }
+
     /// Takes over the outcomes of requests.
     pub fn take_counts(&mut self, counts: &Counts) {
         (self.in_time, self.late, self.items) = (counts.in_time(), counts.late, counts.items);

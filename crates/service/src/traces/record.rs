@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use downbeat_core::cluster::{DispatchReason, StartBound};
+use downbeat_core::cluster::DispatchReason;
 use downbeat_core::{Duration, Time};
 
 use super::context::SpanPlace;
@@ -146,19 +146,5 @@ impl Run {
     pub fn between(&self) -> [Time; 2] {
         let joined = self.began + self.phases.compute_input;
         [joined.min(self.ended), (joined + self.phases.compute_infer).min(self.ended)]
-    }
-}
-
-/// The name of a reason why a batch left, in spans.
-pub fn bound_name(bound: StartBound) -> &'static str {
-    match bound {
-        StartBound::Full => "full",
-        StartBound::Frontrun => "frontrun",
-        StartBound::Latest => "latest",
-        StartBound::Timeout => "timeout",
-        StartBound::WakeMargin => "wake_margin",
-        StartBound::Eager => "eager",
-        StartBound::Device => "device",
-        StartBound::KeepsUp => "keeps_up",
     }
 }

@@ -135,14 +135,13 @@ pub fn advise(
     let by_devices = by_devices(&trials, wanted, (&best, &setting), devices)?;
     let sure = by_devices.iter().filter(|other| other.is_sure && Some(other.devices) >= devices);
     let own = trials.outcome(&Setting { rehearse: wanted.setting.rehearse, ..Setting::of(recorded) })?;
-    let happened = recorded.happened.models.iter().map(|model| model.figures.attainment).fold(1.0, f64::min);
     Ok(Advice {
         goal,
         target,
         recorded_devices: recorded.devices,
         log_s: recorded.span.as_secs_f64(),
         log_requests: recorded.arrivals.len() as u64,
-        faithful: [happened, own.attainment],
+        faithful: [recorded.happened.worst_attainment(), own.attainment],
         rate: wanted.setting.rate,
         devices,
         sure_devices: sure.map(|other| other.devices).min(),

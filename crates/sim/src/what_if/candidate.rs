@@ -54,9 +54,9 @@ impl Candidate {
     ) -> Result<Candidate, BadSetting> {
         let served = ModelPolicies::of(recorded, setting)?;
         let [scheduler, drop, order] = served.words();
-        let Row { policy, devices, busy, all, models, .. } = recorded.run(setting)?;
-        let worst = models.iter().map(|model| &model.figures).min_by(|a, b| a.attainment.total_cmp(&b.attainment));
-        let (attainment, interval) = worst.map_or((1.0, None), |worst| (worst.attainment, worst.interval));
+        let row = recorded.run(setting)?;
+        let (attainment, interval) = (row.worst_attainment(), row.worst().and_then(|worst| worst.figures.interval));
+        let Row { policy, devices, busy, all, models, .. } = row;
         let is_sure = models.iter().all(|model| model.figures.interval.is_none_or(|interval| interval.low >= target));
         let hours = f64::from(devices) * recorded.span.as_secs_f64() / setting.rate / 3_600.0;
         let device_hours_per_million = hours / (all.in_time as f64) * 1e6;

@@ -118,8 +118,7 @@ impl Comparison {
     fn lines(&self, x: fn(&Row) -> f64, name: fn(&Row) -> String) -> Vec<(String, Vec<(f64, f64)>)> {
         let mut lines: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
         for row in self.rows.iter().filter(|row| row.source == "simulated") {
-            let worst = row.models.iter().map(|model| model.figures.attainment).fold(1.0, f64::min);
-            lines.entry(name(row)).or_default().push((x(row), 100.0 * worst));
+            lines.entry(name(row)).or_default().push((x(row), 100.0 * row.worst_attainment()));
         }
         let sorted = lines.into_iter().map(|(name, mut points)| {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -32,6 +32,18 @@ pub struct Row {
     pub models: Vec<super::ModelFigures>,
 }
 
+impl Row {
+    /// The figures of the model with the least attainment; `None`: there are no models.
+    pub fn worst(&self) -> Option<&super::ModelFigures> {
+        self.models.iter().min_by(|a, b| a.figures.attainment.total_cmp(&b.figures.attainment))
+    }
+
+    /// The least attainment of any model; 1 without models.
+    pub(super) fn worst_attainment(&self) -> f64 {
+        self.worst().map_or(1.0, |model| model.figures.attainment)
+    }
+}
+
 /// The outcome under several settings beside the log's.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Comparison {

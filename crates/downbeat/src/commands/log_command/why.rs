@@ -17,9 +17,9 @@ use crate::run_output::waiting;
 /// write the log meanwhile.
 #[derive(Args, Debug)]
 pub struct WhyArgs {
-    /// The id that the client gave the request, a trace (32 hexadecimal digits, or a `traceparent`), or
-    /// the request's number in the log, such as r17. A time such as 14:05:03 (UTC) or 5m (ago) finds the
-    /// first request that failed in the second from then on
+    /// The id that the client gave the request, or the request's number in the log, such as r17. A trace
+    /// (32 hexadecimal digits, or a `traceparent`) finds its request. A time such as 14:05:03 (UTC) or 5m
+    /// (ago) finds the first request that failed in the second from then on
     #[arg(value_name = "ID|TRACE|TIME")]
     asked: String,
 

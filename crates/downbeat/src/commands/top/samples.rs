@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use downbeat_service::report::live::{LiveModel, LiveReport};
-use downbeat_service::unanswered::Unanswered;
 
 /// Seconds that are looked back for rates and latencies.
 pub(super) const LATELY_S: f64 = 10.0;
@@ -57,11 +56,6 @@ fn key(model: &LiveModel) -> [String; 2] {
     [model.model.clone(), model.version.clone()]
 }
 
-/// Requests that were answered late, rejected or dropped.
-fn missed(model: &LiveModel) -> u64 {
-    model.late + model.unanswered.iter().filter(|(why, _)| Unanswered::is_bad(why)).map(|(_, n)| n).sum::<u64>()
-}
-
 fn less(now: u64, before: u64) -> u64 {
     now.saturating_sub(before)
 }
@@ -104,9 +98,9 @@ impl Samples {
     fn since(&self, model: &LiveModel, seconds: f64) -> Share {
         let Some(then) = self.before(seconds) else { return Share::default() };
         let earlier = then.models.iter().find(|its| key(its) == key(model));
-        let (in_time, bad) = earlier.map_or((0, 0), |its| (its.in_time, missed(its)));
+        let (in_time, bad) = earlier.map_or((0, 0), |its| (its.in_time, its.missed()));
         let good = less(model.in_time, in_time);
-        Share::default().plus(good + less(missed(model), bad), good)
+        Share::default().plus(good + less(model.missed(), bad), good)
     }
 
     /// Requests of a version in the last seconds, the server's history included.
@@ -196,7 +190,9 @@ impl Samples {
         let sums: Vec<(u64, u64)> = self
             .all
             .iter()
-            .map(|report| report.models.iter().fold((0, 0), |(good, bad), its| (good + its.in_time, bad + missed(its))))
+            .map(|report| {
+                report.models.iter().fold((0, 0), |(good, bad), its| (good + its.in_time, bad + its.missed()))
+            })
             .collect();
         let share = |pair: &[(u64, u64)]| {
             let (good, bad) = (less(pair[1].0, pair[0].0), less(pair[1].1, pair[0].1));

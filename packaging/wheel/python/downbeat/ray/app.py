@@ -137,7 +137,7 @@ class App:
 def _state(found):
     if found["is_ending"]:
         return "ending"
-    states = [member["state"] for member in found["members"]]
+    states = ["outdated" if member["is_outdated"] else member["state"] for member in found["members"]]
     backends = sum(member["role"] == "backend" for member in found["members"])
     all_there = {member["role"] for member in found["members"]} == {"scheduler", "frontend", "backend"}
     return "ready" if all_there and backends == found["backends_wanted"] and set(states) == {"ready"} else "changing"

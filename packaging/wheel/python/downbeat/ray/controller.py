@@ -1,4 +1,5 @@
 """The actor that keeps an app as it is wanted."""
+import os
 import threading
 import time
 import traceback
@@ -22,7 +23,7 @@ class Controller:
     def __init__(self, settings):
         self.settings, self.lock = settings, threading.Lock()
         self.records, self.wanted, self.is_ending = {}, settings.backends, False
-        self.advice, self.error = Advice(settings), ""
+        self.advice, self.error, self.version = Advice(settings), "", None
         found = members.existing(settings.name)
         if ray.get_runtime_context().was_current_actor_reconstructed:
             self.wanted = sum(name.startswith("backend-") for name in found) or settings.backends
@@ -42,7 +43,7 @@ class Controller:
     def status(self):
         with self.lock:
             return {
-                "name": self.settings.name, "error": self.error, "is_ending": self.is_ending, "backends_wanted": self.wanted,
+                "name": self.settings.name, "controller_pid": os.getpid(), "error": self.error, "is_ending": self.is_ending, "backends_wanted": self.wanted,
                 "advice": self.advice.last, "schedulers_from": self.settings.store or "the list that each process was started with",
                 "members": [self._member_status(record) for record in self._in_order()],
             }
@@ -68,6 +69,7 @@ class Controller:
         return {
             "name": record.name, "role": record.role, "state": state, "reason": "" if record.is_ready else reason, "node": seen.get("node"), "pid": seen.get("pid"),
             "starts": seen.get("starts", 0), "fails": seen.get("fails", 0), "is_refused": seen.get("is_refused", False),
+            "is_outdated": bool(seen.get("version")) and record.role != "scheduler" and seen["version"] != self.version,
             **{kind: host_port(address, ports[kind]) for kind in ("http", "grpc", "metrics") if kind in ports},
         }
 

@@ -88,10 +88,10 @@ class RoleProcess:
                 "told": self.spec["version"] if self.spec else None,
             }
 
-    def log(self, lines):
+    def log(self, lines, names=("log.before", "log")):
         """The last lines of the process's log, with those of the process before."""
         text = ""
-        for name in ("log.before", "log"):
+        for name in names:
             with contextlib.suppress(OSError), open(self.folder / name, "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
                 text += file.read().decode(errors="replace")
@@ -208,7 +208,7 @@ class RoleProcess:
     def _note_end(self, child):
         status = child.process.returncode
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        self.reason = "\n".join([f"the process {how}", *self.log(5)])
+        self.reason = "\n".join([f"the process {how}", *self.log(10, ("log",))])
         self.fails = 0 if child.was_ready else self.fails
         self._pause()
 

@@ -35,6 +35,8 @@ def package():
         patch.syspath_prepend(PACKAGE)
         patch.setenv("PYTHONPATH", str(PACKAGE))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # On a busy machine a node takes its time.
+        patch.setenv("RAY_raylet_start_wait_time_s", str(PATIENCE_S))
         import downbeat.ray
 
         yield downbeat.ray

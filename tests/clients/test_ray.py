@@ -117,6 +117,11 @@ def test_a_killed_scheduler_or_backend_costs_no_request_and_a_frontend_only_its_
             os.kill(victim["pid"], signal.SIGKILL)
             more(load)
             until(lambda: restarted(app, victim), lambda: app.status())
+        # A backend's actor: its process finishes its work, and another starts.
+        victim = members(app, "backend")[1]
+        os.kill(victim["actor_pid"], signal.SIGKILL)
+        until(lambda: restarted(app, victim), lambda: app.status())
+        more(load)
         assert load.tried_again == 0
         victim = members(app, "frontend")[0]
         os.kill(victim["pid"], signal.SIGKILL)

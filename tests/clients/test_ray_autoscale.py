@@ -3,12 +3,12 @@ import contextlib
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import types
 
 import emulated
+import psutil
 import pytest
 from ray_cluster import COMMON, PATIENCE_S, members, needs_ray, package, until, whole  # noqa: F401
 from serving import environment, is_free
@@ -28,9 +28,9 @@ def configuration():
     """A head without room for backends, and nodes with room for one. `ray.cluster_utils.AutoscalingCluster` reads a file that Ray's wheel lacks,
     and ends all other clusters of the machine."""
     return {
-        "cluster_name": "test", "max_workers": 3, "upscaling_speed": 1.0, "idle_timeout_minutes": 0.1, "head_node_type": "head", "auth": {}, "docker": {},
+        "cluster_name": "test", "max_workers": 3, "upscaling_speed": 1.0, "idle_timeout_minutes": 0.2, "head_node_type": "ray.head.default", "auth": {}, "docker": {},
         "provider": {"type": "fake_multinode", "use_node_id_as_ip": True, "disable_node_updaters": True, "disable_launch_config_check": True},
-        "available_node_types": {"head": node_type({"CPU": 2}, 0), "backend": node_type({"CPU": 1, "object_store_memory": STORE}, 3)},
+        "available_node_types": {"ray.head.default": node_type({"CPU": 2}, 0), "backend": node_type({"CPU": 1, "object_store_memory": STORE}, 3)},
         "file_mounts": {}, "file_mounts_sync_continuously": False, "cluster_synced_files": [], "rsync_exclude": [], "rsync_filter": [],
         **{f"{name}_commands": [] for name in SETUP},
     }
@@ -38,12 +38,12 @@ def configuration():
 
 def end(process):
     """Ends the head, and the nodes that it has started."""
-    import psutil
-
-    family = [process, *psutil.Process(process.pid).children(recursive=True)]
-    for its in family:
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            its.send_signal(signal.SIGKILL)
+    family = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    for its in [process, *family]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            its.kill()
     process.wait()
 
 

@@ -102,16 +102,17 @@ class App:
         """Sets the number of backends, and waits until they are ready and those that are too many have finished their work."""
         whole("backends", backends, 1)
         ray.get(self._controller.scale.remote(backends), timeout=60)
-        self.wait_ready(timeout_s)
+        self.wait_ready(timeout_s, gives_up=False)
 
-    def wait_ready(self, timeout_s=300):
-        """Waits until each process that should run is ready. Raises DeployError at the limit, or once waiting cannot help."""
+    def wait_ready(self, timeout_s=300, gives_up=True):
+        """Waits until each process that should run is ready. Raises DeployError at the limit; with `gives_up` also once a process of a new
+        app cannot start. In an app that ran before, such a reason may pass: a port is in use while the process before finishes its work."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.status()
             if status["state"] == "ready":
                 return
-            hopeless = [member for member in status["members"] if member["is_refused"] or member["fails"] >= MOST_FAILS]
+            hopeless = [member for member in status["members"] if gives_up and (member["is_refused"] or member["fails"] >= MOST_FAILS)]
             if hopeless or time.monotonic() > deadline:
                 raise DeployError(self._why(status, hopeless, timeout_s))
             time.sleep(0.2)

@@ -1,4 +1,6 @@
 """The actor that keeps the process of one role."""
+import os
+
 import ray
 
 from .process import RoleProcess
@@ -13,7 +15,7 @@ class Member:
         self.node = ray.get_runtime_context().get_node_id()
 
     def look(self):
-        return {**self.process.look(), "node": self.node}
+        return {**self.process.look(), "node": self.node, "actor_pid": os.getpid()}
 
     def take_ports(self, wishes):
         self.process.take_ports(wishes)

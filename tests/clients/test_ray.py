@@ -200,7 +200,7 @@ def test_a_killed_controller_finds_its_members_again(app):
 ], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
 def test_an_app_that_cannot_run_says_why_and_leaves_nothing(package, cluster, repository, arguments, error):
     with pytest.raises((package.DeployError, ValueError), match=f"(?s){error}"):
-        package.deploy(**{"repository": repository, **COMMON, **arguments})
+        package.deploy(**{"repository": repository, "schedulers": 1, **COMMON, **arguments})
     assert "downbeat" not in package.running()
 
 
@@ -213,7 +213,7 @@ def test_a_port_in_use_is_named(package, cluster, repository):
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(package.DeployError, match=f"(?s)frontend-0: port {port} of .* is in use by another program.*http_port=0"):
-            package.deploy(repository, **{**COMMON, "http_port": port})
+            package.deploy(repository, schedulers=1, **{**COMMON, "http_port": port})
 
 
 def test_without_ray_the_error_says_what_to_install():

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import types
@@ -11,7 +12,7 @@ import emulated
 import psutil
 import pytest
 from ray_cluster import COMMON, PATIENCE_S, members, needs_ray, package, until, whole  # noqa: F401
-from serving import environment, is_free
+from serving import environment
 from test_autoscale import LATENCY, OPTIONS, load
 
 # The provider of nodes that Ray has for tests expects the head at this port.
@@ -52,7 +53,8 @@ def autoscaling(package, binary, tmp_path):  # noqa: F811
     """A Ray cluster of one node whose autoscaler adds nodes, as many as three."""
     import ray
 
-    assert is_free(PORT), f"port {PORT} is in use"
+    with socket.socket() as s:
+        assert s.connect_ex((ray.util.get_node_ip_address(), PORT)) != 0, f"a Ray cluster or another program has port {PORT}: end it for this test"
     (tmp_path / "cluster.json").write_text(json.dumps(configuration()))
     command = [str(pathlib.Path(sys.executable).parent / "ray"), "start", "--head", "--block", f"--port={PORT}", "--num-cpus=2",
                f"--object-store-memory={STORE}", "--include-dashboard=false", f"--autoscaling-config={tmp_path / 'cluster.json'}"]
@@ -71,6 +73,9 @@ def is_up(head, log):
     import ray
 
     assert head.poll() is None, log.read_text()
+    # `ray start --block` says so once all processes of the head are there.
+    if "This command will now block" not in log.read_text():
+        return False
     with contextlib.suppress(ConnectionError, ray.exceptions.RayError):
         ray.init(f"{ray.util.get_node_ip_address()}:{PORT}", log_to_driver=False)
         return True

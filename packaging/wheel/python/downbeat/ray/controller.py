@@ -43,7 +43,8 @@ class Controller:
     def status(self):
         with self.lock:
             return {
-                "name": self.settings.name, "controller_pid": os.getpid(), "error": self.error, "is_ending": self.is_ending, "backends_wanted": self.wanted,
+                "name": self.settings.name, "controller_pid": os.getpid(), "error": self.error, "is_ending": self.is_ending,
+                "backends_wanted": self.wanted,
                 "advice": self.advice.last, "schedulers_from": self.settings.store or "the list that each process was started with",
                 "members": [self._member_status(record) for record in self._in_order()],
             }
@@ -67,7 +68,8 @@ class Controller:
         state = "leaving" if record.is_leaving else "ready" if record.is_ready else "starting"
         reason = seen.get("reason", "") if record.seen else members.waits_for(self.settings, record)
         return {
-            "name": record.name, "role": record.role, "state": state, "reason": "" if record.is_ready else reason, "node": seen.get("node"), "pid": seen.get("pid"), "actor_pid": seen.get("actor_pid"),
+            "name": record.name, "role": record.role, "state": state, "reason": "" if record.is_ready else reason,
+            "node": seen.get("node"), "pid": seen.get("pid"), "actor_pid": seen.get("actor_pid"),
             "starts": seen.get("starts", 0), "fails": seen.get("fails", 0), "is_refused": seen.get("is_refused", False),
             "is_outdated": bool(seen.get("version")) and record.role != "scheduler" and seen["version"] != self.version,
             **{kind: host_port(address, ports[kind]) for kind in ("http", "grpc", "metrics") if kind in ports},

@@ -103,7 +103,7 @@ async function ask(path) {
     throw new Error(state.key ? "the key has no scope `read`, or is for some models alone" : "an API key is needed");
   }
   const told = await answer.json().catch(() => ({ error: "status " + answer.status }));
-  if (!answer.ok) throw new Error(told.error || "status " + answer.status);
+  if (!answer.ok) throw Object.assign(new Error(told.error || "status " + answer.status), { status: answer.status });
   $("login").hidden = true;
   return told;
 }
@@ -120,7 +120,8 @@ async function look() {
   while (live.wall_ms - state.samples[0].wall_ms > 1000 * KEPT_S) state.samples.splice(1, 1);
   // All that the server remembers at first, and then what is new since the last answer.
   const since_s = last && state.launches.size ? (live.now_ns - state.clock) / 1e9 + 0.5 : PAST_S;
-  take_launches(await ask("/v2/timeline?seconds=" + Math.min(PAST_S, Math.max(0.5, since_s))));
+  // A frontend of a cluster has no devices.
+  if (live.device_busy_s.length) take_launches(await ask("/v2/timeline?seconds=" + Math.min(PAST_S, Math.max(0.5, since_s))));
   if (state.chosen) await look_at_missed(live.by_key.get(state.chosen));
 }
 
@@ -233,7 +234,7 @@ function draw_overall(live) {
   chart($("overall"), "rates", "Requests a second", [["offered", style("--quiet"), true], ["in time", style("--good")], ["missed", style("--bad")]], rates, (value) => fixed(value, value < 10 ? 1 : 0), { least: 1 });
   const busy = over_time((before, now, seconds) => now.device_busy_s.map((busy, place) => Math.min(1, Math.max(0, busy - before.device_busy_s[place]) / seconds)));
   const lines = live.device_busy_s.map((_, device) => [`device ${device}`, COLORS[device % COLORS.length]]);
-  chart($("overall"), "busy", "Busy share of the devices", lines, busy, (value) => fixed(100 * value, 0) + "%", { most: 1 });
+  if (lines.length) chart($("overall"), "busy", "Busy share of the devices", lines, busy, (value) => fixed(100 * value, 0) + "%", { most: 1 });
 }
 
 // -- the timeline of devices
@@ -381,13 +382,19 @@ function point(event) {
   if (found && !same_launch(found.launch, state.pointed)) show_launch(found.launch);
 }
 
+// A client's text on one line. Characters that break a line, or change the order of the others, are shown by their numbers.
+const plain = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (character) => `\\u{${character.codePointAt(0).toString(16)}}`);
+
+// A request by its number in the decision log, and by the client's id if it has one.
+const named = (number, id) => (id ? `r${number} (${plain(id)})` : "r" + number);
+
 function describe(launch) {
   const took = (launch.end_ns - launch.begin_ns) / 1e6, ago = (state.clock - launch.end_ns) / 1e9;
   const padding = launch.computed_rows > launch.rows ? ` (${launch.computed_rows} were computed)` : "";
   const steps = (launch.steps || []).map((step) => `step ${step.step} of ${step.pipeline} #${step.request}`).join(", ");
-  const ran = `${launch.model} version ${launch.version}, lane ${launch.lane}, policy ${launch.policy}: batch ${launch.granted ?? launch.batch} of ${launch.rows} items${padding} ran for ${milliseconds(took)} and ended ${fixed(Math.max(0, ago), 2)} s ago${steps ? "; " + steps : ""}.`;
+  const ran = `${launch.model} version ${launch.version}, lane ${launch.lane}, policy ${launch.policy}: batch ${launch.granted ?? launch.batch} of ${launch.rows} item${launch.rows === 1 ? "" : "s"}${padding} ran for ${milliseconds(took)} and ended ${fixed(Math.max(0, ago), 2)} s ago${steps ? "; " + steps : ""}.`;
   const more = launch.members - launch.requests.length;
-  const requests = `Request${launch.members === 1 ? "" : "s"} ${launch.requests.map((number) => "r" + number).join(", ")}${more > 0 ? ` and ${more} more` : ""}.`;
+  const requests = `Request${launch.members === 1 ? "" : "s"} ${launch.requests.map((number, place) => named(number, launch.ids?.[place])).join(", ")}${more > 0 ? ` and ${more} more` : ""}.`;
   return [ran, why_then(launch), deadline_of(launch), requests].filter(Boolean).join(" ");
 }
 
@@ -506,7 +513,7 @@ function draw_missed() {
   }
   const of = (left) => (left === null ? "none" : `${milliseconds(Math.abs(left))} ${left < 0 ? "late" : "left"}`);
   const table = table_of("The last requests that missed", ["-request", "ended", "took", "deadline", "-reason", "-why"], told.requests.map((request) => [
-    request.id || request.trace || (request.number === undefined ? "no id" : "r" + request.number), new Date(request.ended_ms).toLocaleTimeString(), milliseconds(request.took_ms), of(request.left_ms), request.reason, request.why,
+    plain(request.id || "") || request.trace || (request.number === undefined ? "no id" : "r" + request.number), new Date(request.ended_ms).toLocaleTimeString(), milliseconds(request.took_ms), of(request.left_ms), request.reason, request.why,
   ]));
   told.requests.forEach((request, place) => {
     const { cells } = table.tBodies[0].rows[place];
@@ -642,7 +649,7 @@ function draw_what_if(told) {
 
 async function draw_cluster() {
   const where = $("cluster-body"), live = state.samples.at(-1);
-  // A frontend of a cluster has no figures of models, and knows its cluster.
+  // A scheduler has no figures of models, and knows its cluster.
   if (live && !live.in_cluster) {
     where.replaceChildren(element("p", "This server is in no cluster."));
     return;
@@ -655,6 +662,7 @@ async function draw_cluster() {
       element("ul"),
     );
     where.lastChild.append(...peers.map((peer) => element("li", peer)));
+    if (cluster.role === "frontend") where.append(element("p", "The pages of the backends have devices, profiles and waiting requests."));
     const us = (value) => milliseconds(value / 1000), more = [];
     if (cluster.sub_clusters?.length) more.push(table_of("Sub-clusters", ["-sub-cluster", "-models", "-backends"], cluster.sub_clusters.map((sub, place) => [
       String(place), sub.models.join(", "), sub.backends.map((backend) => backend.name + (backend.missing.length ? ` (lacks ${backend.missing.join(", ")})` : "")).join(", "),
@@ -674,13 +682,23 @@ async function draw_cluster() {
 
 // -- the page
 
+// Shows the parts of the page that this process has figures for, and the links to them.
+function show_parts(parts) {
+  for (const [part, is_there] of Object.entries(parts)) {
+    $(part).hidden = !is_there;
+    for (const link of document.querySelectorAll(`nav a[href="#${part}"]`)) link.hidden = !is_there;
+  }
+}
+
 function draw() {
   const live = state.samples.at(-1);
   if (!live) return;
   $("server").textContent = `${live.server} ${live.version}`;
   draw_tiles(live);
   draw_overall(live);
-  draw_timelines();
+  const has_devices = live.device_busy_s.length > 0;
+  show_parts({ overview: true, models: true, devices: has_devices, "what-if": has_devices });
+  if (has_devices) draw_timelines();
   draw_table(live);
   if (state.chosen) draw_model(live);
   draw_pipelines(live);
@@ -696,8 +714,11 @@ async function turn() {
       draw();
       if (state.samples.length === 1) draw_cluster();
     } catch (error) {
-      $("status").textContent = `no figures: ${error.message}`;
-      $("status").className = "bad";
+      // A scheduler of a cluster runs no models.
+      const has_none = error.status === 404;
+      $("status").textContent = has_none ? "this process runs no models" : `no figures: ${error.message}`;
+      $("status").className = has_none ? "" : "bad";
+      if (has_none) show_parts({ overview: false, models: false, devices: false, "what-if": false });
       if (!state.samples.length && $("login").hidden) draw_cluster();
     }
   }

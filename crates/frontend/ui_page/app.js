@@ -4,6 +4,8 @@
 const EVERY_MS = 1000;
 // Seconds of samples that the page keeps, and shows in charts over time.
 const KEPT_S = 300;
+// How often the page asks about the cluster.
+const CLUSTER_MS = 5000;
 // The server remembers launches for so long.
 const PAST_S = 60;
 const OBJECTIVE = 0.99;
@@ -17,7 +19,7 @@ const REASONS = {
 const NOT_MISSED = ["cancelled", "unloaded", "engine_error", "run_ended", "lost"];
 
 const $ = (id) => document.getElementById(id);
-const state = { samples: [], history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, missed: null, pointed: null, rules: {}, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
+const state = { samples: [], cluster_ms: 0, history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, missed: null, pointed: null, rules: {}, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
 
 // -- figures
 
@@ -257,7 +259,9 @@ function draw_timelines() {
     const entry = element("li");
     const mark = element("i");
     mark.style.background = color_of(model);
-    entry.append(mark, model);
+    const ran = sum(devices.map(([, device]) => sum([...device.values()].filter((launch) => launch.model === model).map((launch) => Math.max(0, Math.min(end, launch.end_ns) - Math.max(begin, launch.begin_ns))))));
+    entry.append(mark, `${model} ${fixed((100 * ran) / (end - begin) / devices.length, 0)}%`);
+    entry.title = "The part of the shown time in which its launches ran, on average over the devices";
     return entry;
   }));
   const boxes = devices.map(([number, device]) => {
@@ -649,6 +653,7 @@ function draw_what_if(told) {
 
 async function draw_cluster() {
   const where = $("cluster-body"), live = state.samples.at(-1);
+  state.cluster_ms = Date.now();
   // A scheduler has no figures of models, and knows its cluster.
   if (live && !live.in_cluster) {
     where.replaceChildren(element("p", "This server is in no cluster."));
@@ -656,14 +661,14 @@ async function draw_cluster() {
   }
   try {
     const cluster = await ask("/v2/cluster");
-    const peers = cluster.peers.map((peer) => `${peer.role} ${peer.name} at ${peer.address}`);
     where.replaceChildren(
       element("p", `This process is a ${cluster.role} (${cluster.name}) in epoch ${cluster.epoch}. ${cluster.leads ? "It leads." : cluster.leader === undefined ? "It knows no leader." : `Scheduler ${cluster.leader} leads.`}`),
-      element("ul"),
     );
-    where.lastChild.append(...peers.map((peer) => element("li", peer)));
     if (cluster.role === "frontend") where.append(element("p", "The pages of the backends have devices, profiles and waiting requests."));
-    const us = (value) => milliseconds(value / 1000), more = [];
+    const us = (value) => (value === undefined ? "" : milliseconds(value / 1000)), more = [];
+    if (cluster.peers.length) more.push(table_of("Connected processes", ["-role", "-name", "-address", "-large tensors go by", "round trip"], cluster.peers.map((peer) => [
+      peer.role, peer.name, peer.address || "none: it dials", peer.transport.replace("_", " "), us(peer.round_trip_us),
+    ])));
     if (cluster.sub_clusters?.length) more.push(table_of("Sub-clusters", ["-sub-cluster", "-models", "-backends"], cluster.sub_clusters.map((sub, place) => [
       String(place), sub.models.join(", "), sub.backends.map((backend) => backend.name + (backend.missing.length ? ` (lacks ${backend.missing.join(", ")})` : "")).join(", "),
     ])));
@@ -685,8 +690,8 @@ async function draw_cluster() {
 // Shows the parts of the page that this process has figures for, and the links to them.
 function show_parts(parts) {
   for (const [part, is_there] of Object.entries(parts)) {
-    $(part).hidden = !is_there;
-    for (const link of document.querySelectorAll(`nav a[href="#${part}"]`)) link.hidden = !is_there;
+    if ($(part)) $(part).hidden = !is_there;
+    for (const link of document.querySelectorAll(`nav a[href="#${part}"], nav a[href="${part}"]`)) link.hidden = !is_there;
   }
 }
 
@@ -712,14 +717,14 @@ async function turn() {
       $("status").textContent = `as of ${new Date(state.samples.at(-1).wall_ms).toLocaleTimeString()}`;
       $("status").className = "";
       draw();
-      if (state.samples.length === 1) draw_cluster();
+      if (Date.now() - state.cluster_ms > CLUSTER_MS) draw_cluster();
     } catch (error) {
       // A scheduler of a cluster runs no models.
       const has_none = error.status === 404;
       $("status").textContent = has_none ? "this process runs no models" : `no figures: ${error.message}`;
       $("status").className = has_none ? "" : "bad";
-      if (has_none) show_parts({ overview: false, models: false, devices: false, "what-if": false });
-      if (!state.samples.length && $("login").hidden) draw_cluster();
+      if (has_none) show_parts({ overview: false, models: false, devices: false, "what-if": false, "/docs": false });
+      if (!state.samples.length && $("login").hidden && Date.now() - state.cluster_ms > CLUSTER_MS) draw_cluster();
     }
   }
   setTimeout(turn, EVERY_MS);

@@ -1,7 +1,7 @@
 //! DVABatch's stages as the server finds them when it loads a model, beside the lab's own tuning.
 
-use downbeat_core::Duration;
-use downbeat_core::device::{Joining, Overlap, PolicyName, Staging, WrittenSettings};
+use downbeat_core::LatencyProfile;
+use downbeat_core::device::{Joining, Overlap, PolicyName, SegmentProfile, Staging, WrittenSettings};
 use downbeat_sim::device_replay::StagingSearch;
 
 use super::dvabatch::{Bench, DVA, MAX_BATCH, QOS, of_the_paper, tuned_staging};
@@ -15,18 +15,32 @@ const MODELS: [Architecture; 4] =
 /// The most segments that the server cuts a model into for the search.
 const FINEST: usize = 12;
 
+const PLATFORM: Platform = Platform::TITAN_TENSORRT;
+
+/// Returns the latencies of a model's segments without the cost of a launch. A stage is one launch,
+/// of one segment or of several.
+fn without_launches(model: &EmulatedModel) -> Result<SegmentProfile, DeviceFailure> {
+    let measured = model.profile(&[0], MAX_BATCH)?;
+    let time = |segment, rows| measured.time(segment, rows, 0).saturating_sub(PLATFORM.launch_overhead);
+    let segment = |segment| {
+        let points: Vec<_> = (1..=MAX_BATCH).map(|rows| (rows, time(segment, rows))).collect();
+        Ok(vec![LatencyProfile::from_points(&points)?])
+    };
+    let segments = (0..measured.segments()).map(segment).collect::<Result<Vec<_>, DeviceFailure>>()?;
+    Ok(SegmentProfile::new(vec![0], &segments)?)
+}
+
 /// Finds a model's stages as the server does, in a replay of random requests. The replay knows the
 /// latencies of the finest cut and of two lanes together.
 fn found_at_load(architecture: Architecture, options: &FigureOptions) -> Result<Staging, DeviceFailure> {
-    let model = EmulatedModel::staged(architecture, Platform::TITAN_TENSORRT, FINEST)?;
+    let model = EmulatedModel::staged(architecture, PLATFORM, FINEST)?;
     let settings =
         PolicyName::STAGED.read(&WrittenSettings::new()).map_err(|error| DeviceFailure(error.to_string()))?;
     let search = StagingSearch {
         settings: &*settings.settings,
-        segments: model.profile(&[0], MAX_BATCH)?,
+        segments: without_launches(&model)?,
         overlap: Overlap::new([1, MAX_BATCH].map(|rows| together(&model, rows)).to_vec()),
-        // The profile includes the launch.
-        launch: Duration::ZERO,
+        launch: PLATFORM.launch_overhead,
         max_batch: MAX_BATCH,
         slo: Some(QOS),
         seed: options.seed.wrapping_add(1),
@@ -36,12 +50,12 @@ fn found_at_load(architecture: Architecture, options: &FigureOptions) -> Result<
 
 pub(super) fn at_load(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let found = each(&MODELS, options, |architecture| {
-        let lab = tuned_staging(Platform::TITAN_TENSORRT, *architecture, options)?.chosen;
+        let lab = tuned_staging(PLATFORM, *architecture, options)?.chosen;
         let paper = of_the_paper(*architecture);
         let stagings = [paper, found_at_load(*architecture, options)?, lab.unwrap_or(paper)];
         let (_, peak) = Bench::tuned(*architecture, paper, Glue::Rte, 1, options)?;
         let run = |staging: Staging| {
-            let bench = Bench::on(Platform::TITAN_TENSORRT, *architecture, staging, Glue::Rte, options)?;
+            let bench = Bench::on(PLATFORM, *architecture, staging, Glue::Rte, options)?;
             Ok((bench.at(peak * 0.9, DVA)?.mean_ms, bench.peak(DVA)?.rate))
         };
         Ok((stagings, stagings.into_iter().map(run).collect::<Result<Vec<_>, DeviceFailure>>()?))

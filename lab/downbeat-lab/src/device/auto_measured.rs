@@ -77,7 +77,8 @@ impl MeasuredForAuto {
             index.and_then(|index| staged.get(index)).unwrap_or(emulated).clone()
         };
         let cut = candidates.iter().map(cut).collect();
-        let start = start(&profile, &cuts, &overlap, (*max_batch, *slo), &candidates)?;
+        let finest = staged.last().unwrap_or(emulated);
+        let start = start((&profile, &cuts, finest), &overlap, (*max_batch, *slo), &candidates)?;
         Ok(MeasuredForAuto { model, candidates, start, cut })
     }
 
@@ -116,12 +117,27 @@ pub(super) fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
     OverlapPoint { batch: rows, alone: model.time(rows, 0), together }
 }
 
+/// Returns the latencies of a model's segments without the cost of a launch, and this cost. A stage
+/// is one launch, of one segment or of several. With the launches, many stages would be free.
+pub(super) fn without_launches(
+    model: &EmulatedModel,
+    max_batch: u32,
+) -> Result<(SegmentProfile, Duration), DeviceFailure> {
+    let (measured, launch) = (model.profile(&[0], max_batch)?, model.launch_overhead());
+    let time = |segment, rows| measured.time(segment, rows, 0).saturating_sub(launch);
+    let segment = |segment| {
+        let points: Vec<_> = (1..=max_batch).map(|rows| (rows, time(segment, rows))).collect();
+        Ok(vec![LatencyProfile::from_points(&points)?])
+    };
+    let segments = (0..measured.segments()).map(segment).collect::<Result<Vec<_>, DeviceFailure>>()?;
+    Ok((SegmentProfile::new(vec![0], &segments)?, launch))
+}
+
 /// Returns the candidate that `auto` chooses when a model is loaded. As in the server, `staged` is
 /// judged by all stages and buffer pairs. If `staged` is chosen, trials on measured latencies
 /// find its stages and pairs.
 fn start(
-    profile: &SegmentProfile,
-    cuts: &[SegmentProfile],
+    (profile, cuts, finest): (&SegmentProfile, &[SegmentProfile], &EmulatedModel),
     overlap: &Overlap,
     (max_batch, slo): (u32, Duration),
     candidates: &[Replayable],
@@ -150,17 +166,18 @@ fn start(
     if choice.policy != PolicyName::STAGED {
         return Ok(place(candidates, choice.policy, WrittenSettings::new()));
     }
-    let Some(finest) = cuts.last() else { return Ok(0) };
+    let (segments, launch) = without_launches(finest, max_batch)?;
     let search = StagingSearch {
         settings: &*settings,
-        segments: finest.clone(),
+        segments,
         overlap: overlap.clone(),
-        launch: Duration::ZERO,
+        launch,
         max_batch,
         slo: Some(slo),
         seed: 1,
     };
-    let found = search.run().chosen.or_else(|| Staging::default_of(&search.choices(), finest.segments()));
+    let default = || Staging::default_of(&search.choices(), search.segments.segments());
+    let found = search.run().chosen.or_else(default);
     let Some(staging) = found else { return Ok(0) };
     // Now that the model is cut, the choice is made once more.
     inputs.cut = cuts.iter().find(|cut| cut.segments() == staging.stages).cloned();

@@ -1,12 +1,11 @@
 //! DVABatch's stages as the server finds them when it loads a model, beside the lab's own tuning.
 
-use downbeat_core::LatencyProfile;
-use downbeat_core::device::{Joining, Overlap, PolicyName, SegmentProfile, Staging, WrittenSettings};
+use downbeat_core::device::{Joining, Overlap, PolicyName, Staging, WrittenSettings};
 use downbeat_sim::device_replay::StagingSearch;
 
 use super::dvabatch::{Bench, DVA, MAX_BATCH, QOS, of_the_paper, tuned_staging};
 use super::{DeviceFailure, Figure, FigureOptions, change, each, head, mean};
-use crate::device::auto_measured::together;
+use crate::device::auto_measured::{together, without_launches};
 use crate::device::{Architecture, EmulatedModel, Glue, Platform};
 
 /// The models of which all requests have one shape. The server does not tune the others.
@@ -17,30 +16,18 @@ const FINEST: usize = 12;
 
 const PLATFORM: Platform = Platform::TITAN_TENSORRT;
 
-/// Returns the latencies of a model's segments without the cost of a launch. A stage is one launch,
-/// of one segment or of several.
-fn without_launches(model: &EmulatedModel) -> Result<SegmentProfile, DeviceFailure> {
-    let measured = model.profile(&[0], MAX_BATCH)?;
-    let time = |segment, rows| measured.time(segment, rows, 0).saturating_sub(PLATFORM.launch_overhead);
-    let segment = |segment| {
-        let points: Vec<_> = (1..=MAX_BATCH).map(|rows| (rows, time(segment, rows))).collect();
-        Ok(vec![LatencyProfile::from_points(&points)?])
-    };
-    let segments = (0..measured.segments()).map(segment).collect::<Result<Vec<_>, DeviceFailure>>()?;
-    Ok(SegmentProfile::new(vec![0], &segments)?)
-}
-
 /// Finds a model's stages as the server does, in a replay of random requests. The replay knows the
 /// latencies of the finest cut and of two lanes together.
 fn found_at_load(architecture: Architecture, options: &FigureOptions) -> Result<Staging, DeviceFailure> {
     let model = EmulatedModel::staged(architecture, PLATFORM, FINEST)?;
     let settings =
         PolicyName::STAGED.read(&WrittenSettings::new()).map_err(|error| DeviceFailure(error.to_string()))?;
+    let (segments, launch) = without_launches(&model, MAX_BATCH)?;
     let search = StagingSearch {
         settings: &*settings.settings,
-        segments: without_launches(&model)?,
+        segments,
         overlap: Overlap::new([1, MAX_BATCH].map(|rows| together(&model, rows)).to_vec()),
-        launch: PLATFORM.launch_overhead,
+        launch,
         max_batch: MAX_BATCH,
         slo: Some(QOS),
         seed: options.seed.wrapping_add(1),

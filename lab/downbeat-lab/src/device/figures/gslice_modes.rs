@@ -270,8 +270,7 @@ pub(super) fn attainment(options: &FigureOptions) -> Result<Figure, DeviceFailur
     let kept = |reports: &[SharingReport], place: usize| {
         [SLO, twice].map(|limit| reports[place].attained(begin, until, limit) * 100.0)
     };
-    let mut table =
-        vec![head(
+    let mut table = vec![head(
         "models | load | mode | alexnet | resnet50 | vgg19 | mobilenet | shares and largest batches at the end | worse than free sharing",
     )];
     for (jobs, runs) in jobs.chunks(Mode::ALL.len()).zip(runs.chunks(Mode::ALL.len())) {

@@ -64,8 +64,8 @@ def main():
         folder = pathlib.Path(name)
         models = folder / "models"
         models.mkdir()
-        emulated(str(models), "small", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 32\n", 16)
-        emulated(str(models), "large", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 32\n", 37_500)
+        emulated.write(str(models), "small", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 32\n", 16)
+        emulated.write(str(models), "large", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 32\n", 37_500)
         how = locked(args, folder)
         servers = {}
         for lock, (flags, _, _) in how.items():

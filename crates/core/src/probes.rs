@@ -2,16 +2,18 @@
 
 use crate::time::{Duration, Time};
 
-/// The first pause between two tries against a guess.
-const AFTER_GUESS: Duration = Duration::from_millis(1_000);
+/// The first and the longest pause between two tries against a guess.
+const GUESS: [Duration; 2] = [Duration::from_millis(1_000), Duration::from_millis(64_000)];
 /// The first pause between two tries against a measurement, at least and at most. Between, the
-/// pause is [`NEEDED`] times as long as the request needs: then tries take a thousandth of the
-/// device's time at most.
-const AFTER_MEASURED: [Duration; 2] = [Duration::from_millis(1_000), Duration::from_millis(10_000)];
-/// See [`AFTER_MEASURED`].
-const NEEDED: u64 = 1_000;
-/// The longest pause is this many times the first pause.
-const LONGEST: u64 = 64;
+/// pause is twice as long as the request needs. Example: beside 60 busy processes an estimate rose
+/// from 200 to 258 ms for a moment, and the SLO was 250 ms. With a first pause of 10 s, the server
+/// refused every request for 10 s.
+const FIRST: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(10_000)];
+/// The longest pause between two tries against a measurement, at least and at most. Between, the
+/// pause is [`NEEDED`] times as long as the request needs.
+const LONGEST: [Duration; 2] = [Duration::from_millis(64_000), Duration::from_millis(640_000)];
+/// See [`LONGEST`].
+const NEEDED: u64 = 64_000;
 
 /// Why a refusal for want of time may be wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,39 +29,31 @@ pub enum Doubt {
 struct Pause {
     /// `None`: the pause begins with the first refusal.
     until: Option<Time>,
-    /// The first pause.
-    first: Duration,
-    /// The next pause is this many times as long as the first.
-    times: u64,
+    /// How long the next pause is.
+    next: Duration,
 }
 
 impl Pause {
     fn new(until: Option<Time>) -> Self {
-        Pause { until, first: Duration::ZERO, times: 1 }
-    }
-
-    /// How long the next pause is.
-    fn next(&self) -> Duration {
-        self.first.saturating_mul(self.times)
+        Pause { until, next: Duration::ZERO }
     }
 
     /// Whether the pause is over. If so, the next pause begins, twice as long as the one before.
-    fn is_over(&mut self, now: Time, first: Duration) -> bool {
-        self.first = first;
-        let next = self.next();
-        let until = *self.until.get_or_insert(now + next);
+    fn is_over(&mut self, now: Time, [first, longest]: [Duration; 2]) -> bool {
+        self.next = self.next.clamp(first, longest);
+        let until = *self.until.get_or_insert(now + self.next);
         if now < until {
             return false;
         }
-        self.until = Some(now + next);
-        self.times = (2 * self.times).min(LONGEST);
+        self.until = Some(now + self.next);
+        self.next = self.next.saturating_mul(2).min(longest);
         true
     }
 
     /// Begins the pause anew, because the profile was learned at `now`.
     fn restart(&mut self, now: Time) {
         if self.until.is_some() {
-            self.until = self.until.max(Some(now + self.next()));
+            self.until = self.until.max(Some(now + self.next));
         }
     }
 }
@@ -70,9 +64,10 @@ impl Pause {
 ///
 /// - Against a guess the first request is tried at once. The next tries are 1, 2, 4, ... seconds
 ///   apart, 64 at most.
-/// - Against a measurement of 10 ms or more, the first try is 10 seconds after the first refusal,
-///   or after the model was last measured. The next tries are 10, 20, 40, ... seconds apart, 640 at
-///   most. Against a quicker measurement, all pauses are shorter, the first down to 1 s.
+/// - Against a measurement, the first try is half a second after the first refusal, or after the
+///   model was last measured. The next tries are 0.5, 1, 2, ... seconds apart. A request that needs
+///   more than 250 ms makes the first pause longer, up to 10 s. The longest pause is 64 to 640 s, so
+///   that tries take little of the device's time in the end.
 /// - Where a try shows that the profile was wrong, the next request is tried at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Probes {
@@ -90,10 +85,10 @@ impl Probes {
     /// Whether to try a request that would be refused at `now`, for this doubt and this needed
     /// time.
     pub fn tries(&mut self, now: Time, doubt: Doubt, needed: Duration) -> bool {
-        let [least, most] = AFTER_MEASURED;
+        let within = |times: u64, [least, most]: [Duration; 2]| needed.saturating_mul(times).clamp(least, most);
         match doubt {
-            Doubt::Guess => self.guess.is_over(now, AFTER_GUESS),
-            Doubt::Measured => self.measured.is_over(now, needed.saturating_mul(NEEDED).clamp(least, most)),
+            Doubt::Guess => self.guess.is_over(now, GUESS),
+            Doubt::Measured => self.measured.is_over(now, [within(2, FIRST), within(NEEDED, LONGEST)]),
         }
     }
 
@@ -135,18 +130,29 @@ mod tests {
     #[test]
     fn what_was_measured_is_tried_once_it_is_old() {
         let mut probes = Probes::default();
-        assert_eq!(tried(&mut probes, Doubt::Measured, 5, 60), [15, 25, 45]);
+        assert_eq!(tried(&mut probes, Doubt::Measured, 5, 60), [5, 6, 7, 9, 13, 21, 37]);
         probes.has_learned(Time::from_nanos(70_000_000_000));
-        assert_eq!(tried(&mut probes, Doubt::Measured, 70, 100), [150], "it was fresh");
+        assert_eq!(tried(&mut probes, Doubt::Measured, 70, 100), [134], "it was fresh");
         // A refusal by a guess is a matter of its own.
         assert_eq!(tried(&mut probes, Doubt::Guess, 170, 1), [170]);
     }
 
-    /// A try of a brief request costs nothing: 1 s, not 10, without answers.
+    /// Tries of a long request are further apart: each takes much of the device's time.
     #[test]
-    fn a_measurement_of_a_brief_request_is_tried_sooner() {
-        let tried = |us| tried_of(&mut Probes::default(), Doubt::Measured, Duration::from_micros(us), 5, 60);
-        assert_eq!((tried(30), tried(2_000)), (vec![6, 7, 9, 13, 21, 37], vec![7, 9, 13, 21, 37]));
+    fn a_long_request_is_tried_less_often() {
+        let tried = |ms| tried_of(&mut Probes::default(), Doubt::Measured, Duration::from_millis(ms), 5, 60);
+        assert_eq!((tried(2_000), tried(20_000)), (vec![9, 13, 21, 37], vec![15, 25, 45]));
+    }
+
+    #[test]
+    fn the_longest_pause_depends_on_the_need() {
+        let longest = |us| {
+            let mut old = Probes::default();
+            tried_of(&mut old, Doubt::Measured, Duration::from_micros(us), 0, 5_000);
+            let late = tried_of(&mut old, Doubt::Measured, Duration::from_micros(us), 5_000, 2_000);
+            late[1] - late[0]
+        };
+        assert_eq!((longest(30), longest(2_000), longest(20_000)), (64, 128, 640));
     }
 
     #[test]
@@ -154,6 +160,6 @@ mod tests {
         let mut probes = Probes::default();
         tried(&mut probes, Doubt::Measured, 0, 500);
         probes.was_wrong();
-        assert_eq!(tried(&mut probes, Doubt::Measured, 500, 15), [500, 510]);
+        assert_eq!(tried(&mut probes, Doubt::Measured, 500, 4), [500, 500, 501, 503]);
     }
 }

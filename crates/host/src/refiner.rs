@@ -26,9 +26,13 @@ const MOST_MARGIN: f64 = 0.5;
 const OUTLIER: f64 = 4.0;
 /// Mean absolute deviations below the mean at which a fast run is no chance.
 const CLEAR: f64 = 4.0;
-/// After a pause of this length, a run that is [`OUTLIER`] times as fast as the estimate shows that
-/// a busy time is over. The deviation of the busy time does not apply to such a run.
-const REST: Duration = Duration::from_millis(1_000);
+/// A pause of this length may come from refusals, which the estimate causes. A run after the pause
+/// that is quicker than the estimate counts as much as all runs before, and the margin begins anew.
+/// So a request is refused only if this run would have been too slow, too, or if the mean is. If the
+/// run is [`OUTLIER`] times as fast as the estimate, a busy time is over, and only that run counts.
+const REST: Duration = Duration::from_millis(400);
+/// A pause is no sign of refusals unless the usual gap between runs is this many times shorter.
+const UNUSUAL: f64 = 2.5;
 
 /// The latency of batches of one size.
 #[derive(Clone, Copy, Default, Debug)]
@@ -50,6 +54,7 @@ impl Average {
         self.mean_ns + (MARGIN * self.deviation_ns).min(MOST_MARGIN * self.mean_ns)
     }
 
+    /// Takes in a run. `is_rested`: an unusual pause came before it.
     fn observe(&mut self, ns: f64, is_rested: bool) {
         // No run is faster than the model: slow runs before a fast one were stalled, or of a busy
         // time. A model may have an early exit for some requests, so that takes two fast runs in a
@@ -63,6 +68,8 @@ impl Average {
         }
         if self.count == 0 || shows_stall {
             (self.count, self.mean_ns, self.deviation_ns) = (0, ns, 0.0);
+        } else if is_rested && ns < self.estimate_ns() {
+            (self.mean_ns, self.deviation_ns) = (f64::midpoint(self.mean_ns, ns), 0.0);
         } else {
             let smoothing = 1.0 / f64::from(WINDOW);
             self.deviation_ns += ((ns - self.mean_ns).abs() - self.deviation_ns) * smoothing;
@@ -103,13 +110,23 @@ pub struct ProfileRefiner {
     observations: u64,
     /// When the last run ended.
     last: Time,
+    /// The usual time between the ends of two runs.
+    gap_ns: f64,
 }
 
 impl ProfileRefiner {
     /// Starts from a measured (or guessed) profile.
     pub fn new(base: LatencyProfile) -> Self {
         let averages = vec![Average::default(); base.max_batch() as usize];
-        ProfileRefiner { current: base.clone(), base, averages, since_period: 0, observations: 0, last: Time::ZERO }
+        ProfileRefiner {
+            current: base.clone(),
+            base,
+            averages,
+            since_period: 0,
+            observations: 0,
+            last: Time::ZERO,
+            gap_ns: 0.0,
+        }
     }
 
     pub fn profile(&self) -> &LatencyProfile {
@@ -119,8 +136,7 @@ impl ProfileRefiner {
     /// Takes in the latency of a batch of `size` items that ended at `end`. Returns a new profile
     /// when one is due.
     pub fn observe(&mut self, size: u32, latency: Duration, end: Time) -> Option<LatencyProfile> {
-        let is_rested = end.since(self.last) >= REST;
-        self.last = end;
+        let is_rested = self.is_rested(end);
         let index = (size as usize).checked_sub(1)?;
         let predicted = self.current.latency(size).as_nanos() as f64;
         let average = self.averages.get_mut(index)?;
@@ -135,7 +151,8 @@ impl ProfileRefiner {
         self.since_period += 1;
         // The first observation of a guessed profile is worth more than the guess.
         let is_used = || average.built_ns > 0.0 || self.counts(size, &average, self.ratio());
-        let is_news = self.observations <= 2 || average.is_news() && is_used();
+        let is_refuted = is_rested && average.estimate_ns() < predicted;
+        let is_news = self.observations <= 2 || is_refuted || average.is_news() && is_used();
         if self.since_period < PERIOD && !is_news {
             return None;
         }
@@ -145,6 +162,17 @@ impl ProfileRefiner {
         }
         self.current = self.rebuilt()?;
         Some(self.current.clone())
+    }
+
+    /// Whether the run that ended at `end` follows an unusual pause. Such a pause counts little in
+    /// the usual gap, so that only many of them in a row become usual.
+    fn is_rested(&mut self, end: Time) -> bool {
+        let (gap_ns, rest_ns) = (end.since(self.last).as_nanos() as f64, REST.as_nanos() as f64);
+        self.last = end;
+        let is_rested = gap_ns >= rest_ns.max(UNUSUAL * self.gap_ns);
+        let counted_ns = if is_rested { (2.0 * self.gap_ns).max(rest_ns / UNUSUAL) } else { gap_ns };
+        self.gap_ns += (counted_ns - self.gap_ns) / f64::from(WINDOW);
+        is_rested
     }
 
     /// Observed over predicted by `base`, all sizes.
@@ -205,7 +233,10 @@ impl ProfileRefiner {
 
 #[cfg(test)]
 mod tests {
+    use downbeat_core::probes::{Doubt, Probes};
     use proptest::prelude::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_pcg::Pcg64Mcg;
 
     use super::*;
 
@@ -321,7 +352,7 @@ mod tests {
         };
         let mut refiner = busy();
         assert!(refiner.profile().latency(1) > micros(1_000), "{:?}", refiner.profile());
-        let soon = refiner.last + Duration::from_millis(900);
+        let soon = refiner.last + Duration::from_millis(390);
         refiner.observe(1, micros(30), soon);
         assert!(refiner.profile().latency(1) > micros(1_000), "that was no pause: {:?}", refiner.profile());
         let mut refiner = busy();
@@ -355,6 +386,45 @@ mod tests {
 
     fn guess() -> LatencyProfile {
         LatencyProfile::linear(Duration::from_millis(1), Duration::from_millis(1), 8).unwrap().learned(0)
+    }
+
+    /// A load of 60 busy processes: runs take 30 to 370 ms, 140 ms in the mean, and the SLO is 250 ms.
+    /// A scheduler would admit, try or refuse each request by the estimate. The estimate exceeds the
+    /// SLO now and then. A refusal of all requests ends within 2.5 s, whatever came before.
+    #[test]
+    fn refusals_by_an_estimate_end_soon() {
+        let slo = Duration::from_millis(250);
+        let mut longest = Duration::ZERO;
+        for seed in 0..40 {
+            let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(1), micros(16), 8).unwrap().learned(8));
+            let (mut probes, mut random) = (Probes::default(), Pcg64Mcg::seed_from_u64(seed));
+            let (mut now, mut free_at, mut admitted_at) = (Time::ZERO, Time::ZERO, Time::ZERO);
+            let mut refused = 0;
+            while now < Time::ZERO + Duration::from_millis(300_000) {
+                now += Duration::from_millis(10);
+                let needed = refiner.profile().latency(1);
+                let is_admitted = needed <= slo || probes.tries(now, Doubt::Measured, needed);
+                refused += u32::from(!is_admitted);
+                if is_admitted {
+                    longest = longest.max(now.since(admitted_at));
+                    admitted_at = now;
+                }
+                if is_admitted && free_at <= now {
+                    // In every tenth second of the load all runs are slow.
+                    let slow = if now.as_nanos() / 1_000_000_000 % 10 == 0 { 150 } else { 0 };
+                    let took = Duration::from_millis(random.random_range(30..220_u64) + slow);
+                    free_at = now + took;
+                    let before = refiner.profile().latency(1);
+                    match refiner.observe(1, took, free_at) {
+                        Some(profile) if before > slo && profile.latency(1) <= slo => probes.was_wrong(),
+                        Some(_) => probes.has_learned(free_at),
+                        None => {}
+                    }
+                }
+            }
+            println!("seed {seed}: {refused} requests of 30,000 refused");
+        }
+        assert!(longest <= Duration::from_millis(2_500), "{longest}");
     }
 
     proptest! {

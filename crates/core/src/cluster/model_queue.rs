@@ -84,11 +84,26 @@ pub struct ModelQueue {
     waiters: VecDeque<(Time, Ticket)>,
     dropped: VecDeque<Dropped>,
     probes: Probes,
-    /// The size of the last probe of a measured size, and the time that it seemed to need. Kept
-    /// until new profiles are learned.
-    probed: Option<(u32, Duration)>,
+    /// The last probe of a measured size. Kept until a profile shows that its refusal was needless.
+    probed: Option<Probed>,
     /// A probe of a guess may be in the queue.
     tries_guess: bool,
+}
+
+/// A request that was tried although it would have been refused.
+#[derive(Clone, Copy, Debug)]
+struct Probed {
+    size: u32,
+    /// The time that it seemed to need, more than was allowed.
+    needed: Duration,
+    allowed: Duration,
+}
+
+impl Probed {
+    /// Whether the request would be admitted now that it needs so long, or nearly so.
+    fn was_needless(&self, needed: Duration) -> bool {
+        needed <= self.allowed || needed.saturating_mul(4) < self.needed.saturating_mul(3)
+    }
 }
 
 impl ModelQueue {
@@ -240,7 +255,7 @@ impl ModelQueue {
         // One run replaces a guess. A run corrects a measurement only in part, so that another
         // probe may have to follow.
         match doubt {
-            Doubt::Measured if is_probe => self.probed = Some((size, needed)),
+            Doubt::Measured if is_probe => self.probed = Some(Probed { size, needed, allowed }),
             Doubt::Guess if is_probe => self.tries_guess = true,
             _ => {}
         }
@@ -293,11 +308,7 @@ impl ModelQueue {
     pub fn set_profiles(&mut self, now: Time, profiles: &DeviceProfiles) {
         self.change_kinds(|kinds| kinds.set_profiles(profiles));
         self.elision = UpdateElision::default();
-        let wrong = self
-            .probed
-            .take()
-            .filter(|(size, before)| self.batcher.kinds.needed(*size).saturating_mul(4) < before.saturating_mul(3));
-        match wrong {
+        match self.probed.take_if(|probed| probed.was_needless(self.batcher.kinds.needed(probed.size))) {
             Some(_) => self.probes.was_wrong(),
             None => self.probes.has_learned(now),
         }

@@ -1,10 +1,10 @@
 //! A socket of a load thread, with TLS or without. No call blocks.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
 use rustix::fd::OwnedFd;
 use rustix::io::retry_on_intr;
-use rustix::net::SendFlags;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
 use rustls::ClientConnection;
 
 use crate::client::tls::Tls;
@@ -28,6 +28,12 @@ impl Read for Raw<'_> {
 impl Write for Raw<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(retry_on_intr(|| rustix::net::send(self.0, bytes, SendFlags::NOSIGNAL))?)
+    }
+
+    /// All records of a large request in one call, where single writes would wake the server for each.
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let send = || rustix::net::sendmsg(self.0, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+        Ok(retry_on_intr(send)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -17,6 +17,9 @@ from . import launch, ports
 from .commands import KINDS, CannotStart, check_repository, command, find_program
 
 LOOKS_EVERY_S = 0.1
+# A backend that is ready offers its models, and the others hear of them: docs/cluster.md says within a second. Until then no other
+# backend may leave, or the models would end with it.
+BACKEND_SETTLES_S = 2
 # How much of a log is read for its last lines.
 LOG_BYTES = 1 << 18
 # The pause before the process starts again: the first and the longest. It doubles with each start that was never ready.
@@ -32,6 +35,7 @@ class Child:
     ports: dict
     version: str
     is_ready: bool = False
+    ready_since: float = None
     was_ready: bool = False
     # When it gets SIGKILL, after SIGTERM.
     kill_at: float = None
@@ -120,7 +124,9 @@ class RoleProcess:
     def _step(self, checked):
         self._reap()
         for child in filter(None, (self.child, self.successor)):
-            child.is_ready = checked.get(id(child), False)
+            settles_s = BACKEND_SETTLES_S if self.spec["role"] == "backend" else 0
+            child.ready_since = (child.ready_since or time.monotonic()) if checked.get(id(child)) else None
+            child.is_ready = child.ready_since is not None and time.monotonic() - child.ready_since >= settles_s
             child.was_ready |= child.is_ready
         if self.child and self.child.is_ready:
             self.fails, self.reason, self.is_refused = 0, "", False

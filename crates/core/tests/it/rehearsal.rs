@@ -112,6 +112,34 @@ fn what_a_rush_needs_is_tried_in_the_quiet_time_too() {
     assert!(lost(&with) && !lost(&without));
 }
 
+/// Random bursts within 4 s. A lone request 10 s before makes them rare. Then less certainty is enough
+/// to leave the rule of the load, so that more of the seeds leave it.
+#[test]
+fn rare_requests_leave_the_rule_of_the_load_sooner() {
+    let changes = |begin: u64| {
+        let changed = |seed: &u64| {
+            let mut rehearsal = rehearsal(false, 2, &options(1_000, 4_000), 2);
+            let mut state = *seed;
+            let mut draw = |most: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % most
+            };
+            let arrival = |at, model| PastArrival { at, budget: ms(15), model: ModelId(model), size: 1, level: 0 };
+            rehearsal.arrival(arrival(Time::ZERO, 0));
+            let mut at = begin;
+            while at < begin + 4_000 {
+                at += 20 + draw(200);
+                let model = draw(2) as u32;
+                (0..1 + draw(16)).for_each(|_| rehearsal.arrival(arrival(Time::ZERO + ms(at), model)));
+            }
+            decision(&mut rehearsal).changed
+        };
+        (1..=30).filter(changed).count()
+    };
+    let (frequent, rare) = (changes(0), changes(10_000));
+    assert!(rare > frequent, "{rare} rare and {frequent} frequent ones of seeds 1 to 30");
+}
+
 /// Devices are idle: no request waits, unless the user wants few devices to be busy.
 #[test]
 fn at_low_load_nobody_waits_unless_that_is_wished() {

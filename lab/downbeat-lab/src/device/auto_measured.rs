@@ -3,11 +3,11 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::device::{
-    AutoInputs, Joining, LaneId, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, SegmentProfile,
-    SegmentRange, Staging, WrittenSettings,
+    AutoInputs, LaneId, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, SegmentProfile, SegmentRange,
+    Staging, WrittenSettings,
 };
 use downbeat_core::{Duration, LatencyProfile, Time};
-use downbeat_sim::device_replay::{Candidate, Replayable, ReplayedModel};
+use downbeat_sim::device_replay::{Candidate, Replayable, ReplayedModel, StagingSearch};
 
 use super::contended::{Completed, ContendedDevice};
 use super::failure::DeviceFailure;
@@ -15,8 +15,8 @@ use super::model::EmulatedModel;
 use super::random::RandomModel;
 use crate::world::Serving;
 
-/// The numbers of stages that are tried.
-const STAGES: [usize; 2] = [2, 4];
+/// The numbers of stages that are tried: all that a random model of four segments can have.
+const STAGES: [usize; 4] = [1, 2, 3, 4];
 /// The batches that run beside one another when two lanes are measured together.
 const TOGETHER: u64 = 8;
 /// The most items that may wait.
@@ -42,7 +42,7 @@ impl MeasuredForAuto {
     /// # Errors
     /// If the model has too few operators for the stages that are tried, or no batch.
     pub fn new(model: &RandomModel) -> Result<Self, DeviceFailure> {
-        let RandomModel { emulated, max_batch, .. } = model;
+        let RandomModel { emulated, max_batch, slo, .. } = model;
         let profile = emulated.profile(&[0], *max_batch)?;
         let staged = STAGES.iter().map(|stages| emulated.cut(*stages)).collect::<Result<Vec<_>, _>>()?;
         let cuts = staged.iter().map(|cut| cut.profile(&[0], *max_batch)).collect::<Result<Vec<_>, _>>()?;
@@ -77,7 +77,8 @@ impl MeasuredForAuto {
             index.and_then(|index| staged.get(index)).unwrap_or(emulated).clone()
         };
         let cut = candidates.iter().map(cut).collect();
-        let start = start(&profile, &cuts, &overlap, *max_batch, &candidates);
+        let finest = staged.last().unwrap_or(emulated);
+        let start = start((&profile, &cuts, finest), &overlap, (*max_batch, *slo), &candidates)?;
         Ok(MeasuredForAuto { model, candidates, start, cut })
     }
 
@@ -116,19 +117,37 @@ pub(super) fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
     OverlapPoint { batch: rows, alone: model.time(rows, 0), together }
 }
 
-/// Returns the candidate that `auto` chooses when a model is loaded.
-fn start(
-    profile: &SegmentProfile,
-    cuts: &[SegmentProfile],
-    overlap: &Overlap,
+/// Returns the latencies of a model's segments without the cost of a launch, and this cost. A stage
+/// is one launch, of one segment or of several. With the launches, many stages would be free.
+pub(super) fn without_launches(
+    model: &EmulatedModel,
     max_batch: u32,
+) -> Result<(SegmentProfile, Duration), DeviceFailure> {
+    let (measured, launch) = (model.profile(&[0], max_batch)?, model.launch_overhead());
+    let time = |segment, rows| measured.time(segment, rows, 0).saturating_sub(launch);
+    let segment = |segment| {
+        let points: Vec<_> = (1..=max_batch).map(|rows| (rows, time(segment, rows))).collect();
+        Ok(vec![LatencyProfile::from_points(&points)?])
+    };
+    let segments = (0..measured.segments()).map(segment).collect::<Result<Vec<_>, DeviceFailure>>()?;
+    Ok((SegmentProfile::new(vec![0], &segments)?, launch))
+}
+
+/// Returns the candidate that `auto` chooses when a model is loaded. As in the server, `staged` is
+/// judged by all stages and buffer pairs. If `staged` is chosen, trials on measured latencies
+/// find its stages and pairs.
+fn start(
+    (profile, cuts, finest): (&SegmentProfile, &[SegmentProfile], &EmulatedModel),
+    overlap: &Overlap,
+    (max_batch, slo): (u32, Duration),
     candidates: &[Replayable],
-) -> usize {
+) -> Result<usize, DeviceFailure> {
     let naive = Candidate { policy: PolicyName::ELASTIC, settings: WrittenSettings::new() };
     let naive = candidates.iter().find(|one| one.candidate == naive);
     let lanes = naive.and_then(|one| one.spec.as_ref()?.build().ok());
     let lanes = lanes.map(|model| model.policy.lanes(PartitionId::default())).unwrap_or_default();
-    let stages = STAGES[STAGES.len() - 1];
+    let read = PolicyName::STAGED.read(&WrittenSettings::new());
+    let settings = read.map_err(|error| DeviceFailure(error.to_string()))?.settings;
     let mut inputs = AutoInputs {
         profile: profile.clone(),
         cut: None,
@@ -140,17 +159,42 @@ fn start(
         threads: 0,
         at_once: 1,
         lanes: lanes.iter().map(|lane| lane.max_rows).collect(),
-        stagings: vec![Staging { stages: stages as u16, pairs: 2, joining: Joining::IfSooner }],
+        stagings: Vec::new(),
     };
-    let mut choice = inputs.choose(overlap);
-    if choice.policy == PolicyName::STAGED {
-        inputs.cut = cuts.last().cloned();
-        choice = inputs.choose(overlap);
+    settings.tell_auto(&mut inputs);
+    let choice = inputs.choose(overlap);
+    if choice.policy != PolicyName::STAGED {
+        return Ok(place(candidates, choice.policy, WrittenSettings::new()));
     }
-    let settings = match choice.policy == PolicyName::STAGED {
-        true => WrittenSettings::from([("stages".to_owned(), stages.into())]),
-        false => WrittenSettings::new(),
+    let (segments, launch) = without_launches(finest, max_batch)?;
+    let search = StagingSearch {
+        settings: &*settings,
+        segments,
+        overlap: overlap.clone(),
+        launch,
+        max_batch,
+        slo: Some(slo),
+        seed: 1,
     };
-    let chosen = Candidate { policy: choice.policy, settings };
+    let default = || Staging::default_of(&search.choices(), search.segments.segments());
+    let found = search.run().chosen.or_else(default);
+    let Some(staging) = found else { return Ok(0) };
+    // Now that the model is cut, the choice is made once more.
+    inputs.cut = cuts.iter().find(|cut| cut.segments() == staging.stages).cloned();
+    inputs.stagings = vec![staging];
+    let choice = inputs.choose(overlap);
+    let mut written = WrittenSettings::new();
+    if choice.policy == PolicyName::STAGED {
+        written.insert("stages".to_owned(), staging.stages.into());
+        if staging.stages > 1 && staging.pairs == 1 {
+            written.insert("buffer_pairs".to_owned(), staging.pairs.into());
+        }
+    }
+    Ok(place(candidates, choice.policy, written))
+}
+
+/// Returns the number of the candidate with this policy and these settings, or that of `exclusive`.
+fn place(candidates: &[Replayable], policy: PolicyName, settings: WrittenSettings) -> usize {
+    let chosen = Candidate { policy, settings };
     candidates.iter().position(|one| one.candidate == chosen).unwrap_or(0)
 }

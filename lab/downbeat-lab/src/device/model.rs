@@ -137,7 +137,7 @@ impl EmulatedModel {
     }
 
     /// Returns the host's cost of a launch before its first kernel.
-    fn launch_overhead(&self) -> Duration {
+    pub(super) fn launch_overhead(&self) -> Duration {
         match &self.source {
             Source::Network(_, platform) => platform.launch_overhead,
             Source::Measured(model) => model.launch_overhead,

@@ -86,26 +86,37 @@ const LEAST: f64 = 1e-3;
 /// The tolerated share of late requests: 99% must be in time.
 pub const TOLERATED_LATE: f64 = 0.01;
 
+/// No rate above this multiple of the device's limit is tried. Only in a run with too few requests
+/// are all answered in time at such a rate.
+const MOST: f64 = 64.0;
+
 /// Finds the highest rate at which at most 1% of the requests of `simulation` are late, by binary
 /// search. `None` if no rate is held.
 ///
 /// # Errors
-/// If the arrival process has no positive, finite shape, or there is no such policy.
+/// If the arrival process has no positive, finite shape, or there is no such policy. If requests
+/// are so few that all are answered in time at any rate.
 pub fn peak(
     simulation: &DeviceSimulation,
     policy: &dyn Fn() -> Result<DeviceModel, DeviceFailure>,
 ) -> Result<Option<Peak>, DeviceFailure> {
+    let model = &simulation.model;
+    // More than the device can do with every segment run: a large batch of short requests, at no
+    // other cost.
+    let limit = 256.0 / model.time(256, if model.has_length() { 16 } else { 0 }).as_secs_f64() * 1.2;
     let trial = |rate: f64| -> Result<Option<Peak>, DeviceFailure> {
+        if rate > limit * MOST {
+            let requests = simulation.load.requests;
+            return Err(DeviceFailure(format!(
+                "{requests} requests are too few to find a peak, as all are in time at any rate: give --requests more"
+            )));
+        }
         let mut simulation = simulation.clone();
         simulation.load.rate = rate;
         simulation.give_up_above = Some(TOLERATED_LATE);
         let report = simulation.run(policy()?)?;
         Ok(report.holds(TOLERATED_LATE).then_some(Peak { rate, report }))
     };
-    let model = &simulation.model;
-    // More than the device can do with every segment run: a large batch of short requests, at no
-    // other cost.
-    let limit = 256.0 / model.time(256, if model.has_length() { 16 } else { 0 }).as_secs_f64() * 1.2;
     // If some requests leave early, the device holds more than that, hence the widening.
     Bounds { low: limit / 2.0, high: limit, least: limit * LEAST, widening: 2.0, precision: PRECISION }.highest(trial)
 }

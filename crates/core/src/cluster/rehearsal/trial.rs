@@ -28,6 +28,13 @@ const LEAD_BUDGETS: u64 = 3;
 /// Standard deviations by which the best candidate must be better than the current setting. One of
 /// forty candidates is better by chance.
 const SURE: f64 = 2.0;
+/// The same while the rule of the load decides for all models, and the remembered arrivals span
+/// [`RARE`]. Under rare bursts the rule would otherwise stay for minutes: rare bursts make
+/// deviations large. No trial has chosen the rule, so less certainty is enough to leave it. Where
+/// requests are frequent, the first trials know too little for that.
+const SURE_AT_FIRST: f64 = 1.0;
+/// The least time over which rare arrivals come.
+const RARE: Duration = Duration::from_millis(10_000);
 /// Standard deviations for a contender, and for the comparison of two candidates.
 const LIKELY: f64 = 0.7;
 /// If losses are equal, a change for sooner answers or fewer devices takes at least this many
@@ -261,6 +268,8 @@ impl Trial {
             (gain > 0.0 && (enough || !matches!(why, Ground::Delay | Ground::Devices))).then_some(why)
         };
         let now = &self.candidates[0];
+        let is_first = now.setting.behaviours.iter().all(Option::is_none);
+        let sure = if is_first && self.span() >= RARE { SURE_AT_FIRST } else { SURE };
         let known = |index: usize| {
             let tried = &self.candidates[index];
             let mut contender = Contender::new(tried.setting.clone());
@@ -271,7 +280,7 @@ impl Trial {
         if let Some(contender) = &mut contender {
             contender.add(&self.candidates[1].score, &now.score, self.came, self.past.len() - self.rush);
         }
-        if let Some(why) = better(self.candidates[best].score.difference(&now.score, consolidate, SURE)) {
+        if let Some(why) = better(self.candidates[best].score.difference(&now.score, consolidate, sure)) {
             return (best, Some(why), Some(known(best).taken(now.setting.clone())));
         }
         match contender {
@@ -280,6 +289,12 @@ impl Trial {
             }
             _ => (0, None, (best != 0).then(|| known(best))),
         }
+    }
+
+    /// The time from the first of the last arrivals to the last one. The rush before does not count.
+    fn span(&self) -> Duration {
+        let last = &self.past[self.rush..];
+        last.first().zip(last.last()).map_or(Duration::ZERO, |(first, last)| last.at.since(first.at))
     }
 
     /// Whether a candidate fares so badly at the first rates of this part that the other rates

@@ -1,12 +1,11 @@
 //! DVABatch's stages as the server finds them when it loads a model, beside the lab's own tuning.
 
-use downbeat_core::Duration;
 use downbeat_core::device::{Joining, Overlap, PolicyName, Staging, WrittenSettings};
 use downbeat_sim::device_replay::StagingSearch;
 
 use super::dvabatch::{Bench, DVA, MAX_BATCH, QOS, of_the_paper, tuned_staging};
 use super::{DeviceFailure, Figure, FigureOptions, change, each, head, mean};
-use crate::device::auto_measured::together;
+use crate::device::auto_measured::{together, without_launches};
 use crate::device::{Architecture, EmulatedModel, Glue, Platform};
 
 /// The models of which all requests have one shape. The server does not tune the others.
@@ -15,18 +14,20 @@ const MODELS: [Architecture; 4] =
 /// The most segments that the server cuts a model into for the search.
 const FINEST: usize = 12;
 
+const PLATFORM: Platform = Platform::TITAN_TENSORRT;
+
 /// Finds a model's stages as the server does, in a replay of random requests. The replay knows the
 /// latencies of the finest cut and of two lanes together.
 fn found_at_load(architecture: Architecture, options: &FigureOptions) -> Result<Staging, DeviceFailure> {
-    let model = EmulatedModel::staged(architecture, Platform::TITAN_TENSORRT, FINEST)?;
+    let model = EmulatedModel::staged(architecture, PLATFORM, FINEST)?;
     let settings =
         PolicyName::STAGED.read(&WrittenSettings::new()).map_err(|error| DeviceFailure(error.to_string()))?;
+    let (segments, launch) = without_launches(&model, MAX_BATCH)?;
     let search = StagingSearch {
         settings: &*settings.settings,
-        segments: model.profile(&[0], MAX_BATCH)?,
+        segments,
         overlap: Overlap::new([1, MAX_BATCH].map(|rows| together(&model, rows)).to_vec()),
-        // The profile includes the launch.
-        launch: Duration::ZERO,
+        launch,
         max_batch: MAX_BATCH,
         slo: Some(QOS),
         seed: options.seed.wrapping_add(1),
@@ -36,12 +37,12 @@ fn found_at_load(architecture: Architecture, options: &FigureOptions) -> Result<
 
 pub(super) fn at_load(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let found = each(&MODELS, options, |architecture| {
-        let lab = tuned_staging(Platform::TITAN_TENSORRT, *architecture, options)?.chosen;
+        let lab = tuned_staging(PLATFORM, *architecture, options)?.chosen;
         let paper = of_the_paper(*architecture);
         let stagings = [paper, found_at_load(*architecture, options)?, lab.unwrap_or(paper)];
         let (_, peak) = Bench::tuned(*architecture, paper, Glue::Rte, 1, options)?;
         let run = |staging: Staging| {
-            let bench = Bench::on(Platform::TITAN_TENSORRT, *architecture, staging, Glue::Rte, options)?;
+            let bench = Bench::on(PLATFORM, *architecture, staging, Glue::Rte, options)?;
             Ok((bench.at(peak * 0.9, DVA)?.mean_ms, bench.peak(DVA)?.rate))
         };
         Ok((stagings, stagings.into_iter().map(run).collect::<Result<Vec<_>, DeviceFailure>>()?))

@@ -244,6 +244,13 @@ pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure
 /// The load of each model, as a part of its throughput alone divided by the number of models.
 const LOADS: [f64; 3] = [0.25, 0.5, 0.75];
 
+/// Returns a model's last share in percent, with its largest batch.
+fn share_at_the_end(report: &SharingReport) -> String {
+    let last = |changes: &[(Time, u32)]| changes.last().map_or(0, |(_, value)| *value);
+    let share = f64::from(last(&report.shares)) * 100.0 / f64::from(PLATFORM.units);
+    format!("{share:.0}% x {}", last(&report.limits))
+}
+
 pub(super) fn attainment(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let alone = mixed(options)?;
     let (begin, end) = counted(options);
@@ -263,16 +270,19 @@ pub(super) fn attainment(options: &FigureOptions) -> Result<Figure, DeviceFailur
     let kept = |reports: &[SharingReport], place: usize| {
         [SLO, twice].map(|limit| reports[place].attained(begin, until, limit) * 100.0)
     };
-    let mut table =
-        vec![head("models | load | mode | alexnet | resnet50 | vgg19 | mobilenet | worse than free sharing")];
+    let mut table = vec![head(
+        "models | load | mode | alexnet | resnet50 | vgg19 | mobilenet | shares and largest batches at the end | worse than free sharing",
+    )];
     for (jobs, runs) in jobs.chunks(Mode::ALL.len()).zip(runs.chunks(Mode::ALL.len())) {
         for ((name, models, load, mode), reports) in jobs.iter().zip(runs) {
             let own = by_model(models, |place| {
                 let [once, twice] = kept(reports, place);
                 format!("{once:.1} / {twice:.1}")
             });
-            let mut worse = String::new();
+            let (mut at_the_end, mut worse) = (String::new(), String::new());
             if *mode == Mode::Gslice {
+                let shares: Vec<String> = reports.iter().map(share_at_the_end).collect();
+                at_the_end = shares.join(", ");
                 let free = jobs.iter().zip(runs).filter(|((.., mode), _)| mode.is_free());
                 for ((.., other), others) in free {
                     for (place, model) in models.iter().enumerate() {
@@ -284,7 +294,7 @@ pub(super) fn attainment(options: &FigureOptions) -> Result<Figure, DeviceFailur
                 }
             }
             let first = [(*name).to_owned(), format!("{:.0}%", load * 100.0), mode.name().to_owned()];
-            table.push([first.to_vec(), own, vec![worse.trim_end_matches("; ").to_owned()]].concat());
+            table.push([first.to_vec(), own, vec![at_the_end, worse.trim_end_matches("; ").to_owned()]].concat());
         }
     }
     let note = "Requests that were answered within the SLO of 25 ms / within twice that, in percent, from their arrival on. Poisson arrivals, the same in all modes; each model's load is that part of what it answers alone, over the number of models. \

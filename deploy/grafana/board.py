@@ -147,6 +147,8 @@ def fill(board):
     board.chart("GPUs in use", [(f"nv_gpu_utilization{{{SERVER}}}", "{{gpu_uuid}}")], "percentunit", "As the driver measures it.", most=1)
     board.chart("Memory of GPUs", [(f"nv_gpu_memory_used_bytes{{{SERVER}}}", "{{gpu_uuid}} used"), (f"nv_gpu_memory_total_bytes{{{SERVER}}}", "{{gpu_uuid}} in all")], "bytes",
                 "As the driver measures it.")
+    board.chart("Memory of models", [(f"sum by (instance, device, part) (downbeat_device_memory_bytes{{{SERVER}}})", "{{instance}}, {{device}}: {{part}}")], "bytes",
+                "What models hold of each device: weights, sessions of GPUs, and on the CPU input rings and runs.")
 
     board.row("Which models are in service?")
     board.table("Models", [

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 
-PROTOCOL = 8
+PROTOCOL = 9
 MAGIC = b"downbeat"
 DIALLER = b"downbeat cluster: dialler\0"
 TIMEOUT_S = 30

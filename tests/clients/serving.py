@@ -216,14 +216,27 @@ class Server:
 @contextlib.contextmanager
 def cluster(binary, repository, folder, *flags, models):
     """A scheduler, a backend with these flags, and a frontend that serves these models of it, which is given."""
+    with processes(binary, repository, folder, *flags, models=models) as (_, _, (frontend,)):
+        yield frontend
+
+
+@contextlib.contextmanager
+def processes(binary, repository, folder, *flags, models, backends=1, frontends=1, engine="onnxruntime"):
+    """A cluster: its scheduler, its backends with these flags, and its frontends, which serve these models."""
     (port,) = free_ports(1)
     apart = ("--schedulers", f"127.0.0.1:{port}")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(Server(binary, repository, folder, *apart, role="scheduler", wait=False))
-        stack.enter_context(Server(binary, repository, folder, *apart, *flags, role="backend"))
-        frontend = stack.enter_context(Server(binary, repository, folder, *apart, "--listen", "127.0.0.1:0", role="frontend"))
+        def start(*more, **options):
+            return stack.enter_context(Server(binary, repository, folder, *apart, *more, **options))
+
+        scheduler = start(role="scheduler", wait=False)
+        # They load side by side.
+        backends = [start(*flags, engine=engine, role="backend", wait=False) for _ in range(backends)]
+        frontends = [start("--listen", "127.0.0.1:0", role="frontend", wait=False) for _ in range(frontends)]
+        for process in [scheduler, *backends, *frontends]:
+            process.wait_ready()
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not all(requests.get(f"{frontend.url}/v2/models/{model}/ready", timeout=10).status_code == 200 for model in models):
-            assert time.monotonic() < deadline, frontend.log
+        while not all(requests.get(f"{frontend.url}/v2/models/{model}/ready", timeout=10).status_code == 200 for frontend in frontends for model in models):
+            assert time.monotonic() < deadline, [frontend.log for frontend in frontends]
             time.sleep(0.02)
-        yield frontend
+        yield scheduler, backends, frontends

@@ -141,3 +141,35 @@ def test_a_log_of_several_files_is_one_log(start, repository, folder, binary):
     assert '(id "last") for quick [1] came at' in why(binary, "last", folder)
     replays = [log(binary, "replay", file) for file in folder.glob("*.log") if file.stat().st_size]
     assert any("the begin of the log is gone" in replay.stderr for replay in replays)
+
+
+def test_changes_at_an_instant_are_told_by_model(start, repository, folder, binary):
+    models.add(repository, "first", 1)
+    models.add(repository, "second", 2)
+    server = start(repository, "--decision-log", str(folder))
+
+    def ask_for_a_while(*names):
+        """Asks each of these models in turn for longer than the least part of a log that is compared."""
+        end = time.monotonic() + 2.5
+        with httpclient.InferenceServerClient(server.http) as client:
+            while time.monotonic() < end:
+                for name in names:
+                    tensor = httpclient.InferInput("x", [1, 4], "FP32")
+                    tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+                    client.infer(name, [tensor])
+
+    ask_for_a_while("first")
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{time.time_ns() // 1_000_000 % 1000:03}Z"
+    ask_for_a_while("first", "second")
+    server.stop()
+    done = log(binary, "changes", at, folder)
+    assert done.returncode == 0, done.stderr
+    assert "Requests for second began to come: " in done.stdout and "| first " in done.stdout, done.stdout
+    told = json.loads(log(binary, "changes", at, folder, "--span", "2s", "--json").stdout)
+    of = {change["model"]: change for change in told["models"]}
+    assert of["second"]["before"]["offered_per_s"] == 0 and of["second"]["before"]["in_time"] is None
+    assert of["second"]["after"]["in_time"] == 1 and of["first"]["before"]["in_time"] == 1
+    assert of["first"]["before"]["batch"] == 1 and of["first"]["before"]["devices"] > 0
+    assert told["before_s"] <= 2 and told["after_s"] <= 2
+    wrong = log(binary, "changes", "0s", folder)
+    assert wrong.returncode != 0 and "at least a second after its begin" in wrong.stderr, wrong.stderr

@@ -1,11 +1,15 @@
 """Statistics and metrics: Triton's names, and numbers that add up."""
+import concurrent.futures
+
 import requests
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
+import emulated
 import models
+from serving import processes
 
 # docs of Triton 2.51, "Inference Request Metrics"; what boards are drawn from.
 COUNTERS = ["nv_inference_request_success", "nv_inference_request_failure", "nv_inference_count", "nv_inference_exec_count",
@@ -73,3 +77,39 @@ def test_queue_depth_is_back_at_zero_and_the_page_can_be_read(examples):
     families = {family.name for family in text_string_to_metric_families(text)}
     assert "nv_inference_count" in families and "downbeat_batch_size" in families
     assert examples.metric("nv_inference_pending_request_count") == 0
+
+
+def test_frontends_count_the_batches_of_their_requests_once(binary, tmp_path):
+    """Eight requests of two frontends make one batch, which leaves once it is full."""
+    repository = tmp_path / "models"
+    emulated.write(repository, "m", "alpha_ms = 1\nbeta_ms = 20\nmax_batch = 8\n")
+    (repository / "m" / "config.pbtxt").write_text("max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 60000000 }\n")
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.0]}]}
+    flags = ("--scheduler", "timeout", "--devices", "1")
+    with processes(binary, repository, tmp_path, *flags, models=["m"], frontends=2, engine="emulated") as (_, (backend,), frontends):
+        ask = lambda frontend: requests.post(f"{frontend.url}/v2/models/m/infer", json=body, timeout=120).status_code
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            for _ in range(3):
+                assert set(pool.map(ask, [frontends[0]] * 3 + [frontends[1]] * 5)) == {200}
+
+        def both(name, **labels):
+            return sum(frontend.metric(name, model="m", **labels) for frontend in frontends)
+
+        assert both("nv_inference_exec_count") == backend.metric("nv_inference_exec_count", model="m") == 3
+        assert [frontend.metric("nv_inference_count", model="m") for frontend in frontends] == [9, 15]
+        assert (both("downbeat_batch_size_count"), both("downbeat_batch_size_sum")) == (3, 24)
+        for frontend in frontends:
+            micros = {part: frontend.metric(f"nv_inference_{part}_duration_us", model="m") for part in ("request", "queue", "compute_input", "compute_infer", "compute_output")}
+            ran = frontend.metric("nv_inference_count", model="m")
+            # A batch of eight takes 28 ms, and each of its requests has that time.
+            assert micros["compute_infer"] >= 28_000 * ran and micros["queue"] > 0, micros
+            assert sum(micros.values()) - micros["request"] <= micros["request"], micros
+            [statistics] = requests.get(f"{frontend.url}/v2/models/m/stats", timeout=60).json()["model_stats"]
+            assert {batch["batch_size"] for batch in statistics["batch_stats"]} <= {8} and statistics["inference_stats"]["compute_infer"]["ns"] >= 28_000_000 * ran
+
+
+def test_memory_of_models_by_device(start, repository):
+    models.add(repository, "one", 1)
+    server = start(repository)
+    parts = {part: server.metric("downbeat_device_memory_bytes", device="cpu", part=part) for part in ("weights", "rings", "runs")}
+    assert parts["weights"] > 0 and sum(parts.values()) == server.metric("downbeat_models_memory_bytes"), parts

@@ -1,4 +1,4 @@
-"""The page /ui, in Debian's Chromium: its figures, its keys, its looks."""
+"""The page /ui, in Debian's Chromium and Firefox: its figures, its keys, its looks."""
 import concurrent.futures
 import json
 import os
@@ -10,15 +10,32 @@ import pytest
 import requests
 
 import ensembles
-from browser import PROGRAM, Browser
-from serving import EXAMPLES
+from browser import FIREFOX, PROGRAM, Browser, Firefox
+from serving import EXAMPLES, processes
 
 DIGIT = json.loads((EXAMPLES / "digit.json").read_text())
 # An SLO that a busy machine keeps, and one that no machine keeps.
 SLOS = ("--slo-ms", "digits=3600000", "--slo-ms", "mlp=0.0001")
 VARIABLE = "DOWNBEAT_PICTURES"
 
-needs_browser = pytest.mark.skipif(PROGRAM is None and "DOWNBEAT_REQUIRE_BROWSER" not in os.environ, reason="Debian's package chromium is not installed")
+IS_REQUIRED = "DOWNBEAT_REQUIRE_BROWSER" in os.environ
+needs_browser = pytest.mark.skipif(PROGRAM is None and not IS_REQUIRED, reason="Debian's package chromium is not installed")
+needs_firefox = pytest.mark.skipif(FIREFOX is None and not IS_REQUIRED, reason="Debian's package firefox-esr is not installed")
+PHONE = {"width": 390, "height": 844, "scale": 2, "mobile": True}
+# Chromium changes between light and dark while it runs. Firefox starts with one of them.
+BROWSERS = [
+    pytest.param(Browser, {"light": {}, "dark": {"dark": True}, "zoom": {"width": 1600, "height": 1125, "scale": 0.8}, "phone": PHONE}, marks=needs_browser, id="chromium"),
+    pytest.param(Firefox, {"firefox-light": {}, "firefox-phone": PHONE}, marks=needs_firefox, id="firefox"),
+]
+# An expression: whether each canvas in sight has more than one colour.
+ARE_DRAWN = """[...document.querySelectorAll('canvas')].filter((canvas) => canvas.width && canvas.offsetParent).every((canvas) => {
+    const pen = Object.assign(document.createElement('canvas'), {width: canvas.width, height: canvas.height}).getContext('2d', {willReadFrequently: true});
+    pen.drawImage(canvas, 0, 0);
+    const pixels = new Uint32Array(pen.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+    return pixels.some((pixel) => pixel !== pixels[0]);
+})"""
+# An expression: how light the page is, from 0 to 255.
+LIGHTNESS = "Math.max(...getComputedStyle(document.body).backgroundColor.match(/[0-9.]+/g).slice(0, 3).map(Number))"
 
 
 def infer(server, model="digits", body=DIGIT, **more):
@@ -125,12 +142,13 @@ def test_missed_requests_have_commands_with_a_decision_log(start, copied_example
 
 def test_launches_say_why_their_batches_left(start, copied_examples):
     server = start(copied_examples, *SLOS, engine="rten")
-    for _ in range(3):
-        assert infer(server).status_code == 200
+    for name in ("cam-0", "", "x" * 5000):
+        assert infer(server, body=dict(DIGIT, id=name)).status_code == 200
     timeline = requests.get(f"{server.url}/v2/timeline?seconds=60", timeout=60).json()
     launches = [launch for device in timeline["devices"] if device["model"] == "digits" for launch in device["launches"]]
     served = [launch for launch in launches if "granted" in launch]
     assert served and sum(launch["members"] for launch in served) == 3
+    assert sorted(name for launch in served for name in launch.get("ids", [""] * launch["members"])) == ["", "cam-0", "x" * 64]
     for launch in served:
         assert launch["left"]["rule"] in timeline["rules"] and launch["left"]["behind"] == 0
         assert len(launch["requests"]) == launch["members"] and launch["deadline_ns"] > launch["end_ns"]
@@ -163,10 +181,10 @@ def test_a_what_if_replays_the_last_requests(start, copied_examples):
     assert all(answer.headers["Retry-After"] == "1" for answer in answers if answer.status_code == 429)
 
 
-@needs_browser
-def test_the_page_shows_what_the_server_does(start, copied_examples, tmp_path):
+@pytest.mark.parametrize("program, looks", BROWSERS)
+def test_the_page_shows_what_the_server_does(start, copied_examples, tmp_path, program, looks):
     server = start(copied_examples, *SLOS, engine="rten")
-    with Browser(tmp_path) as browser:
+    with program(tmp_path) as browser:
         browser.look()
         browser.open(f"{server.url}/ui")
         browser.wait_for(f"({cell('digits', 1)}) === 'ready'")
@@ -175,7 +193,7 @@ def test_the_page_shows_what_the_server_does(start, copied_examples, tmp_path):
         drawn = "state.boxes.some((box) => box.launch.model === 'digits')"
         browser.wait_for("document.getElementById('table') && state.samples.length >= 2")
         while not browser.run(drawn):
-            assert infer(server).status_code == 200
+            assert infer(server, body=dict(DIGIT, id="<cam>\u202e7\n")).status_code == 200
         browser.wait_for(f"({cell('digits', 3)}) === '100%'")
         browser.wait_for(f"({tile('In time, 5 minutes')}) === '100%'")
         assert browser.run(f"/^\\d.*\\/s$/.test({tile('Goodput')})")
@@ -183,10 +201,12 @@ def test_the_page_shows_what_the_server_does(start, copied_examples, tmp_path):
         # A launch that is pointed at is described.
         browser.press(" ", 32)
         assert browser.run("state.paused && document.getElementById('pause').innerText") == "Go on"
-        browser.run("draw_timelines(); (() => { const box = state.boxes.at(-1), at = box.canvas.getBoundingClientRect();"
+        browser.run("draw_timelines(), (() => { const box = state.boxes.at(-1), at = box.canvas.getBoundingClientRect();"
                     " box.canvas.dispatchEvent(new PointerEvent('pointermove', {clientX: at.left + (box.left + box.right) / 2, clientY: at.top + box.top + 9})); })()")
         told = browser.run("document.getElementById('launch').innerText")
         assert "digits version 1" in told and "It left then because " in told and "before its earliest deadline. Request" in told
+        # The client's id is text on one line, and no character of it changes the order of the others.
+        assert r"(<cam>\u{202e}7\u{a})" in told and browser.run("document.querySelectorAll('#launch *').length") == 0, told
         # So is the launch before it, by the keys alone.
         browser.run("state.boxes.at(-1).canvas.focus()")
         browser.press("ArrowUp", 38)
@@ -210,14 +230,31 @@ def test_the_page_shows_what_the_server_does(start, copied_examples, tmp_path):
         browser.run("document.querySelector('#asked button[type=reset]').click()")
         browser.wait_for("document.getElementById('what-if-status').innerText.includes('Now, measured: 100%')")
         assert browser.run("document.querySelectorAll('#what-if-body canvas').length") == 1
-        for name, options in {
-            "light": {}, "dark": {"dark": True}, "zoom": {"width": 1600, "height": 1125, "scale": 0.8}, "phone": {"width": 390, "height": 844, "scale": 2, "mobile": True},
-        }.items():
+        for name, options in looks.items():
             browser.look(**options)
             browser.wait_for(f"innerWidth === {options.get('width', 1280)}")
             browser.run("scrollTo(0, 0), new Promise((done) => setTimeout(done, 1200))")
             keep(browser, name)
             assert browser.run("document.documentElement.scrollWidth <= innerWidth"), f"{name}: the page is wider than its window"
+            assert browser.run(ARE_DRAWN), name
+            assert (browser.run(LIGHTNESS) < 128) == options.get("dark", False), name
+        assert not browser.troubles, browser.troubles
+
+
+@needs_firefox
+def test_the_page_is_dark_in_a_dark_firefox(start, copied_examples, tmp_path):
+    server = start(copied_examples, *SLOS, engine="rten")
+    with Firefox(tmp_path, dark=True) as browser:
+        browser.look()
+        browser.open(f"{server.url}/ui")
+        browser.wait_for("document.getElementById('table') && state.samples.length >= 2")
+        while not browser.run("state.boxes.length > 0"):
+            assert infer(server).status_code == 200
+        browser.run("[...document.querySelectorAll('#table button')].find((button) => button.innerText === 'digits').click()")
+        browser.wait_for("document.querySelectorAll('#model canvas').length >= 3")
+        assert browser.run(LIGHTNESS) < 128
+        browser.wait_for(ARE_DRAWN)
+        keep(browser, "firefox-dark")
         assert not browser.troubles, browser.troubles
 
 
@@ -314,3 +351,41 @@ def test_the_page_shows_pipelines_and_tenants(start, repository, tmp_path, binar
             keep(browser, name)
             assert browser.run("document.documentElement.scrollWidth <= innerWidth"), f"{name}: the page is wider than its window"
         assert not [trouble for trouble in browser.troubles if "401" not in str(trouble)], browser.troubles
+
+
+def test_frontends_of_a_cluster_tell_what_their_requests_did(binary, copied_examples, tmp_path):
+    with processes(binary, copied_examples, tmp_path, *SLOS, models=["digits"], engine="rten") as (scheduler, _, (frontend,)):
+        for _ in range(3):
+            assert infer(frontend).status_code == 200
+        live = requests.get(f"{frontend.url}/v2/live?history=true", timeout=60).json()
+        digits = next(model for model in live["models"] if model["model"] == "digits")
+        assert (digits["in_time"], digits["late"], digits["slo_ms"], digits["state"]) == (3, 0, 3_600_000, "READY")
+        assert sum(digits["latency"]) == 3 and 1 <= sum(digits["batches"]) <= 3
+        assert live["in_cluster"] and live["device_busy_s"] == []
+        assert requests.get(f"{scheduler.url}/v2/live", timeout=60).status_code == 404
+
+
+@needs_browser
+def test_each_process_of_a_cluster_has_its_page(binary, copied_examples, tmp_path):
+    with processes(binary, copied_examples, tmp_path, *SLOS, models=["digits"], backends=2, frontends=2, engine="rten") as (scheduler, backends, frontends):
+        shown = "[...document.querySelectorAll('main > section')].filter((part) => !part.hidden).map((part) => part.id)"
+        whole = ["overview", "devices", "models", "what-if", "cluster"]
+        expected = [("scheduler", scheduler, ["cluster"]), ("frontend", frontends[0], ["overview", "models", "cluster"]), ("backend", backends[0], whole)]
+        with Browser(tmp_path) as browser:
+            browser.look()
+            for role, process, parts in expected:
+                browser.open(f"{process.url}/ui")
+                browser.wait_for(f"document.getElementById('cluster-body').innerText.includes('This process is a {role}')")
+                # Requests at one time go to both backends.
+                with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                    while role != "scheduler" and browser.run(f"({cell('digits', 3)}) !== '100%'"):
+                        assert {answer.status_code for answer in pool.map(lambda _: infer(frontends[0]), range(16))} == {200}
+                browser.wait_for(f"JSON.stringify({shown}) === '{json.dumps(parts, separators=(',', ':'))}'")
+                # The scheduler knows all processes. A frontend and a backend know each other once a batch of one has been at the other.
+                peers = "[...document.querySelectorAll('#cluster-body table[aria-label=\"Connected processes\"] tbody tr')].map((peer) => peer.cells[0].innerText)"
+                browser.wait_for(f"{peers}.length >= {4 if role == 'scheduler' else 2}")
+                assert sorted(browser.run(peers)) == ["backend"] * 2 + ["frontend"] * 2 if role == "scheduler" else "scheduler" in browser.run(peers)
+                browser.run("new Promise((done) => setTimeout(done, 1200))")
+                keep(browser, f"cluster-{role}")
+                # A process without figures says so by its status, which the browser writes down.
+                assert not [trouble for trouble in browser.troubles if "404" not in str(trouble)], browser.troubles

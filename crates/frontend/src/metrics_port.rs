@@ -13,18 +13,18 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::connections::{Connections, Stage};
-use crate::http::{HttpState, Routed, Sender, admitted, health_routes, serve_answers, with_slashes};
+use crate::http::{HttpState, Routed, Sender, admitted, serve_answers, with_slashes};
 
 /// Makes the answer at `/metrics`.
 pub type MetricsText = Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>;
 
-/// Answers scrapes and probes until the process ends: the last moments of a drain should be seen,
-/// too.
+/// Answers scrapes, and requests of the routes `others`, until the process ends: the last moments of
+/// a drain should be seen, too.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     connections: Connections,
     metrics: MetricsText,
-    state: HttpState<S>,
+    (state, others): (HttpState<S>, Router<HttpState<S>>),
 ) {
     let scrape = move |Sender { client, .. }: Sender| {
         let metrics = metrics.clone();
@@ -40,7 +40,7 @@ pub async fn serve<S: Service>(
         }
     };
     let names = state.options().allow_host.clone();
-    let router = admitted(Router::new().route("/metrics", get(scrape)).merge(health_routes()), state);
+    let router = admitted(Router::new().route("/metrics", get(scrape)).merge(others), state);
     let (_serving, stages) = watch::channel(Stage::Serving);
     serve_answers(listener, connections, Routed(with_slashes(router)), &names, stages).await;
 }

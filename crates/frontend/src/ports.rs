@@ -167,7 +167,7 @@ impl Ports {
             tracing::info!(%address, "metrics");
             // The metrics port is no frontend: it serves until the end, to show the last moments of
             // a drain.
-            tokio::spawn(metrics_port::serve(listener, self.own, metrics, state));
+            tokio::spawn(metrics_port::serve(listener, self.own, metrics, (state, http::health_routes())));
         }
         Ok(frontends)
     }
@@ -190,7 +190,9 @@ impl Ports {
         for (port, what) in [(self.http, "HTTP"), (self.metrics, "metrics")] {
             if let Some((listener, address)) = port {
                 tracing::info!(%address, "{what}");
-                tokio::spawn(metrics_port::serve(listener, self.own.clone(), metrics.clone(), state.clone()));
+                let (own, metrics) = (self.own.clone(), metrics.clone());
+                let answers = (state.clone(), http::health_routes_with_page());
+                tokio::spawn(metrics_port::serve(listener, own, metrics, answers));
             }
         }
         Ok(())

@@ -4,6 +4,8 @@
 const EVERY_MS = 1000;
 // Seconds of samples that the page keeps, and shows in charts over time.
 const KEPT_S = 300;
+// How often the page asks about the cluster.
+const CLUSTER_MS = 5000;
 // The server remembers launches for so long.
 const PAST_S = 60;
 const OBJECTIVE = 0.99;
@@ -17,7 +19,7 @@ const REASONS = {
 const NOT_MISSED = ["cancelled", "unloaded", "engine_error", "run_ended", "lost"];
 
 const $ = (id) => document.getElementById(id);
-const state = { samples: [], history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, missed: null, pointed: null, rules: {}, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
+const state = { samples: [], cluster_ms: 0, history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, missed: null, pointed: null, rules: {}, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
 
 // -- figures
 
@@ -103,7 +105,7 @@ async function ask(path) {
     throw new Error(state.key ? "the key has no scope `read`, or is for some models alone" : "an API key is needed");
   }
   const told = await answer.json().catch(() => ({ error: "status " + answer.status }));
-  if (!answer.ok) throw new Error(told.error || "status " + answer.status);
+  if (!answer.ok) throw Object.assign(new Error(told.error || "status " + answer.status), { status: answer.status });
   $("login").hidden = true;
   return told;
 }
@@ -120,7 +122,8 @@ async function look() {
   while (live.wall_ms - state.samples[0].wall_ms > 1000 * KEPT_S) state.samples.splice(1, 1);
   // All that the server remembers at first, and then what is new since the last answer.
   const since_s = last && state.launches.size ? (live.now_ns - state.clock) / 1e9 + 0.5 : PAST_S;
-  take_launches(await ask("/v2/timeline?seconds=" + Math.min(PAST_S, Math.max(0.5, since_s))));
+  // A frontend of a cluster has no devices.
+  if (live.device_busy_s.length) take_launches(await ask("/v2/timeline?seconds=" + Math.min(PAST_S, Math.max(0.5, since_s))));
   if (state.chosen) await look_at_missed(live.by_key.get(state.chosen));
 }
 
@@ -233,7 +236,7 @@ function draw_overall(live) {
   chart($("overall"), "rates", "Requests a second", [["offered", style("--quiet"), true], ["in time", style("--good")], ["missed", style("--bad")]], rates, (value) => fixed(value, value < 10 ? 1 : 0), { least: 1 });
   const busy = over_time((before, now, seconds) => now.device_busy_s.map((busy, place) => Math.min(1, Math.max(0, busy - before.device_busy_s[place]) / seconds)));
   const lines = live.device_busy_s.map((_, device) => [`device ${device}`, COLORS[device % COLORS.length]]);
-  chart($("overall"), "busy", "Busy share of the devices", lines, busy, (value) => fixed(100 * value, 0) + "%", { most: 1 });
+  if (lines.length) chart($("overall"), "busy", "Busy share of the devices", lines, busy, (value) => fixed(100 * value, 0) + "%", { most: 1 });
 }
 
 // -- the timeline of devices
@@ -256,7 +259,9 @@ function draw_timelines() {
     const entry = element("li");
     const mark = element("i");
     mark.style.background = color_of(model);
-    entry.append(mark, model);
+    const ran = sum(devices.map(([, device]) => sum([...device.values()].filter((launch) => launch.model === model).map((launch) => Math.max(0, Math.min(end, launch.end_ns) - Math.max(begin, launch.begin_ns))))));
+    entry.append(mark, `${model} ${fixed((100 * ran) / (end - begin) / devices.length, 0)}%`);
+    entry.title = "The part of the shown time in which its launches ran, on average over the devices";
     return entry;
   }));
   const boxes = devices.map(([number, device]) => {
@@ -381,13 +386,19 @@ function point(event) {
   if (found && !same_launch(found.launch, state.pointed)) show_launch(found.launch);
 }
 
+// A client's text on one line. Characters that break a line, or change the order of the others, are shown by their numbers.
+const plain = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (character) => `\\u{${character.codePointAt(0).toString(16)}}`);
+
+// A request by its number in the decision log, and by the client's id if it has one.
+const named = (number, id) => (id ? `r${number} (${plain(id)})` : "r" + number);
+
 function describe(launch) {
   const took = (launch.end_ns - launch.begin_ns) / 1e6, ago = (state.clock - launch.end_ns) / 1e9;
   const padding = launch.computed_rows > launch.rows ? ` (${launch.computed_rows} were computed)` : "";
   const steps = (launch.steps || []).map((step) => `step ${step.step} of ${step.pipeline} #${step.request}`).join(", ");
-  const ran = `${launch.model} version ${launch.version}, lane ${launch.lane}, policy ${launch.policy}: batch ${launch.granted ?? launch.batch} of ${launch.rows} items${padding} ran for ${milliseconds(took)} and ended ${fixed(Math.max(0, ago), 2)} s ago${steps ? "; " + steps : ""}.`;
+  const ran = `${launch.model} version ${launch.version}, lane ${launch.lane}, policy ${launch.policy}: batch ${launch.granted ?? launch.batch} of ${launch.rows} item${launch.rows === 1 ? "" : "s"}${padding} ran for ${milliseconds(took)} and ended ${fixed(Math.max(0, ago), 2)} s ago${steps ? "; " + steps : ""}.`;
   const more = launch.members - launch.requests.length;
-  const requests = `Request${launch.members === 1 ? "" : "s"} ${launch.requests.map((number) => "r" + number).join(", ")}${more > 0 ? ` and ${more} more` : ""}.`;
+  const requests = `Request${launch.members === 1 ? "" : "s"} ${launch.requests.map((number, place) => named(number, launch.ids?.[place])).join(", ")}${more > 0 ? ` and ${more} more` : ""}.`;
   return [ran, why_then(launch), deadline_of(launch), requests].filter(Boolean).join(" ");
 }
 
@@ -506,7 +517,7 @@ function draw_missed() {
   }
   const of = (left) => (left === null ? "none" : `${milliseconds(Math.abs(left))} ${left < 0 ? "late" : "left"}`);
   const table = table_of("The last requests that missed", ["-request", "ended", "took", "deadline", "-reason", "-why"], told.requests.map((request) => [
-    request.id || request.trace || (request.number === undefined ? "no id" : "r" + request.number), new Date(request.ended_ms).toLocaleTimeString(), milliseconds(request.took_ms), of(request.left_ms), request.reason, request.why,
+    plain(request.id || "") || request.trace || (request.number === undefined ? "no id" : "r" + request.number), new Date(request.ended_ms).toLocaleTimeString(), milliseconds(request.took_ms), of(request.left_ms), request.reason, request.why,
   ]));
   told.requests.forEach((request, place) => {
     const { cells } = table.tBodies[0].rows[place];
@@ -642,20 +653,22 @@ function draw_what_if(told) {
 
 async function draw_cluster() {
   const where = $("cluster-body"), live = state.samples.at(-1);
-  // A frontend of a cluster has no figures of models, and knows its cluster.
+  state.cluster_ms = Date.now();
+  // A scheduler has no figures of models, and knows its cluster.
   if (live && !live.in_cluster) {
     where.replaceChildren(element("p", "This server is in no cluster."));
     return;
   }
   try {
     const cluster = await ask("/v2/cluster");
-    const peers = cluster.peers.map((peer) => `${peer.role} ${peer.name} at ${peer.address}`);
     where.replaceChildren(
       element("p", `This process is a ${cluster.role} (${cluster.name}) in epoch ${cluster.epoch}. ${cluster.leads ? "It leads." : cluster.leader === undefined ? "It knows no leader." : `Scheduler ${cluster.leader} leads.`}`),
-      element("ul"),
     );
-    where.lastChild.append(...peers.map((peer) => element("li", peer)));
-    const us = (value) => milliseconds(value / 1000), more = [];
+    if (cluster.role === "frontend") where.append(element("p", "The pages of the backends have devices, profiles and waiting requests."));
+    const us = (value) => (value === undefined ? "" : milliseconds(value / 1000)), more = [];
+    if (cluster.peers.length) more.push(table_of("Connected processes", ["-role", "-name", "-address", "-large tensors go by", "round trip"], cluster.peers.map((peer) => [
+      peer.role, peer.name, peer.address || "none: it dials", peer.transport.replace("_", " "), us(peer.round_trip_us),
+    ])));
     if (cluster.sub_clusters?.length) more.push(table_of("Sub-clusters", ["-sub-cluster", "-models", "-backends"], cluster.sub_clusters.map((sub, place) => [
       String(place), sub.models.join(", "), sub.backends.map((backend) => backend.name + (backend.missing.length ? ` (lacks ${backend.missing.join(", ")})` : "")).join(", "),
     ])));
@@ -674,13 +687,23 @@ async function draw_cluster() {
 
 // -- the page
 
+// Shows the parts of the page that this process has figures for, and the links to them.
+function show_parts(parts) {
+  for (const [part, is_there] of Object.entries(parts)) {
+    if ($(part)) $(part).hidden = !is_there;
+    for (const link of document.querySelectorAll(`nav a[href="#${part}"], nav a[href="${part}"]`)) link.hidden = !is_there;
+  }
+}
+
 function draw() {
   const live = state.samples.at(-1);
   if (!live) return;
   $("server").textContent = `${live.server} ${live.version}`;
   draw_tiles(live);
   draw_overall(live);
-  draw_timelines();
+  const has_devices = live.device_busy_s.length > 0;
+  show_parts({ overview: true, models: true, devices: has_devices, "what-if": has_devices });
+  if (has_devices) draw_timelines();
   draw_table(live);
   if (state.chosen) draw_model(live);
   draw_pipelines(live);
@@ -694,11 +717,14 @@ async function turn() {
       $("status").textContent = `as of ${new Date(state.samples.at(-1).wall_ms).toLocaleTimeString()}`;
       $("status").className = "";
       draw();
-      if (state.samples.length === 1) draw_cluster();
+      if (Date.now() - state.cluster_ms > CLUSTER_MS) draw_cluster();
     } catch (error) {
-      $("status").textContent = `no figures: ${error.message}`;
-      $("status").className = "bad";
-      if (!state.samples.length && $("login").hidden) draw_cluster();
+      // A scheduler of a cluster runs no models.
+      const has_none = error.status === 404;
+      $("status").textContent = has_none ? "this process runs no models" : `no figures: ${error.message}`;
+      $("status").className = has_none ? "" : "bad";
+      if (has_none) show_parts({ overview: false, models: false, devices: false, "what-if": false, "/docs": false });
+      if (!state.samples.length && $("login").hidden && Date.now() - state.cluster_ms > CLUSTER_MS) draw_cluster();
     }
   }
   setTimeout(turn, EVERY_MS);

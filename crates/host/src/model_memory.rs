@@ -78,18 +78,26 @@ impl ModelMemory {
         HeldMemory { memory: self.clone(), id }
     }
 
-    fn together<'a>(&self, versions: impl Iterator<Item = &'a Version>) -> u64 {
+    /// The bytes of these versions together, by [`MemoryPart`].
+    fn parts<'a>(&self, versions: impl Iterator<Item = &'a Version>) -> [u64; 3] {
         let add = |[weights, rings, runs]: [u64; 3], version: &Version| {
             let [more_weights, more_rings, run] = version.bytes;
             [weights.saturating_add(more_weights), rings.saturating_add(more_rings), runs.saturating_add(run)]
         };
         let [weights, rings, runs] = versions.fold([0; 3], add);
-        weights.saturating_add(rings).saturating_add(runs.min(self.runs.unwrap_or(u64::MAX)))
+        [weights, rings, runs.min(self.runs.unwrap_or(u64::MAX))]
+    }
+
+    fn together<'a>(&self, versions: impl Iterator<Item = &'a Version>) -> u64 {
+        self.parts(versions).into_iter().fold(0, u64::saturating_add)
     }
 
     /// Reports in metrics the bytes that all versions hold, and the limit.
     pub fn update_metrics(&self, metrics: &Metrics) {
-        metrics.set_models_memory(self.together(self.held.lock().versions.values()), self.limit);
+        let [weights, rings, runs] = self.parts(self.held.lock().versions.values());
+        metrics.set_models_memory(weights.saturating_add(rings).saturating_add(runs), self.limit);
+        // All devices of a CPU share its memory.
+        metrics.set_device_memory("cpu", [("weights", weights), ("rings", rings), ("runs", runs)]);
     }
 }
 

@@ -246,7 +246,7 @@ impl World {
                     let granted = numbers.into_iter().map(|number| (number, left, number)).collect();
                     said.push(Message::Inputs { batch, granted, gone: Vec::new() });
                 }
-                LinkEvent::Message(_, Message::Answers(answers)) => self.done += answers.len() as u64,
+                LinkEvent::Message(_, Message::Answers { answers, .. }) => self.done += answers.len() as u64,
                 _ => {}
             }
         }
@@ -317,13 +317,13 @@ impl World {
                 }
                 Node::Frontend(_) => {
                     let answers = members.iter().map(|member| (member.number, Outcome::Outputs(0))).collect();
-                    self.say(BACKEND, Message::Answers(answers));
+                    self.say(BACKEND, Message::Answers { run: None, answers });
                 }
                 Node::Backend(node) => {
                     let outcomes = members.iter().map(|member| (*member, Outcome::Outputs(0))).collect();
                     let ran = Some((members.len() as u32, Duration::from_millis(1)));
                     let begin = now();
-                    node.handle_ran(self.time, batch, ran, outcomes);
+                    node.handle_ran(self.time, batch, ran, None, outcomes);
                     self.nanos += begin.elapsed().as_nanos() as u64;
                 }
             }

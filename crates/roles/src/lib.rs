@@ -68,8 +68,8 @@ pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, Re
 pub use link::{Frame, LinkTiming, MOST_UNACKED};
 pub use links::{LinkEvent, Links};
 pub use message::{
-    BatchKey, Delays, HandedIn, Hello, Loadable, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan,
-    QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
+    BatchKey, BatchRun, Delays, HandedIn, Hello, Loadable, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL,
+    Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
 };
 pub use role_node::RoleNode;
 pub use scheduler::{ModelBudget, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterOptions};

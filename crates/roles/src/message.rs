@@ -17,7 +17,7 @@ use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
-pub const PROTOCOL: u16 = 8;
+pub const PROTOCOL: u16 = 9;
 
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
@@ -314,6 +314,23 @@ pub enum Outcome<P> {
     },
 }
 
+/// The run of a batch, for the counts of the frontends whose requests it answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BatchRun {
+    /// Items of the batch, with the requests of other frontends and padding.
+    pub items: u32,
+    /// The time that joining the inputs took.
+    pub compute_input: Duration,
+    /// The time that the engine's run took.
+    pub compute_infer: Duration,
+    /// The time that separating the outputs took.
+    pub compute_output: Duration,
+    /// How long ago the run ended.
+    pub ended_ago: Duration,
+    /// Whether the receiver counts the batch. Of all frontends with requests in the batch, one does.
+    pub counts: bool,
+}
+
 /// Any message on a link. Each variant is worded as the sender speaks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Message<P> {
@@ -413,7 +430,12 @@ pub enum Message<P> {
         numbers: Vec<u64>,
     },
     /// Backend to frontend: the results of requests.
-    Answers(Vec<(u64, Outcome<P>)>),
+    Answers {
+        /// The run of the batch that the requests were in. `None`: the batch did not run as a whole.
+        run: Option<BatchRun>,
+        /// Number and result of each request.
+        answers: Vec<(u64, Outcome<P>)>,
+    },
 }
 
 /// The budget that remains after `spent`. A budget without an end stays endless.
@@ -446,7 +468,7 @@ impl<P> Message<P> {
             | Message::UnderWay(_)
             | Message::Completed { .. }
             | Message::Leave => matches!((from, to), (Backend, Scheduler { .. })),
-            Message::Claim { .. } | Message::Release { .. } | Message::Answers(_) => {
+            Message::Claim { .. } | Message::Release { .. } | Message::Answers { .. } => {
                 matches!((from, to), (Backend, Frontend))
             }
             Message::Inputs { .. } => matches!((from, to), (Frontend, Backend)),
@@ -455,11 +477,11 @@ impl<P> Message<P> {
 
     /// Whether the message may be large.
     pub fn has_tensors(&self) -> bool {
-        matches!(self, Message::Inputs { .. } | Message::Answers(_))
+        matches!(self, Message::Inputs { .. } | Message::Answers { .. })
     }
 
     /// Takes `spent`, the time that the message has waited or travelled, off the budgets in the
-    /// message.
+    /// message. A run in the message ended so much longer ago.
     pub fn spend(&mut self, spent: Duration) {
         match self {
             Message::Requests(requests) => {
@@ -479,6 +501,11 @@ impl<P> Message<P> {
                     *left = left_after(*left, spent);
                 }
             }
+            Message::Answers { run, .. } => {
+                if let Some(run) = run {
+                    run.ended_ago += spent;
+                }
+            }
             Message::Queue { .. }
             | Message::Cancel(_)
             | Message::Refused(_)
@@ -494,8 +521,7 @@ impl<P> Message<P> {
             | Message::Leave
             | Message::LetGo
             | Message::Claim { .. }
-            | Message::Release { .. }
-            | Message::Answers(_) => {}
+            | Message::Release { .. } => {}
         }
     }
 }

@@ -7,15 +7,15 @@ use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_host::device::{QueuedCall, run_own};
 use downbeat_host::request::call::Call;
 use downbeat_host::request::queue::Queue;
-use downbeat_host::request::reply::{Answer, Gathered, Reply};
+use downbeat_host::request::reply::{Answer, BatchAnswers, Gathered, Reply};
 use downbeat_host::scheduler::SlotDone;
 use downbeat_models::loaded_version::LoadedVersion;
 use downbeat_models::registry::Registry;
 use downbeat_models::serving::InFlight;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BackendOutput, BatchKey, Doing, Member, NodeId, Offer, Outcome, QueueKey, RequestKey,
-    Role,
+    BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Doing, Member, NodeId, Offer, Outcome, QueueKey,
+    RequestKey, Role,
 };
 use downbeat_service::error::ServiceError;
 use tokio::sync::mpsc;
@@ -103,7 +103,7 @@ impl BackendRole {
                     // The model is gone, so no member has run. The members run on a backend that
                     // still has the model.
                     self.node.handle_unloaded(now, &queue.model, queue.version);
-                    self.node.handle_ran(now, batch, None, Vec::new());
+                    self.node.handle_ran(now, batch, None, None, Vec::new());
                 }
                 Ok(Some(Prepared { model, jobs })) if !jobs.is_empty() => {
                     let id = BatchId(self.next_batch);
@@ -195,7 +195,8 @@ impl BackendRole {
     ) {
         let lost = || ServiceError::Internal("the request was lost on its backend: this is a defect".to_owned());
         let mut outcomes: Vec<Option<Answer>> = members.iter().map(|_| None).collect();
-        for (place, answer) in answers.lock().drain(..) {
+        let BatchAnswers { answers, run } = std::mem::take(&mut *answers.lock());
+        for (place, answer) in answers {
             if let Some(outcome) = outcomes.get_mut(place) {
                 *outcome = Some(answer);
             }
@@ -206,7 +207,15 @@ impl BackendRole {
             Err(error) => Outcome::Failed { code: error.code(), message: error.to_string() },
         };
         let outcomes = members.into_iter().zip(outcomes.into_iter().map(outcome)).collect();
-        self.node.handle_ran(now, batch, ran, outcomes);
+        let run = run.map(|run| BatchRun {
+            items: run.rows,
+            compute_input: run.phases.compute_input,
+            compute_infer: run.phases.compute_infer,
+            compute_output: run.phases.compute_output,
+            ended_ago: now.since(run.ended),
+            counts: true,
+        });
+        self.node.handle_ran(now, batch, ran, run, outcomes);
     }
 }
 

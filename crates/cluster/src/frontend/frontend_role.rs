@@ -75,6 +75,13 @@ impl FrontendRole {
     fn end(&mut self, now: Time, number: u64, end: RequestEnd<Tensors>) {
         let Some((ticket, call)) = self.calls.remove(&number) else { return };
         self.numbers.remove(&ticket);
+        let run = match &end {
+            RequestEnd::Ran(Outcome::Outputs(_), run) => run.map(|run| call.version.run_of(run)),
+            _ => None,
+        };
+        if let Some(run) = run.filter(|run| run.counts) {
+            call.version.record_launch(&run);
+        }
         // The ticket has counted a request whose client left.
         if call.reply.is_closed() {
             return;
@@ -82,7 +89,7 @@ impl FrontendRole {
         let took = now.since(call.arrival);
         let answer: Answer = match outcome(&call, end, now) {
             Ok(outputs) => {
-                call.version.record_answer(call.rows, took, now > call.deadline);
+                call.version.record_answer(call.rows, (took, now > call.deadline), run);
                 Ok(outputs.into_iter().collect())
             }
             Err((reason, error)) => {
@@ -98,8 +105,8 @@ impl FrontendRole {
 fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Tensors, (Unanswered, ServiceError)> {
     let (model, full) = (&call.version.name, call.version.definition.full);
     Err(match end {
-        RequestEnd::Ran(Outcome::Outputs(outputs)) => return Ok(outputs),
-        RequestEnd::Ran(Outcome::Failed { code, message }) => {
+        RequestEnd::Ran(Outcome::Outputs(outputs), _) => return Ok(outputs),
+        RequestEnd::Ran(Outcome::Failed { code, message }, _) => {
             let error = ServiceError::of_code(code, message);
             (Unanswered::of(&error), error)
         }

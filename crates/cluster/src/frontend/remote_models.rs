@@ -8,16 +8,30 @@ use downbeat_core::Duration;
 use downbeat_models::preprocess::{Preprocess, Preprocessing, asks_for_steps};
 use downbeat_models::serving::{unknown_model, version_of};
 use downbeat_protocol::InferRequest;
-use downbeat_roles::ServedModel;
+use downbeat_roles::{BatchRun, ServedModel};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::statistics::{Phases, Statistics};
 use downbeat_service::metrics::trouble::Sample;
 use downbeat_service::metrics::{Metrics, ModelMetrics};
+use downbeat_service::report::live::LiveModel;
 use downbeat_service::unanswered::Unanswered;
 use parking_lot::{Mutex, RwLock};
 
 use crate::backend::definition::Definition;
+
+/// A phase that a backend reports as longer counts as this long.
+const LONGEST_PHASE: Duration = Duration::from_millis(3_600_000);
+
+/// The phases of a run, each at most `most` long. The backend may be wrong, and the sums of times
+/// must not overflow.
+fn phases_of(run: &BatchRun, most: Duration) -> Phases {
+    Phases {
+        compute_input: run.compute_input.min(most),
+        compute_infer: run.compute_infer.min(most),
+        compute_output: run.compute_output.min(most),
+    }
+}
 
 /// A version of a model that runs on backends.
 pub struct RemoteVersion {
@@ -95,19 +109,61 @@ impl RemoteVersion {
         }
     }
 
-    /// Counts a request of `rows` items that got its result after `took`. The backend counts
-    /// batches. Here each request counts as a batch of its own.
-    pub fn record_answer(&self, rows: u32, took: Duration, late: bool) {
-        let request = std::iter::once((Duration::ZERO, took, late));
-        self.metrics.record_batch(rows, Phases::default(), request);
-        let taken = std::iter::once((Duration::ZERO, took));
-        self.statistics.lock().record_batch(Clock::unix_millis(), rows, Phases::default(), taken);
+    /// The run that a backend reports, with no more items than the version allows. The backend may
+    /// be wrong, and the statistics have an entry for each size.
+    pub fn run_of(&self, run: BatchRun) -> BatchRun {
+        BatchRun { items: run.items.clamp(1, self.definition.codec.max_batch.max(1)), ..run }
+    }
+
+    /// Counts a batch of requests, whose items may have come from several frontends.
+    pub fn record_launch(&self, run: &BatchRun) {
+        let phases = phases_of(run, LONGEST_PHASE);
+        self.metrics.record_launch(run.items, phases);
+        self.statistics.lock().record_launch(run.items, phases);
+    }
+
+    /// Counts a request of `rows` items that got its result after `took`, and whether it was late.
+    /// `run` is that of its batch. `None`: it ran alone, after its batch had failed.
+    pub fn record_answer(&self, rows: u32, (took, late): (Duration, bool), run: Option<BatchRun>) {
+        let (mut phases, mut queued) = Default::default();
+        match run {
+            Some(run) => {
+                phases = phases_of(&run, took);
+                let Phases { compute_input, compute_infer, compute_output } = phases;
+                let after = [run.ended_ago, compute_input, compute_infer, compute_output];
+                queued = after.into_iter().fold(took, Duration::saturating_sub);
+            }
+            None => {
+                self.metrics.record_launch(rows, phases);
+                self.statistics.lock().record_launch(rows, phases);
+            }
+        }
+        self.metrics.record_requests(rows, phases, std::iter::once((queued, took, late)));
+        let taken = std::iter::once((queued, took));
+        self.statistics.lock().record_requests(Clock::unix_millis(), rows, phases, taken);
     }
 
     /// The counts of the version's requests by outcome.
     pub fn sample(&self) -> Sample {
         let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
         Sample { model: name, version, counts, means: None }
+    }
+
+    /// The version's counts, as a page shows them.
+    pub fn live(&self) -> LiveModel {
+        let [latency, batches] = self.metrics.histograms();
+        let mut model = LiveModel {
+            model: self.name.clone(),
+            version: self.version.clone(),
+            state: "READY".to_owned(),
+            slo_ms: self.definition.slo.map(|slo| slo.as_millis_f64()),
+            max_batch: self.definition.codec.max_batch,
+            latency,
+            batches,
+            ..LiveModel::default()
+        };
+        model.take_counts(&self.metrics.counts());
+        model
     }
 
     /// Counts a request that got no result, and ended `after` its arrival.

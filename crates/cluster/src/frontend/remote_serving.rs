@@ -13,10 +13,11 @@ use downbeat_roles::{NewRequest, QueueKey};
 use downbeat_service::budget::{ByteBudget, Reservation};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::Metrics;
+use downbeat_service::metrics::{Metrics, batch_bounds, latency_bounds_ms};
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal;
 use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::live::{LiveReport, PART};
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use downbeat_service::unanswered::Unanswered;
@@ -282,6 +283,25 @@ impl Service for RemoteServing {
 
     fn cluster(&self) -> Option<ClusterReport> {
         Some(self.board.status())
+    }
+
+    /// The counts of the models that backends run. Devices, waiting items and profiles are known to
+    /// the backends alone, and this process keeps no history.
+    fn live(&self, _history: bool) -> Option<LiveReport> {
+        let models = self.models.all();
+        Some(LiveReport {
+            server: self.options.server_name.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            wall_ms: Clock::unix_millis(),
+            now_ns: self.clock.now().as_nanos(),
+            latency_bounds_ms: latency_bounds_ms(),
+            batch_bounds: batch_bounds(),
+            models: models.values().flat_map(|model| model.versions.values()).map(|version| version.live()).collect(),
+            device_busy_s: Vec::new(),
+            tenants: Vec::new(),
+            history_part_s: PART.as_secs_f64(),
+            in_cluster: true,
+        })
     }
 
     async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, ServiceError> {

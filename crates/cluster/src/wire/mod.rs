@@ -165,7 +165,7 @@ fn tensors(messages: &[Message<Tensors>]) -> impl Iterator<Item = &Tensors> {
     messages.iter().flat_map(|message| {
         let (granted, answers) = match message {
             Message::Inputs { granted, .. } => (&granted[..], &[][..]),
-            Message::Answers(answers) => (&[][..], &answers[..]),
+            Message::Answers { answers, .. } => (&[][..], &answers[..]),
             _ => (&[][..], &[][..]),
         };
         granted.iter().map(|(_, _, inputs)| inputs).chain(answers.iter().filter_map(|(_, outcome)| match outcome {
@@ -179,7 +179,7 @@ fn tensors(messages: &[Message<Tensors>]) -> impl Iterator<Item = &Tensors> {
 fn tensors_mut(message: &mut Message<Tensors>) -> Vec<&mut Tensors> {
     match message {
         Message::Inputs { granted, .. } => granted.iter_mut().map(|(_, _, inputs)| inputs).collect(),
-        Message::Answers(answers) => {
+        Message::Answers { answers, .. } => {
             let outputs = answers.iter_mut().filter_map(|(_, outcome)| match outcome {
                 Outcome::Outputs(outputs) => Some(outputs),
                 Outcome::Failed { .. } => None,

@@ -52,7 +52,8 @@ async fn read(bytes: &[u8], most: u64) -> Result<Frame<Tensors>, WireError> {
 #[tokio::test]
 async fn frames_come_as_they_were_sent_however_they_are_written() {
     let failed = Outcome::Failed { code: 3, message: "no".to_owned() };
-    let answers = Message::Answers(vec![(1, failed), (2, Outcome::Outputs(tensors_of(&[0, 100_000])))]);
+    let answers = vec![(1, failed), (2, Outcome::Outputs(tensors_of(&[0, 100_000])))];
+    let answers = Message::Answers { run: None, answers };
     let sent = [frame(vec![inputs(vec![tensors_of(&[3, 5000]), tensors_of(&[])]), answers]), frame(Vec::new())];
     for most in [1, 100, 1 << 20] {
         let mut outbox = Outbox::default();
@@ -121,7 +122,7 @@ async fn the_lists_of_a_frame_take_no_more_memory_than_their_budget() {
     // An empty answer takes 3 bytes of a head, and 100 bytes of memory with its list.
     let answers = |count: usize| {
         let answer = (5u64, Outcome::Outputs(tensors_of(&[])));
-        frame(vec![Message::Answers(vec![answer; count])])
+        frame(vec![Message::Answers { run: None, answers: vec![answer; count] }])
     };
     let head = |frame: &Frame<Tensors>| headed(&postcard::to_allocvec(frame).unwrap());
     let few = answers(100_000);

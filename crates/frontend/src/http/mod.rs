@@ -34,7 +34,7 @@ mod ui_page;
 mod what_if;
 
 pub(crate) use health::{live, ready};
-pub(crate) use router::{admitted, health_routes};
+pub(crate) use router::{admitted, health_routes, health_routes_with_page};
 pub use router::{checked_router, router};
 pub(crate) use sender::Sender;
 pub use serve::serve;

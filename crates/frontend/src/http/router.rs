@@ -100,6 +100,11 @@ pub fn health_routes<S: Service>() -> Router<HttpState<S>> {
         .route("/v2/autoscale", get(autoscale::advice::<S>))
 }
 
+/// [`health_routes`] with the page `/ui`, for a process without models.
+pub fn health_routes_with_page<S: Service>() -> Router<HttpState<S>> {
+    health_routes().merge(ui_page::routes())
+}
+
 /// A model's routes under its path, and under the path of one of its versions.
 fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
     Router::new()

@@ -13,7 +13,7 @@ use super::placement::Placement;
 use super::request_table::Entry;
 use crate::request::batch_codec::Outputs;
 use crate::request::call::Call;
-use crate::request::reply::Answered;
+use crate::request::reply::{Answered, BatchRun};
 use crate::run::engine_run::RunFailure;
 
 /// Answers a request that was given up.
@@ -38,6 +38,7 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
         let call = &entry.call;
         (entry.begin.unwrap_or(now).since(call.arrival), now.since(call.arrival), now > call.deadline)
     };
+    first.call.reply.ran(BatchRun { rows, phases, ended: now });
     executable.record_batch(rows, phases, replies.iter().map(times));
     if replies.iter().any(|entry| entry.call.trace.is_some()) {
         trace(&replies, rows, now);

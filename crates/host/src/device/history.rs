@@ -81,6 +81,7 @@ impl Past {
             steps: steps.iter().map(|step| step.past()).collect(),
             members: *members,
             requests: requests.iter().map(|request| request.0).collect(),
+            ids: Vec::new(),
             deadline_ns: at(*deadline),
             left: reason.map(|DispatchReason { bound, exec, latest, left, .. }| PastDeparture {
                 rule: bound.name().to_owned(),

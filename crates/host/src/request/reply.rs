@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use downbeat_core::Time;
 use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::statistics::Phases;
 use downbeat_service::report::missed::Miss;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
@@ -49,9 +51,28 @@ enum To {
     Batch(Arc<Gathered>, usize),
 }
 
-/// The answers to the requests of a batch, each with its place in it, in the order in which they
-/// came.
-pub type Gathered = Mutex<Vec<(usize, Answer)>>;
+/// The answers to the requests of a batch, until the batch is done.
+pub type Gathered = Mutex<BatchAnswers>;
+
+/// The answers to the requests of a batch, and its run.
+#[derive(Default)]
+pub struct BatchAnswers {
+    /// Each answer with the place of its request in the batch, in the order in which they came.
+    pub answers: Vec<(usize, Answer)>,
+    /// The launch of the batch. `None`: nothing ran, or the batch failed and each request ran alone.
+    pub run: Option<BatchRun>,
+}
+
+/// The launch of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchRun {
+    /// Items of the launch, padding included.
+    pub rows: u32,
+    /// The phases of the launch.
+    pub phases: Phases,
+    /// When the launch ended.
+    pub ended: Time,
+}
 
 /// An answer on the way to its client.
 pub struct Delivery {
@@ -77,6 +98,13 @@ impl Reply {
         match &self.to {
             To::Client(to) => to.is_closed(),
             To::Batch(..) => false,
+        }
+    }
+
+    /// Notes the launch of the request's batch, if the batch gathers its answers.
+    pub fn ran(&self, run: BatchRun) {
+        if let To::Batch(gathered, _) = &self.to {
+            gathered.lock().run = Some(run);
         }
     }
 
@@ -133,7 +161,7 @@ impl Delivery {
         match self.to {
             // The client may have gone.
             To::Client(to) => drop(to.send(self.answered)),
-            To::Batch(answers, place) => answers.lock().push((place, self.answered.answer)),
+            To::Batch(gathered, place) => gathered.lock().answers.push((place, self.answered.answer)),
         }
     }
 }
@@ -197,6 +225,19 @@ mod tests {
         come.into_iter().for_each(Delivery::deliver);
         let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap().answer)).collect();
         assert_eq!(got, [[1], [2], [3]]);
+    }
+
+    #[test]
+    fn a_batch_gathers_its_answers_and_its_run() {
+        let gathered = Arc::new(Gathered::default());
+        let replies: Vec<_> = (0..2).map(|place| Reply::gathered(gathered.clone(), place)).collect();
+        replies[0].ran(BatchRun { rows: 4, phases: Phases::default(), ended: Time::from_nanos(7) });
+        replies.into_iter().rev().zip(1..).for_each(|(reply, byte)| reply.send(answer(byte)));
+        let BatchAnswers { answers, run } = std::mem::take(&mut *gathered.lock());
+        let run = run.unwrap();
+        assert_eq!((run.rows, run.ended), (4, Time::from_nanos(7)));
+        let answers: Vec<_> = answers.into_iter().map(|(place, answer)| (place, bytes(answer))).collect();
+        assert_eq!(answers, [(1, vec![1]), (0, vec![2])]);
     }
 
     #[test]

@@ -771,7 +771,21 @@ impl Registry {
         self.metrics.set_to_measure(self.to_measure_again().len());
         self.metrics.set_abandoned(downbeat_service::work::work_pool::abandoned());
         self.model_memory.update_metrics(&self.metrics);
+        self.watch_memory_of_gpus();
         self.metrics.render()
+    }
+
+    /// Reports in metrics the memory that the models in service have been given of each GPU.
+    fn watch_memory_of_gpus(&self) {
+        let models = self.serving.all();
+        for device in 0..self.gpus.len() {
+            let versions = models.iter().flat_map(|model| model.versions.values());
+            let shares = versions.filter_map(|version| version.model.device_share(device));
+            let [weights, sessions] = shares.fold([0u64; 2], |[weights, sessions], share| {
+                [weights.saturating_add(share.weights), sessions.saturating_add(share.session_bytes)]
+            });
+            self.metrics.set_device_memory(&device.to_string(), [("weights", weights), ("sessions", sessions)]);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use downbeat_core::{Duration, Time};
+use downbeat_core::{Duration, RequestId, Time};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb, pace};
 use downbeat_repository::TensorBinding;
 use downbeat_service::answers::Answers;
@@ -349,6 +349,13 @@ impl Service for Registry {
         for served in self.serving.all() {
             for loaded in served.versions.values() {
                 devices.extend(loaded.hosts.past(from));
+            }
+        }
+        for launch in devices.iter_mut().flat_map(|device| &mut device.launches) {
+            let ids: Vec<String> =
+                launch.requests.iter().map(|number| self.serving.ids.of(RequestId(*number))).collect();
+            if ids.iter().any(|id| !id.is_empty()) {
+                launch.ids = ids;
             }
         }
         Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices, rules: rules() })

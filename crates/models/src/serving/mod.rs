@@ -33,6 +33,7 @@ use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal::queue_full;
+use downbeat_service::report::client_ids::ClientIds;
 use downbeat_service::report::live::LiveTenant;
 use downbeat_service::report::missed::{MissedReport, MissedRequests};
 use downbeat_service::tenants::{Charge, NamedPart, Tenants};
@@ -77,6 +78,8 @@ pub struct Serving {
     trails: AtomicU64,
     tenants: Arc<Tenants>,
     traces: Arc<Traces>,
+    /// The clients' names for the last requests.
+    pub ids: ClientIds,
 }
 
 impl Serving {
@@ -89,7 +92,7 @@ impl Serving {
         traces: Arc<Traces>,
     ) -> Self {
         let (models, pipelines, draining) = (RwLock::default(), RwLock::default(), AtomicBool::new(false));
-        let (weighing, next_pipeline, trails) = Default::default();
+        let (weighing, next_pipeline, trails, ids) = Default::default();
         let devices = u32::try_from(driver.devices()).unwrap_or(u32::MAX);
         let tenants = Arc::new(Tenants::new(devices, driver.tenant_metrics()));
         Serving {
@@ -105,6 +108,7 @@ impl Serving {
             trails,
             tenants,
             traces,
+            ids,
         }
     }
 
@@ -359,6 +363,7 @@ impl Serving {
             None => self.driver.next_request(),
             Some(trail) => trail.request(),
         };
+        self.ids.note(id, &request.id);
         if let Some(within) = within {
             within.mark.set_asked(id);
         }

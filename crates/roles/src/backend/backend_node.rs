@@ -12,7 +12,9 @@ use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
-use crate::message::{BatchKey, Delays, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role};
+use crate::message::{
+    BatchKey, BatchRun, Delays, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role,
+};
 use crate::queue_names::HeardNames;
 use crate::role_node::RoleNode;
 use downbeat_core::time::{Duration, Time};
@@ -214,13 +216,15 @@ impl<P: Clone> BackendNode<P> {
     }
 
     /// A batch that the backend asked for is done. `ran`: the items that ran and the time of the
-    /// run (`None`: nothing ran). `outcomes`: the result of each member. Members without an outcome
-    /// did not run, and go back to their frontends.
+    /// run (`None`: nothing ran). `run`: the counts of the run for the members' frontends, one of
+    /// which counts the batch (`None`: the batch did not run as a whole). `outcomes`: the result of
+    /// each member. Members without an outcome did not run, and go back to their frontends.
     pub fn handle_ran(
         &mut self,
         now: Time,
         batch: BatchKey,
         ran: Option<(u32, Duration)>,
+        mut run: Option<BatchRun>,
         outcomes: Vec<(RequestKey, Outcome<P>)>,
     ) {
         let Some(done) = self.under_way.get_mut(batch).filter(|batch| batch.is_running()) else { return };
@@ -233,7 +237,12 @@ impl<P: Clone> BackendNode<P> {
         }
         let not_run = done.left_ran();
         for (frontend, answers) in answers {
-            self.links.say(now, frontend, Message::Answers(answers));
+            let has_outputs = answers.iter().any(|(_, outcome)| matches!(outcome, Outcome::Outputs(_)));
+            let its = run.map(|run| BatchRun { counts: run.counts && has_outputs, ..run });
+            if has_outputs && let Some(run) = &mut run {
+                run.counts = false;
+            }
+            self.links.say(now, frontend, Message::Answers { run: its, answers });
         }
         for (frontend, numbers) in not_run {
             self.links.say(now, frontend, Message::Release { batch, numbers });

@@ -9,7 +9,7 @@ use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
-use crate::message::{A_MESSAGE, BatchKey, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel};
+use crate::message::{A_MESSAGE, BatchKey, BatchRun, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel};
 use crate::role_node::RoleNode;
 use downbeat_core::time::{Duration, Time};
 
@@ -22,8 +22,9 @@ const MOST_RETURNS: u8 = 16;
 /// The end of a request, reported once for each request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RequestEnd<P> {
-    /// A backend ran the request.
-    Ran(Outcome<P>),
+    /// A backend ran the request, in the batch with this run. `None`: the batch did not run as a
+    /// whole.
+    Ran(Outcome<P>, Option<BatchRun>),
     /// The scheduler rejected or dropped the request.
     Refused(Refusal),
     /// The deadline passed without an answer: no scheduler led, the request's backend was lost, or
@@ -244,9 +245,17 @@ impl<P: Clone> FrontendNode<P> {
                     }
                 }
             }
-            (Role::Backend, Message::Answers(answers)) => {
+            (Role::Backend, Message::Answers { mut run, answers }) => {
                 for (number, outcome) in answers {
-                    self.handle_answer(from, number, outcome);
+                    let has_outputs = matches!(outcome, Outcome::Outputs(_));
+                    let has_ended = self.handle_answer(from, number, (outcome, run));
+                    // The first answer takes the count of the batch along.
+                    if has_ended
+                        && has_outputs
+                        && let Some(run) = &mut run
+                    {
+                        run.counts = false;
+                    }
                 }
             }
             // From a scheduler that does not lead, or no message that a frontend handles.
@@ -254,12 +263,17 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Ends a request if its answer comes from the backend that has claimed it.
-    fn handle_answer(&mut self, from: NodeId, number: u64, outcome: Outcome<P>) {
-        match self.requests.get(number).map(|open| open.place) {
-            Some(Place::Claimed(holder, _)) if holder == from => self.end(number, RequestEnd::Ran(outcome)),
-            _ => self.late_answers += 1,
+    /// Ends a request if its answer comes from the backend that has claimed it. Returns whether it
+    /// does.
+    fn handle_answer(&mut self, from: NodeId, number: u64, (outcome, run): (Outcome<P>, Option<BatchRun>)) -> bool {
+        let place = self.requests.get(number).map(|open| open.place);
+        let has_ended = matches!(place, Some(Place::Claimed(holder, _)) if holder == from);
+        if has_ended {
+            self.end(number, RequestEnd::Ran(outcome, run));
+        } else {
+            self.late_answers += 1;
         }
+        has_ended
     }
 
     fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch, claims: Option<ClaimKey>) {

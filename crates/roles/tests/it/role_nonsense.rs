@@ -98,7 +98,17 @@ fn message(step: &Step) -> Message<P> {
             Message::Inputs { batch, granted: vec![(a, long, ()), (c, short, ()), (c, short, ())], gone: vec![b] }
         }
         21 => Message::Release { batch, numbers: vec![a, b, c] },
-        _ => Message::Answers(vec![(a, Outcome::Outputs(())), (b, Outcome::Outputs(())), (c, Outcome::Outputs(()))]),
+        _ => Message::Answers {
+            run: Some(BatchRun {
+                items: a as u32,
+                compute_input: short,
+                compute_infer: long,
+                compute_output: short,
+                ended_ago: long,
+                counts: b == 0,
+            }),
+            answers: vec![(a, Outcome::Outputs(())), (b, Outcome::Outputs(())), (c, Outcome::Outputs(()))],
+        },
     }
 }
 
@@ -187,7 +197,7 @@ impl World {
                     (BatchKey { epoch: Epoch::NONE, batch: BatchId(a) }, vec![RequestKey { frontend: ME, number: b }])
                 });
                 let outcomes = members.iter().map(|member| (*member, Outcome::Outputs(()))).collect();
-                node.handle_ran(now, batch, Some((u32::MAX, Duration::MAX)), outcomes);
+                node.handle_ran(now, batch, Some((u32::MAX, Duration::MAX)), None, outcomes);
             }
             (27, Node::Backend(node)) if a == 0 => node.handle_drain(now),
             _ => self.peers[step.peer].say(now, ME, message(step)),

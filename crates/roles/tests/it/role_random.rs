@@ -264,7 +264,7 @@ impl World {
     fn end(&mut self, request: RequestKey, end: &RequestEnd<P>) {
         assert!(self.open.remove(&request).is_some(), "{request:?} ended twice, or was cancelled");
         let kind = match end {
-            RequestEnd::Ran(outcome) => {
+            RequestEnd::Ran(outcome, _) => {
                 assert_eq!(*outcome, Outcome::Outputs(request.number), "somebody else's answer");
                 "ran"
             }
@@ -311,7 +311,7 @@ impl World {
                 let outcomes = done.iter().map(|request| (*request, Outcome::Outputs(request.number))).collect();
                 let ran = Some((done.len() as u32, Duration::from_millis(2)));
                 if let Some((_, Node::Backend(node))) = self.nodes.get_mut(&id) {
-                    node.handle_ran(self.now, batch, ran, outcomes);
+                    node.handle_ran(self.now, batch, ran, None, outcomes);
                 }
             }
         }
@@ -394,7 +394,10 @@ impl World {
         let members = numbers.iter().map(|number| RequestKey { frontend: to, number: *number }).collect();
         let said = match self.random.below(4) {
             0 => Message::Claim { batch, numbers: numbers.to_vec(), token: ClaimToken(numbers[2]) },
-            1 => Message::Answers(numbers.iter().map(|number| (*number, Outcome::Outputs(*number))).collect()),
+            1 => {
+                let answers = numbers.iter().map(|number| (*number, Outcome::Outputs(*number))).collect();
+                Message::Answers { run: None, answers }
+            }
             2 => Message::Refused(numbers.iter().map(|number| (*number, Refusal::Lost)).collect()),
             _ => Message::Plan(Plan {
                 batch,
@@ -436,7 +439,10 @@ impl World {
                 Message::Claim { batch: BatchKey { epoch, ..batch }, numbers, token: ClaimToken(self.random.next()) }
             }
             1 | 2 => Message::Release { batch, numbers },
-            3 | 4 => Message::Answers(numbers.iter().map(|number| (*number, Outcome::Outputs(u64::MAX))).collect()),
+            3 | 4 => {
+                let answers = numbers.iter().map(|number| (*number, Outcome::Outputs(u64::MAX))).collect();
+                Message::Answers { run: None, answers }
+            }
             5 | 6 => {
                 let granted = numbers.iter().map(|number| (*number, Duration::MAX, u64::MAX)).collect();
                 Message::Inputs { batch, granted, gone: numbers }

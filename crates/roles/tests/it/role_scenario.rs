@@ -273,7 +273,7 @@ impl World {
                     members => (Some((members.len() as u32, Duration::from_millis(5))), members),
                 };
                 let outcomes = members.iter().map(|member| (key(member), Outcome::Outputs(0))).collect();
-                node.handle_ran(now, crate::role_texts::batch(batch), ran, outcomes);
+                node.handle_ran(now, crate::role_texts::batch(batch), ran, ran.map(batch_run), outcomes);
             }
             (["unloaded", model], Node::Backend(node)) => node.handle_unloaded(now, model, 1),
             (["drain"], Node::Backend(node)) => node.handle_drain(now),
@@ -314,6 +314,7 @@ scenarios! {
     frontend_grants_no_claim_twice
     frontend_keeps_the_key_of_its_leader
     backend_claims_with_the_tokens_of_the_plan
+    backend_has_a_batch_counted_once
     backend_has_a_taken_epoch_replaced
     backend_takes_no_message_of_another_role
     backend_runs_a_batch_once_its_inputs_are_there

@@ -51,6 +51,12 @@ fn tokens(words: &[&str], batch: BatchKey, to: NodeId, members: &[RequestKey]) -
     frontends.into_iter().map(of).collect()
 }
 
+/// The run of a batch of `items` that took this long, for the frontend that counts the batch.
+pub fn batch_run((items, compute_infer): (u32, Duration)) -> BatchRun {
+    let (compute_input, compute_output, ended_ago) = Default::default();
+    BatchRun { items, compute_input, compute_infer, compute_output, ended_ago, counts: true }
+}
+
 pub fn message(words: &[&str], from: NodeId, (to, role): (NodeId, Role)) -> Message<P> {
     let plain = || words[1..].iter().copied().filter(|word| !word.contains('='));
     let numbers = |skip: usize| plain().skip(skip).map(|word| word.parse().unwrap()).collect::<Vec<u64>>();
@@ -82,7 +88,11 @@ pub fn message(words: &[&str], from: NodeId, (to, role): (NodeId, Role)) -> Mess
         }
         "claims" => claim(words, from, to, numbers(1)),
         "releases" => Message::Release { batch: batch(words[1]), numbers: numbers(1) },
-        "answers" => Message::Answers(numbers(0).into_iter().map(|n| (n, Outcome::Outputs(n))).collect()),
+        "answers" => {
+            let answers: Vec<_> = numbers(0).into_iter().map(|n| (n, Outcome::Outputs(n))).collect();
+            let run = batch_run((answers.len() as u32, Duration::from_millis(5)));
+            Message::Answers { run: Some(run), answers }
+        }
         "names" => {
             let (alias, model) = words[1].split_once('=').unwrap();
             Message::Queue { alias: QueueAlias(alias.parse().unwrap()), key: queue(model) }
@@ -171,14 +181,17 @@ pub fn message_text(message: &Message<P>) -> String {
         Message::Release { batch, numbers: released } => {
             format!("release {} {}", batch_text(*batch), numbers(released))
         }
-        Message::Answers(answers) => format!("answers {}", list(answers.iter().map(|(number, _)| number.to_string()))),
+        Message::Answers { run, answers } => {
+            let counted = if run.is_some_and(|run| !run.counts) { ", counted elsewhere" } else { "" };
+            format!("answers {}{counted}", list(answers.iter().map(|(number, _)| number.to_string())))
+        }
         other => format!("{other:?}"),
     }
 }
 
 pub fn end_text(end: &RequestEnd<P>) -> String {
     match end {
-        RequestEnd::Ran(_) => "ran".to_owned(),
+        RequestEnd::Ran(..) => "ran".to_owned(),
         RequestEnd::Refused(refusal) => format!("refused, {refusal:?}"),
         RequestEnd::TooLate => "too late".to_owned(),
         RequestEnd::Lost => "lost".to_owned(),

@@ -386,6 +386,11 @@ async fn a_model_without_room_is_refused_with_numbers_until_there_is_room() {
         );
         assert!(error.contains("(weights 1") || error.contains("(weights 3"), "{error}");
         assert_eq!(held("large"), 0.0);
+        let on_cpu: f64 = ["weights", "rings", "runs"]
+            .map(|part| metric(&registry, "downbeat_device_memory_bytes{", &format!("device=\"cpu\",part=\"{part}\"")))
+            .iter()
+            .sum();
+        assert_eq!(on_cpu, metric(&registry, "downbeat_models_memory_bytes ", ""));
         registry.infer(request("a", DataType::Fp32, &[1, 4], vec![0; 16])).await.unwrap();
         load(&registry, "b").await.unwrap();
     }

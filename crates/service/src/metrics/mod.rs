@@ -118,6 +118,8 @@ metric_table! {
         models_memory: Gauge[], "downbeat_models_memory_bytes",
             "What all models hold of the CPU's memory together; runs count as far as they may run at once";
         models_memory_limit: Gauge[], "downbeat_models_memory_bytes_limit", "What all models may hold of the CPU's memory (--model-memory-bytes)";
+        device_memory: GaugeVec["device", "part"], "downbeat_device_memory_bytes",
+            "What models hold of a device's memory: weights, sessions of a GPU's engine, and on the CPU input rings and runs";
         models_to_measure: Gauge[], "downbeat_models_to_measure", "Models in service that the server has to measure behind the service, or again";
         log_lines_lost: IntCounter[], "downbeat_log_lines_lost_total", "Lines of the log that were lost because nobody read standard error fast enough";
         log_lines_left_out: IntCounter[], "downbeat_log_lines_left_out_total", "Lines of the log that were left out because there were too many of their kind";
@@ -399,6 +401,14 @@ impl Metrics {
         self.table.models_memory_limit.set(limit.map_or(f64::INFINITY, |limit| limit as f64));
     }
 
+    /// Sets the memory that models hold of a device, bytes by part: a GPU by its number from 0, or
+    /// `cpu`.
+    pub fn set_device_memory<const PARTS: usize>(&self, device: &str, parts: [(&str, u64); PARTS]) {
+        for (part, bytes) in parts {
+            self.table.device_memory.with_label_values(&[device, part]).set(bytes as f64);
+        }
+    }
+
     /// The metrics of a device, by its number from 0.
     pub fn device(&self, device: usize) -> DeviceMetrics {
         let label = device.to_string();
@@ -535,6 +545,27 @@ impl ModelMetrics {
         phases: Phases,
         requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)>,
     ) {
+        self.record_launch(rows, phases);
+        self.record_requests(rows, phases, requests);
+    }
+
+    /// Counts a launch of `rows` items, without its requests.
+    pub fn record_launch(&self, rows: u32, phases: Phases) {
+        self.executions.inc();
+        self.compute_input.each.observe(phases.compute_input.as_secs_f64());
+        self.compute_infer.each.observe(phases.compute_infer.as_secs_f64());
+        self.compute_output.each.observe(phases.compute_output.as_secs_f64());
+        self.batch_size.observe(f64::from(rows));
+    }
+
+    /// Counts requests of `rows` items together, without their launch. `requests` is as for
+    /// [`ModelMetrics::record_batch`].
+    pub fn record_requests(
+        &self,
+        rows: u32,
+        phases: Phases,
+        requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)>,
+    ) {
         let count = requests.len() as u64;
         let (mut queued_in_all, mut took_in_all, mut late_in_all) = (Duration::ZERO, Duration::ZERO, 0);
         for (queued, took, late) in requests {
@@ -546,19 +577,12 @@ impl ModelMetrics {
         }
         self.success.inc_by(count);
         self.inferences.inc_by(u64::from(rows));
-        self.executions.inc();
         self.late.inc_by(late_in_all);
         self.queue.add(queued_in_all);
         self.request.add(took_in_all);
-        for (phase, took) in [
-            (&self.compute_input, phases.compute_input),
-            (&self.compute_infer, phases.compute_infer),
-            (&self.compute_output, phases.compute_output),
-        ] {
-            phase.add(took.saturating_mul(count));
-            phase.each.observe(took.as_secs_f64());
-        }
-        self.batch_size.observe(f64::from(rows));
+        self.compute_input.add(phases.compute_input.saturating_mul(count));
+        self.compute_infer.add(phases.compute_infer.saturating_mul(count));
+        self.compute_output.add(phases.compute_output.saturating_mul(count));
     }
 
     /// The outcomes of the version's requests.

@@ -72,7 +72,25 @@ impl Statistics {
         phases: Phases,
         requests: impl Iterator<Item = (Duration, Duration)>,
     ) {
+        self.record_launch(rows, phases);
+        self.record_requests(now_ms, rows, phases, requests);
+    }
+
+    /// Counts one launch of `rows` items, without its requests.
+    pub fn record_launch(&mut self, rows: u32, phases: Phases) {
         self.executions += 1;
+        self.batches.entry(rows).or_default().add(phases);
+    }
+
+    /// Counts requests of `rows` items together, without their launch. The requests waited `queued`
+    /// and took `total` each.
+    pub fn record_requests(
+        &mut self,
+        now_ms: u64,
+        rows: u32,
+        phases: Phases,
+        requests: impl Iterator<Item = (Duration, Duration)>,
+    ) {
         self.inferences += u64::from(rows);
         self.last_inference_ms = now_ms;
         for (queued, total) in requests {
@@ -80,7 +98,6 @@ impl Statistics {
             self.success.add(total);
             self.phases.add(phases);
         }
-        self.batches.entry(rows).or_default().add(phases);
     }
 
     /// Counts a request that got an error `after` its arrival.

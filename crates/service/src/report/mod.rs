@@ -1,6 +1,7 @@
 //! Reports on the server and its cluster: plain data that frontends show.
 
 pub mod autoscale;
+pub mod client_ids;
 pub mod cluster_report;
 pub mod device_report;
 pub mod live;

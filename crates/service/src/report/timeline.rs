@@ -57,6 +57,10 @@ pub struct PastLaunch {
     /// The numbers of its first members, as in the decision log.
     #[serde(default)]
     pub requests: Vec<u64>,
+    /// The ids that clients gave to these requests, in the same order, and empty where a client gave
+    /// none. Left out if all are empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ids: Vec<String>,
     /// The earliest deadline of its members; `None`: none has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ns: Option<u64>,

@@ -4,6 +4,7 @@
 //! [`LogFolder::why`] finds a request by its client's id, its trace or a time, and tells its
 //! [`Story`]. [`Window`] has all requests of a span, with their batches and ends.
 
+mod changes;
 mod find;
 mod folder;
 mod outcome;
@@ -12,6 +13,7 @@ mod story;
 mod text;
 mod window;
 
+pub use changes::{Changes, Figures, ModelChange};
 pub use find::{Asked, NotFound};
 pub use folder::{BadFolder, LogFile, LogFolder, Span};
 pub use outcome::{Outcome, UnknownOutcome};

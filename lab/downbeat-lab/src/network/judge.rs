@@ -147,7 +147,7 @@ impl NetworkJudge {
             self.breaks(now, "ends once", || format!("{request:?} ends once more, or without a client: {end:?}"));
         }
         match end {
-            RequestEnd::Ran(outcome) => {
+            RequestEnd::Ran(outcome, _) => {
                 if let downbeat_roles::Outcome::Outputs(outputs) = outcome
                     && *outputs != input
                 {

@@ -232,7 +232,7 @@ impl Process {
             (Machine::Scheduler(node), Inbound::Divide) => drop(node.handle_plan_wanted(local)),
             (Machine::Backend(node), Inbound::Drain) => node.handle_drain(local),
             (Machine::Backend(node), Inbound::Ran { batch, members, took, outcomes, .. }) => {
-                node.handle_ran(local, batch, Some((members.len() as u32, took)), outcomes);
+                node.handle_ran(local, batch, Some((members.len() as u32, took)), None, outcomes);
             }
             _ => {}
         }

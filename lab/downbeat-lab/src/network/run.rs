@@ -311,15 +311,15 @@ impl<'a> NetworkRun<'a> {
         }
         let outcome = &mut self.outcome;
         let count = match end {
-            RequestEnd::Ran(Outcome::Outputs(_)) if in_time => &mut outcome.good,
-            RequestEnd::Ran(Outcome::Outputs(_)) => &mut outcome.late,
-            RequestEnd::Ran(Outcome::Failed { .. }) => &mut outcome.failed,
+            RequestEnd::Ran(Outcome::Outputs(_), _) if in_time => &mut outcome.good,
+            RequestEnd::Ran(Outcome::Outputs(_), _) => &mut outcome.late,
+            RequestEnd::Ran(Outcome::Failed { .. }, _) => &mut outcome.failed,
             RequestEnd::Refused(Refusal::Rejected(_) | Refusal::Dropped(_) | Refusal::Lost) => &mut outcome.refused,
             RequestEnd::TooLate | RequestEnd::NoLeader => &mut outcome.too_late,
             RequestEnd::Lost => &mut outcome.lost,
         };
         *count += 1;
-        if matches!(end, RequestEnd::Ran(_)) {
+        if matches!(end, RequestEnd::Ran(..)) {
             self.answers.push(self.now);
         }
     }

@@ -42,7 +42,7 @@ fn begins(judge: &mut NetworkJudge, at: Time, on: (NodeId, u32), batch: BatchKey
 }
 
 fn ran(outputs: u64) -> RequestEnd<u64> {
-    RequestEnd::Ran(Outcome::Outputs(outputs))
+    RequestEnd::Ran(Outcome::Outputs(outputs), None)
 }
 
 fn broken(judge: &NetworkJudge) -> Option<&'static str> {

@@ -1,6 +1,7 @@
-//! `downbeat log`: tells the story of a request, prints or replays a decision log, and shows where
-//! pipelines spend their time.
+//! `downbeat log`: tells the story of a request and what changed at an instant, prints or replays a
+//! decision log, and shows where pipelines spend their time.
 
+mod changes;
 mod show;
 mod time;
 mod why;
@@ -10,6 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use changes::ChangesArgs;
 use clap::{Args, Subcommand};
 use downbeat_core::RequestId;
 use downbeat_core::journal::pipelines::{StepOf, steps_by_request};
@@ -27,6 +29,7 @@ use crate::run_output::waiting;
 #[derive(Subcommand, Debug)]
 pub enum LogCommand {
     Why(WhyArgs),
+    Changes(ChangesArgs),
     Show(ShowArgs),
     /// Show where the time of pipelines' requests went: ensembles, and calls of models' code. For
     /// each step its waiting, its running, its share and its losses, and the step that is short of
@@ -63,6 +66,7 @@ pub struct LogArgs {
 pub fn run(command: &LogCommand) -> anyhow::Result<bool> {
     match command {
         LogCommand::Why(args) => why::run(args).map(|()| true),
+        LogCommand::Changes(args) => changes::run(args).map(|()| true),
         LogCommand::Show(args) => show::run(args).map(|()| true),
         LogCommand::Pipelines { folder, pipeline, json, html } => {
             let views = views(folder, pipeline.as_deref())?;

@@ -138,7 +138,15 @@ impl World {
             let Some((_, batch, members)) = self.running.pop_front() else { break };
             let ran = Some((members.len() as u32, profile()?.latency(members.len() as u32)));
             let outcome = |member| (member, Outcome::Outputs(self.output.clone()));
-            self.backend.handle_ran(self.time, batch, ran, members.into_iter().map(outcome).collect());
+            let run = ran.map(|(items, took)| BatchRun {
+                items,
+                compute_input: Duration::from_micros(10),
+                compute_infer: took,
+                compute_output: Duration::from_micros(10),
+                ended_ago: Duration::from_micros(10),
+                counts: true,
+            });
+            self.backend.handle_ran(self.time, batch, ran, run, members.into_iter().map(outcome).collect());
         }
         self.exchange()
     }

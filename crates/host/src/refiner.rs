@@ -401,7 +401,7 @@ mod tests {
             let (mut now, mut free_at, mut admitted_at) = (Time::ZERO, Time::ZERO, Time::ZERO);
             let mut refused = 0;
             while now < Time::ZERO + Duration::from_millis(300_000) {
-                now = now + Duration::from_millis(10);
+                now += Duration::from_millis(10);
                 let needed = refiner.profile().latency(1);
                 let is_admitted = needed <= slo || probes.tries(now, Doubt::Measured, needed);
                 refused += u32::from(!is_admitted);

@@ -34,7 +34,7 @@ fn metrics_of(registry: &Registry) -> (SocketAddr, JoinHandle<()>) {
     let connections = Connections::new(ConnectionOptions::default());
     let scraped = registry.clone();
     let metrics = std::sync::Arc::new(move || scraped.metrics());
-    (address, tokio::spawn(metrics_port::serve(listener, connections, metrics, state)))
+    (address, tokio::spawn(metrics_port::serve(listener, connections, metrics, (state, Default::default()))))
 }
 
 /// A metric of the GPU with this number.

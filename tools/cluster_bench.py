@@ -34,10 +34,10 @@ import time
 import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "tests/clients"))
+sys.path[:0] = [os.path.join(ROOT, "tests/clients"), os.path.join(ROOT, "packaging/wheel/python")]
 
 import emulated  # noqa: E402
-from autoscaler import Hpa, published  # noqa: E402
+from downbeat.autoscaler import Hpa, published  # noqa: E402
 
 # The options that make a frontend and its backends exchange tensors in this way, which `GET
 # /v2/cluster` then reports. Processes of two users cannot read each other's memory.

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+# The wheel's Python package.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "packaging/wheel/python"))
 
 import models  # noqa: E402
 from serving import EXAMPLES, ROOT, Server  # noqa: E402

@@ -5,7 +5,7 @@ import subprocess
 import time
 
 import emulated
-from autoscaler import Hpa, published
+from downbeat.autoscaler import Hpa, published
 from serving import Server, free_ports
 
 # The time of ResNet-50 in Symphony's table 2, ten times as slow: with the SLO of a second a device does 85 requests a second.

@@ -93,6 +93,11 @@ def test_the_wheel_serves_with_onnxruntime_at_once(installed, tmp_path):
     assert re.search(rf"library=.?{re.escape(str(installed))}/lib/python3\.\d+/site-packages/onnxruntime/capi/libonnxruntime\.so\.", line), line
 
 
+def test_the_wheel_has_the_package_for_ray_which_names_its_extra(installed):
+    ended = subprocess.run([installed / "bin/python", "-I", "-c", "import downbeat.autoscaler, downbeat.ray"], capture_output=True, text=True)
+    assert "ImportError: downbeat.ray needs Ray" in ended.stderr and "pip install 'downbeat-server[ray]'" in ended.stderr, ended.stderr
+
+
 def test_a_link_to_the_program_finds_the_environment_as_with_pipx_and_uv(installed, tmp_path):
     link = tmp_path / "bin/downbeat"
     link.parent.mkdir()

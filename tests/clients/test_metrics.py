@@ -95,17 +95,23 @@ def test_frontends_count_the_batches_of_their_requests_once(binary, tmp_path):
         def both(name, **labels):
             return sum(frontend.metric(name, model="m", **labels) for frontend in frontends)
 
-        assert both("nv_inference_exec_count") == backend.metric("nv_inference_exec_count", model="m") == 3
+        # A batch may run without members whose inputs came late on a busy machine: there are three or more.
+        batches = backend.metric("nv_inference_exec_count", model="m")
+        assert both("nv_inference_exec_count") == batches >= 3
         assert [frontend.metric("nv_inference_count", model="m") for frontend in frontends] == [9, 15]
-        assert (both("downbeat_batch_size_count"), both("downbeat_batch_size_sum")) == (3, 24)
+        assert (both("downbeat_batch_size_count"), both("downbeat_batch_size_sum")) == (batches, 24)
+        sizes = {}
         for frontend in frontends:
             micros = {part: frontend.metric(f"nv_inference_{part}_duration_us", model="m") for part in ("request", "queue", "compute_input", "compute_infer", "compute_output")}
             ran = frontend.metric("nv_inference_count", model="m")
-            # A batch of eight takes 28 ms, and each of its requests has that time.
-            assert micros["compute_infer"] >= 28_000 * ran and micros["queue"] > 0, micros
+            # A batch takes at least 21 ms, and each of its requests has that time.
+            assert micros["compute_infer"] >= 21_000 * ran and micros["queue"] > 0, micros
             assert sum(micros.values()) - micros["request"] <= micros["request"], micros
             [statistics] = requests.get(f"{frontend.url}/v2/models/m/stats", timeout=60).json()["model_stats"]
-            assert {batch["batch_size"] for batch in statistics["batch_stats"]} <= {8} and statistics["inference_stats"]["compute_infer"]["ns"] >= 28_000_000 * ran
+            assert statistics["inference_stats"]["compute_infer"]["ns"] >= 21_000_000 * ran
+            for batch in statistics["batch_stats"]:
+                sizes[batch["batch_size"]] = sizes.get(batch["batch_size"], 0) + batch["compute_infer"]["count"]
+        assert sum(size * count for size, count in sizes.items()) == 24 and sum(sizes.values()) == batches and max(sizes) > 5, sizes
 
 
 def test_memory_of_models_by_device(start, repository):

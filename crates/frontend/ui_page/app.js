@@ -439,7 +439,7 @@ function draw_table(live) {
       name, element("td", model.state.toLowerCase(), { className: ready ? "good" : "bad", title: model.reason || "" }),
       element("td", model.slo_ms === null ? "none" : milliseconds(model.slo_ms)), element("td", share === null ? "" : percent(share), { className: grade(share) }),
       element("td", lately ? per_s(lately.offered / lately.seconds) : ""), element("td", time(0.5)), element("td", time(0.99)), element("td", batch),
-      element("td", String(model.waiting)), element("td", ready ? reasons : model.reason || "", { className: "text" }),
+      element("td", live.device_busy_s.length ? String(model.waiting) : ""), element("td", ready ? reasons : model.reason || "", { className: "text" }),
     );
     if (state.chosen === key_of(model)) row.className = "chosen";
     return row;

@@ -1,4 +1,4 @@
-//! The figures of each model before and after an instant of a log, and what changed.
+//! The figures of each model before and after an instant of a log, and their changes in words.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,9 +35,9 @@ pub struct Changes {
 pub struct ModelChange {
     /// The model's name.
     pub model: String,
-    /// Its figures before the instant.
+    /// The model's figures before the instant.
     pub before: Figures,
-    /// Its figures from the instant on.
+    /// The model's figures from the instant on.
     pub after: Figures,
 }
 
@@ -166,7 +166,7 @@ impl ModelChange {
         self.after.devices - self.before.devices
     }
 
-    /// What changed, in sentences.
+    /// The changes of the model's figures, in sentences.
     fn findings(&self) -> Vec<String> {
         let (model, before, after) = (&self.model, &self.before, &self.after);
         let mut findings = Vec::new();

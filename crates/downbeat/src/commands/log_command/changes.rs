@@ -14,8 +14,8 @@ use crate::run_output::waiting;
 /// The shortest part of a log that is compared.
 const LEAST: Duration = Duration::from_millis(1_000);
 
-/// Compare the time before an instant with the time from then on, for each model: requests, shares in
-/// time, batches, and the devices that they keep busy
+/// Compare the minute before an instant with the minute after it, for each model. Names the changes of
+/// rates, of the speed of batches, and of shares in time
 #[derive(Args, Debug)]
 pub struct ChangesArgs {
     /// The instant, such as 14:05 or 2026-11-28T14:05:03Z (UTC). An age such as 5m counts back from the

@@ -1,5 +1,5 @@
-//! `downbeat log`: tells the story of a request and what changed at an instant, prints or replays a
-//! decision log, and shows where pipelines spend their time.
+//! `downbeat log`: tells the story of a request, and the changes at an instant. It also prints or
+//! replays a decision log, and shows where pipelines spend their time.
 
 mod changes;
 mod show;

@@ -13,7 +13,7 @@ const KEPT: usize = 16_384;
 ///
 /// A request without an id costs a comparison.
 ///
-/// **Bound.** [`KEPT`] ids of at most 64 bytes: 2 MiB. Nothing is allocated before the first id.
+/// **Bound.** 16,384 ids of at most 64 bytes: 2 MiB. Nothing is allocated before the first id.
 #[derive(Debug, Default)]
 pub struct ClientIds {
     places: OnceLock<Box<[Mutex<Named>]>>,

@@ -8,7 +8,7 @@ from serving import ROOT
 
 PACKAGE = ROOT / "packaging/wheel/python"
 HAS_RAY = importlib.util.find_spec("ray") is not None
-needs_ray = pytest.mark.skipif(not HAS_RAY and os.environ.get("DOWNBEAT_REQUIRE_RAY") != "1", reason="needs Ray: pip install ray")
+needs_ray = pytest.mark.skipif(not HAS_RAY and os.environ.get("DOWNBEAT_REQUIRE_RAY") != "1", reason="needs Ray: see tests/clients/requirements-ray.txt")
 PATIENCE_S = 180
 # The machine is shared: small object stores, no dashboard.
 NODE = {"num_cpus": 6, "object_store_memory": 80 << 20}

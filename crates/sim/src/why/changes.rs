@@ -10,8 +10,6 @@ use super::folder::{BadFolder, LogFolder, Span};
 use super::outcome::Outcome;
 use super::window::Window;
 
-/// A part of a log is read in pieces of this length, so that it takes little memory.
-const AT_ONCE: Duration = Duration::from_millis(10_000);
 /// A rate that is this many times another one has changed.
 const RATE: f64 = 1.2;
 /// Batches that take this many times their former time have changed.
@@ -123,13 +121,9 @@ impl LogFolder {
     /// The sums of each model over the requests that came, and the batches that left, in this part.
     fn sums(&self, span: Span) -> Result<BTreeMap<String, Sums>, BadFolder> {
         let mut models: BTreeMap<String, Sums> = BTreeMap::new();
-        let mut from = span.from;
-        while from < span.until {
-            let end = (from + AT_ONCE).min(span.until);
-            let is_here = |at: Time| at >= from && at < end;
-            // A request ends after its arrival, in a part that is read as well.
-            let window = Window::read(self, Span { from, until: end + AT_ONCE })?;
-            for request in window.requests.iter().filter(|request| is_here(request.at)) {
+        for piece in Window::pieces(self, span) {
+            let (piece, window) = piece?;
+            for request in window.requests.iter().filter(|request| piece.has(request.at)) {
                 let outcome = window.outcome_of(request);
                 if !matches!(outcome, Outcome::InTime) && !outcome.is_bad() {
                     continue;
@@ -142,7 +136,7 @@ impl LogFolder {
                     sums.in_time += 1;
                 }
             }
-            for batch in window.batches.iter().filter(|batch| is_here(batch.left)) {
+            for batch in window.batches.iter().filter(|batch| piece.has(batch.left)) {
                 let first = batch.members.first().and_then(|member| window.get(*member));
                 let Some((first, end)) = first.zip(batch.end) else { continue };
                 let sums = models.entry(first.model.clone()).or_default();
@@ -154,7 +148,6 @@ impl LogFolder {
                     (*all, *expectations) = (*all + took, *expectations + expected);
                 }
             }
-            from = end;
         }
         Ok(models)
     }

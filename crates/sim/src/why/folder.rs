@@ -49,6 +49,13 @@ pub struct Span {
     pub until: Time,
 }
 
+impl Span {
+    /// Whether an instant is in the span. The end is not.
+    pub fn has(&self, at: Time) -> bool {
+        at >= self.from && at < self.until
+    }
+}
+
 /// The reason why a folder has no log that can be read.
 #[derive(Debug, thiserror::Error)]
 pub enum BadFolder {

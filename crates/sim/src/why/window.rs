@@ -14,6 +14,11 @@ use super::folder::{BadFolder, LogFile, LogFolder, Span};
 use super::outcome::Outcome;
 use crate::what_if::Part;
 
+/// A long span is read in pieces of this length, so that it takes little memory.
+const PIECE: Duration = Duration::from_millis(30_000);
+/// Behind each piece this span is read too, as requests end after they came.
+const BEHIND: Duration = Duration::from_millis(10_000);
+
 /// The requests of a span of a log.
 ///
 /// **Bound.** The caller chooses the span: the memory follows from the number of its requests.
@@ -93,6 +98,21 @@ pub struct LoggedBatch {
 }
 
 impl Window {
+    /// Reads a long span of a log in pieces, in order. A window also has requests that came behind its
+    /// piece.
+    ///
+    /// # Errors
+    /// If a file cannot be read or is damaged.
+    pub fn pieces(folder: &LogFolder, span: Span) -> impl Iterator<Item = Result<(Span, Window), BadFolder>> {
+        let mut from = span.from;
+        std::iter::from_fn(move || {
+            let piece = Span { from, until: (from + PIECE).min(span.until) };
+            from = piece.until;
+            let read = || Ok((piece, Window::read(folder, Span { until: piece.until + BEHIND, ..piece })?));
+            (piece.from < piece.until).then(read)
+        })
+    }
+
     /// Reads a span of a log.
     ///
     /// # Errors

@@ -50,9 +50,6 @@ pub struct ShowArgs {
     reason: Option<String>,
 }
 
-/// Requests are read in spans of this length, so that a long log takes little memory.
-const AT_ONCE: Duration = Duration::from_millis(10_000);
-
 /// Runs the command.
 ///
 /// # Errors
@@ -227,16 +224,13 @@ fn show_requests(
         "--reason needs the logs of the scheduler or of a device"
     );
     let whole = folder.span()?;
-    let (mut from, until) = (span.from.max(whole.from), span.until.min(whole.until));
+    // The last instant counts too.
+    let until = span.until.min(whole.until) + Duration::from_nanos(1);
     let mut lines = Lines::new(args, out);
     let mut models: BTreeMap<String, usize> = BTreeMap::new();
-    loop {
-        let end = (from + AT_ONCE).min(until);
-        let window = Window::read(folder, Span { from, until: end + AT_ONCE })?;
-        for request in &window.requests {
-            if request.at < from || request.at >= end && end < until || request.at > until {
-                continue;
-            }
+    for piece in Window::pieces(folder, Span { from: span.from.max(whole.from), until }) {
+        let (piece, window) = piece?;
+        for request in window.requests.iter().filter(|request| piece.has(request.at)) {
             *models.entry(request.model.clone()).or_default() += 1;
             let outcome = window.outcome_of(request);
             if !outcomes.contains(&outcome) || !args.model.as_ref().is_none_or(|wanted| request.is_for(wanted)) {
@@ -244,10 +238,6 @@ fn show_requests(
             }
             lines.push(line_of(folder, &window, request, outcome, args.json)?)?;
         }
-        if end >= until {
-            break;
-        }
-        from = end;
     }
     lines.end()?;
     if let Some(wanted) = &args.model {

@@ -125,19 +125,19 @@ impl RemoteVersion {
     /// Counts a request of `rows` items that got its result after `took`, and whether it was late.
     /// `run` is that of its batch. `None`: it ran alone, after its batch had failed.
     pub fn record_answer(&self, rows: u32, (took, late): (Duration, bool), run: Option<BatchRun>) {
-        let (mut phases, mut queued) = Default::default();
-        match run {
+        let (phases, queued) = match run {
             Some(run) => {
-                phases = phases_of(&run, took);
+                let phases = phases_of(&run, took);
                 let Phases { compute_input, compute_infer, compute_output } = phases;
                 let after = [run.ended_ago, compute_input, compute_infer, compute_output];
-                queued = after.into_iter().fold(took, Duration::saturating_sub);
+                (phases, after.into_iter().fold(took, Duration::saturating_sub))
             }
             None => {
-                self.metrics.record_launch(rows, phases);
-                self.statistics.lock().record_launch(rows, phases);
+                self.metrics.record_launch(rows, Phases::default());
+                self.statistics.lock().record_launch(rows, Phases::default());
+                Default::default()
             }
-        }
+        };
         self.metrics.record_requests(rows, phases, std::iter::once((queued, took, late)));
         let taken = std::iter::once((queued, took));
         self.statistics.lock().record_requests(Clock::unix_millis(), rows, phases, taken);

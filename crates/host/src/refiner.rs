@@ -28,8 +28,8 @@ const OUTLIER: f64 = 4.0;
 const CLEAR: f64 = 4.0;
 /// A pause of this length may come from refusals, which the estimate causes. A run after the pause
 /// that is quicker than the estimate counts as much as all runs before, and the margin begins anew.
-/// So a request is refused only if this run would have been too slow, too, or if the mean is. If the
-/// run is [`OUTLIER`] times as fast as the estimate, a busy time is over, and only that run counts.
+/// Then a request is refused only if the mean or this run is too slow. If the run is [`OUTLIER`]
+/// times as fast as the estimate, a busy time is over, and only that run counts.
 const REST: Duration = Duration::from_millis(400);
 /// A pause is no sign of refusals unless the usual gap between runs is this many times shorter.
 const UNUSUAL: f64 = 2.5;

@@ -213,6 +213,13 @@ impl FetchEstimate {
         }
     }
 
+    /// The high percentile of fetches of about so many bytes, or of fewer if these take longer.
+    /// `None` if there were none.
+    pub fn high_up_to(&self, bytes: u64) -> Option<Duration> {
+        let most = usize::from(class_of(bytes));
+        self.by_size.iter().take(most + 1).flatten().filter_map(DelayEstimate::high).max()
+    }
+
     /// The least fresh time of each class of sizes. Classes without a fresh fetch are left out.
     pub fn fresh(&self, now: Time) -> Vec<(u8, Duration)> {
         let fresh = |(class, estimate): (u8, &Option<DelayEstimate>)| Some((class, estimate.as_ref()?.fresh(now)?));

@@ -396,11 +396,13 @@ impl<P: Clone> BackendNode<P> {
     }
 
     /// How long a batch with so many bytes of inputs waits for them: as long as such fetches take
-    /// lately. A batch that runs earlier returns its requests, again and again.
+    /// lately. A batch that runs earlier returns its requests, again and again. What the leader was
+    /// told covers sizes that were never fetched, but is up to a second old.
     fn gathers_for(&self, bytes: u64) -> Duration {
         let BackendOptions { fetch_within, lost_after, .. } = self.options;
-        let lately = self.said.as_ref().map_or(Duration::ZERO, |(delays, _)| delays.fetch_of(bytes));
-        lately.min(lost_after).max(fetch_within)
+        let told = self.said.as_ref().map_or(Duration::ZERO, |(delays, _)| delays.fetch_of(bytes));
+        let lately = self.fetches.high_up_to(bytes).unwrap_or_default();
+        told.max(lately).min(lost_after).max(fetch_within)
     }
 
     /// Asks a frontend for the inputs of its members of a batch, or asks for a connection to the

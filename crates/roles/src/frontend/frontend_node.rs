@@ -16,8 +16,10 @@ use downbeat_core::time::{Duration, Time};
 /// A request without a deadline ends once no scheduler has led for this many times `lost_after`:
 /// 30 s if nothing else is set.
 const WAITS_UNLED: u64 = 30;
-/// How often a request may come back without a run.
-const MOST_RETURNS: u8 = 16;
+/// How often a request may come back without a run, and for how many times `lost_after` since its
+/// first return it may come back more often. Example: a backend that still connects to the frontend
+/// returns a batch after 2 ms, so that a request comes back 16 times in 40 ms.
+const MOST_RETURNS: (u8, u64) = (16, 30);
 
 /// The end of a request, reported once for each request.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -367,7 +369,10 @@ impl<P: Clone> FrontendNode<P> {
             *may_repeat && key.is_some_and(|key| key.model == *model && key.version == *version)
         };
         let has_chances = match back {
-            Back::NotRun => open.returned < MOST_RETURNS,
+            Back::NotRun => {
+                let (times, spans) = MOST_RETURNS;
+                open.returned < times || now < open.first_returned + self.options.lost_after.saturating_mul(spans)
+            }
             Back::PerhapsRun => open.tried < self.options.tries && self.models.iter().any(may_repeat),
         };
         let Some(open) = self.requests.get_mut(number) else { return };
@@ -375,7 +380,12 @@ impl<P: Clone> FrontendNode<P> {
             open.given_back = batch;
         }
         match back {
-            Back::NotRun => open.returned = open.returned.saturating_add(1),
+            Back::NotRun => {
+                if open.returned == 0 {
+                    open.first_returned = now;
+                }
+                open.returned = open.returned.saturating_add(1);
+            }
             Back::PerhapsRun => open.tried = open.tried.saturating_add(1),
         }
         if open.deadline <= now {

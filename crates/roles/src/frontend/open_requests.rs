@@ -50,6 +50,8 @@ pub(super) struct Open<P> {
     pub tried: u8,
     /// How often the request came back without a run.
     pub returned: u8,
+    /// When the request first came back without a run, if it did.
+    pub first_returned: Time,
     /// The last batch that gave the request back. This batch and earlier ones cannot claim it again.
     pub given_back: BatchKey,
     queue: QueueAlias,
@@ -102,6 +104,7 @@ impl<P> OpenRequests<P> {
             place,
             tried,
             returned,
+            first_returned: Time::ZERO,
             given_back,
             queue,
             queue_expiry,

@@ -310,6 +310,7 @@ scenarios! {
     frontend_ends_claimed_requests_after_a_grace
     frontend_ends_requests_that_nobody_leads
     frontend_takes_answers_from_the_holder_only
+    frontend_takes_a_request_back_for_a_time
     frontend_grants_planned_claims_only
     frontend_grants_no_claim_twice
     frontend_keeps_the_key_of_its_leader

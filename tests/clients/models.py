@@ -90,6 +90,37 @@ def slow(repository, name="slow", products=40, dynamic_batching="dynamic_batchin
     return write(repository, name, graph, SLOW_CONFIG.format(dynamic_batching=dynamic_batching))
 
 
+HELD = """
+import pathlib
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(args["model_repository"])
+
+    def execute(self, requests):
+        while (self.folder / "hold").exists():
+            (self.folder / "runs").touch()
+            time.sleep(0.005)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", request.inputs()[0].as_numpy())]) for request in requests]
+"""
+
+
+def held(repository, name="held", dynamic_batching="dynamic_batching { }"):
+    """`x` FP32 [N, 1] to `y` = `x`, in Python, batch size 1. A run lasts for as long as the model's folder has a file `hold`,
+    and makes a file `runs` there."""
+    folder = pathlib.Path(repository) / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(HELD)
+    (folder / "config.pbtxt").write_text(
+        'backend: "python"\ninput [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]\noutput [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+        + SLOW_CONFIG.format(dynamic_batching=dynamic_batching))
+    return folder
+
+
 def loop(repository, name="loop", trips=0, constant=False):
     """`x` FP32 [N, 4] to `y` = `x`, after a loop of as many turns as the largest `x`, plus `trips`.
     2e9 turns take half an hour or more. With `constant`: `trips` turns, of which nothing depends on
@@ -169,4 +200,4 @@ def random_inputs(session, batch, length, seed):
     return feed
 
 
-__all__ = ["DATATYPES", "add", "add_sub", "identity", "loop", "onnx", "outside", "random_inputs", "slow", "slow_to_load", "unsupported", "write"]
+__all__ = ["DATATYPES", "add", "add_sub", "held", "identity", "loop", "onnx", "outside", "random_inputs", "slow", "slow_to_load", "unsupported", "write"]

@@ -171,6 +171,24 @@ class Server:
                 found[int(task.name)] = (re.search(r"Name:\s+(.*)", status).group(1), sum(map(int, switches)))
         return found
 
+    def children(self):
+        """The numbers of the processes that this one has started and that have not ended."""
+        found = []
+        for file in pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            # A thread may end meanwhile.
+            with contextlib.suppress(OSError):
+                found += map(int, file.read_text().split())
+        return found
+
+    def open_files(self):
+        """What the process has open: paths, and names of pipes and sockets."""
+        names = []
+        for link in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
+            # A file may be closed meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                names.append(os.readlink(link))
+        return names
+
     def rest(self, quiet_s=2, within_s=120):
         """Waits until no thread has had a core for a while; the threads then."""
         deadline, before = time.monotonic() + within_s, None

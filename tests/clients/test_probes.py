@@ -177,6 +177,12 @@ def test_a_stopped_process_answers_no_probe(probed, repository):
 SEIZE, INTERRUPT, DETACH, ALL_THREADS = 0x4206, 0x4207, 17, 0x40000000
 
 
+def name_of(task):
+    """The name of a thread; none of a thread that has ended meanwhile."""
+    with contextlib.suppress(OSError):
+        return (task / "comm").read_text().strip()
+
+
 @contextlib.contextmanager
 def stopped(process, name):
     """Stops the threads of a process that have this name, by ptrace, and lets them go on afterwards."""
@@ -190,7 +196,7 @@ def stopped(process, name):
     held = []
     try:
         for task in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
-            if (task / "comm").read_text().strip() == name:
+            if name_of(task) == name:
                 ptrace(SEIZE, int(task.name))
                 held.append(int(task.name))
                 ptrace(INTERRUPT, int(task.name))

@@ -62,8 +62,7 @@ def test_a_server_of_the_examples_is_one_process_and_small(first):
         assert infer(first, model).status_code == 200
     assert first.memory_mib("RssAnon") < MOST_OWN_MIB
     # Trial processes have ended.
-    children = [file.read_text().split() for file in pathlib.Path(f"/proc/{first.process.pid}/task").glob("*/children")]
-    assert sum(children, []) == []
+    assert first.children() == []
 
 
 def test_a_model_that_breaks_before_it_is_measured_goes_on_serving(binary, tmp_path):

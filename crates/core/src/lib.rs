@@ -54,6 +54,7 @@ pub mod pipeline;
 pub mod probes;
 pub mod profile;
 pub mod quantile;
+pub mod rollout;
 pub mod shape_guess;
 pub mod tenants;
 pub mod tensor;

@@ -22,6 +22,7 @@ pub mod metrics_port;
 pub mod own_file;
 pub mod ports;
 pub mod reloaded;
+mod rollout;
 mod settings;
 pub mod shared_memory;
 pub mod tls;

@@ -12,6 +12,7 @@ use downbeat_protocol::inference::{
 use crate::binding::{TensorBinding, show};
 use crate::config::check::Report;
 use crate::config::finding::{ConfigError, did_you_mean, sorted};
+use crate::config::parameters::newest_versions;
 use crate::definition::{ModelDefinition, ModelFormat, config_datatype, datatype};
 use crate::row_verdict::RowVerdict;
 
@@ -460,10 +461,10 @@ impl Side {
     }
 }
 
-/// Without a version policy the newest version is served.
+/// Without a version policy the newest version is served, and in a rollout the one before it, too.
 pub(crate) fn complete_version_policy(config: &mut ModelConfig) {
     if config.version_policy.as_ref().is_none_or(|policy| policy.policy_choice.is_none()) {
-        let newest = PolicyChoice::Latest(Latest { num_versions: 1 });
+        let newest = PolicyChoice::Latest(Latest { num_versions: newest_versions(config) });
         config.version_policy = Some(ModelVersionPolicy { policy_choice: Some(newest) });
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use downbeat_core::Duration;
+use downbeat_core::rollout::RolloutTerms;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::model_config::SchedulingChoice;
 use downbeat_protocol::inference::{self, ModelConfig, ModelTensorReshape};
@@ -52,6 +53,8 @@ pub struct ModelDefinition {
     pub device: Option<PolicyName>,
     /// The drop policy (`parameters["drop"]`).
     pub drop: Option<DropPolicy>,
+    /// How a new version comes into service (`parameters["rollout"]`); `None`: at once.
+    pub rollout: Option<RolloutTerms>,
     /// Options of onnxruntime's TensorRT provider, by their names there, if the configuration asks
     /// for TensorRT (`optimization.execution_accelerators`).
     pub tensorrt: Option<BTreeMap<String, String>>,

@@ -36,6 +36,7 @@ mod version_folder;
 pub use binding::TensorBinding;
 pub use config::batching::{Batching, Level};
 pub use config::finding::{ConfigError, Finding, Position, did_you_mean, nearest};
+pub use config::parameters::rollout_terms;
 pub use config::warmup::{Warmup, WarmupData, WarmupInput};
 pub use definition::{ModelDefinition, ModelFormat};
 pub use downbeat_core::UnknownName;

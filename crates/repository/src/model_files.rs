@@ -11,6 +11,7 @@ use downbeat_protocol::inference::{ModelConfig, model_warmup};
 
 use crate::boundary::{Boundary, is_there, reason};
 use crate::config::check::Report;
+use crate::config::parameters::newest_versions;
 use crate::config::warmup::{Warmup, WarmupData, WarmupInput};
 use crate::definition::{ModelFormat, datatype};
 use crate::other_model::OtherModel;
@@ -335,7 +336,7 @@ fn select_versions(present: BTreeSet<u64>, config: &ModelConfig, report: &mut Re
             selected
         }
         Some(PolicyChoice::Latest(latest)) => present.into_iter().rev().take(latest.num_versions as usize).collect(),
-        None => present.into_iter().rev().take(1).collect(),
+        None => present.into_iter().rev().take(newest_versions(config) as usize).collect(),
     }
 }
 

@@ -445,6 +445,7 @@ impl ModelRepository {
             dispatch: checked.dispatch,
             device: checked.device,
             drop: checked.drop,
+            rollout: checked.rollout,
             tensorrt: checked.tensorrt,
             ensemble: checked.ensemble.map(Arc::new),
             warmups,

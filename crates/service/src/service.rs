@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 
 use bytes::Bytes;
+use downbeat_core::rollout::RolloutChange;
 use downbeat_core::tensor::Signature;
 use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, Parameters};
@@ -16,6 +17,7 @@ use crate::report::device_report::DevicesReport;
 use crate::report::live::LiveReport;
 use crate::report::missed::MissedReport;
 use crate::report::policy_report::PolicyReport;
+use crate::report::rollout::RolloutReport;
 use crate::report::scheduler_status::SchedulerStatus;
 use crate::report::timeline::Timeline;
 use crate::report::what_if::{WhatIfQuestion, WhatIfReport};
@@ -97,6 +99,30 @@ pub trait Service: Send + Sync + 'static {
         Err(ServiceError::Unimplemented(format!(
             "this process keeps no list of the requests of model '{name}' that missed; `downbeat serve` keeps one"
         )))
+    }
+
+    /// The header by which a request for the model asks for its new version; `None`: there is none.
+    fn rollout_header(&self, _name: &str) -> Option<String> {
+        None
+    }
+
+    /// The rollout of a model's new version.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`; `InvalidArgument` if the model has no rollout; `Unimplemented` if the
+    /// process has none.
+    fn rollout(&self, name: &str) -> Result<RolloutReport, ServiceError> {
+        Err(ServiceError::Unimplemented(format!(
+            "this process rolls no version of model '{name}' out; `downbeat serve` does"
+        )))
+    }
+
+    /// Changes the rollout of a model's new version. Returns the rollout after the change.
+    ///
+    /// # Errors
+    /// As [`Service::rollout`]; `InvalidArgument` if a value is wrong.
+    fn change_rollout(&self, name: &str, _change: &RolloutChange) -> Result<RolloutReport, ServiceError> {
+        self.rollout(name)
     }
 
     /// Statistics of one model, or of all if `name` is empty.

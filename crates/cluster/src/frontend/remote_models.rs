@@ -8,6 +8,7 @@ use downbeat_core::Duration;
 use downbeat_models::preprocess::{Preprocess, Preprocessing, asks_for_steps};
 use downbeat_models::serving::{unknown_model, version_of};
 use downbeat_protocol::InferRequest;
+use downbeat_repository::rollout_terms;
 use downbeat_roles::{BatchRun, ServedModel};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
@@ -56,8 +57,32 @@ pub struct RemoteVersion {
 pub struct RemoteModel {
     /// Ready versions, ascending.
     pub versions: BTreeMap<u64, Arc<RemoteVersion>>,
+    /// The old version of a rollout; `None`: there is no rollout.
+    old: Option<u64>,
     /// Bytes of the inputs of requests in flight.
     pub input_bytes: Arc<AtomicU64>,
+}
+
+impl RemoteModel {
+    /// The version a client named. A client that named none gets the newest version, or the old version
+    /// of a rollout: this frontend rolls nothing out.
+    ///
+    /// # Errors
+    /// As [`version_of`].
+    pub fn version(&self, name: &str, version: &str) -> Result<&Arc<RemoteVersion>, ServiceError> {
+        match self.old.and_then(|old| self.versions.get(&old)) {
+            Some(old) if version.is_empty() => Ok(old),
+            _ => version_of(name, &self.versions, version),
+        }
+    }
+
+    /// Looks for a rollout in the newest version's configuration.
+    fn settle(mut self) -> Self {
+        let newest = self.versions.values().next_back();
+        let terms = newest.and_then(|newest| rollout_terms(&newest.definition.config));
+        self.old = terms.and_then(|terms| terms.versions(self.versions.keys().copied())).map(|[old, _]| old);
+        self
+    }
 }
 
 /// All models that clients may ask for.
@@ -206,7 +231,7 @@ impl RemoteModels {
             match read {
                 Ok(read) => {
                     let input_bytes = there.map(|there| there.input_bytes.clone()).unwrap_or_default();
-                    let fresh = RemoteModel { versions: BTreeMap::new(), input_bytes };
+                    let fresh = RemoteModel { versions: BTreeMap::new(), old: None, input_bytes };
                     now.entry(model).or_insert(fresh).versions.insert(version, read);
                 }
                 Err(reason) => {
@@ -222,7 +247,7 @@ impl RemoteModels {
         if !gone.is_empty() {
             tracing::info!(models = ?gone, "no longer served");
         }
-        *self.models.write() = now.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
+        *self.models.write() = now.into_iter().map(|(name, model)| (name, Arc::new(model.settle()))).collect();
     }
 
     pub fn is_empty(&self) -> bool {
@@ -251,11 +276,11 @@ impl RemoteModels {
         Err(ServiceError::NotFound(unknown_model(name, &known)))
     }
 
-    /// A version of the model of this name. An empty `version` means the newest.
+    /// A version of the model of this name.
     ///
     /// # Errors
-    /// As [`RemoteModels::get`] and [`version_of`].
+    /// As [`RemoteModels::get`] and [`RemoteModel::version`].
     pub fn version(&self, name: &str, version: &str) -> Result<Arc<RemoteVersion>, ServiceError> {
-        version_of(name, &self.get(name)?.versions, version).cloned()
+        self.get(name)?.version(name, version).cloned()
     }
 }

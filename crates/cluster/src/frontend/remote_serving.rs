@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_models::preprocess::Preprocess;
-use downbeat_models::serving::{Limits, Looked, Wishes, hold_inputs, response, version_of};
+use downbeat_models::serving::{Limits, Looked, Wishes, hold_inputs, response};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
 use downbeat_roles::{NewRequest, QueueKey};
 use downbeat_service::budget::{ByteBudget, Reservation};
@@ -222,7 +222,7 @@ impl Service for RemoteServing {
 
     fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
         let model = self.models.get(name)?;
-        let its = version_of(name, &model.versions, version)?;
+        let its = model.version(name, version)?;
         Ok(ModelMetadata {
             name: name.to_owned(),
             versions: model.versions.keys().map(u64::to_string).collect(),
@@ -259,7 +259,7 @@ impl Service for RemoteServing {
         if version.is_empty() {
             return Ok(of(&model));
         }
-        let its = version_of(name, &model.versions, version)?;
+        let its = model.version(name, version)?;
         Ok(vec![its.statistics.lock().to_proto(&its.name, &its.version)])
     }
 
@@ -307,7 +307,7 @@ impl Service for RemoteServing {
     async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
         let arrival = self.clock.now();
         let model = self.models.get(&request.model_name)?;
-        let version = version_of(&request.model_name, &model.versions, &request.model_version)?;
+        let version = model.version(&request.model_name, &request.model_version)?;
         let its = &version.definition;
         if its.config.is_decoupled() {
             return Err(ServiceError::Unimplemented(format!(

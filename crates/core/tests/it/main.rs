@@ -26,6 +26,7 @@ mod pipelines;
 mod probes;
 mod random_events;
 mod rehearsal;
+mod rollout;
 mod scenario;
 mod scenario_file;
 mod section_3_5;

@@ -23,7 +23,7 @@ use crate::access::Caller;
 use crate::compression::Coding;
 use crate::extension;
 use crate::shared_memory::SharedMemory;
-use crate::trace;
+use crate::{rollout, trace};
 
 /// The codings of a call.
 #[derive(Clone, Copy)]
@@ -114,6 +114,7 @@ impl<S: Service> Inference<S> {
         timeout::bound(&mut request, timeout::call_timeout_us(&head.headers));
         caller.mark(&mut request);
         trace::mark(&*self.service, &head.headers, &mut request);
+        rollout::mark(&*self.service, &head.headers, &mut request);
         trace::received(trace.as_ref(), began.is_some(), &mut request);
         let inferred = extension::infer(&*self.service, &self.memory, client, request, &mut held).await;
         let response = noted(&trace, inferred)?;

@@ -28,7 +28,7 @@ use super::call::{Answer, Codings, Inference, noted};
 use super::message::{MessageReader, RawMessage, Received, read_request};
 use crate::access::Caller;
 use crate::compression::Coding;
-use crate::{extension, trace};
+use crate::{extension, rollout, trace};
 
 /// Marks the last answer of a request in a stream.
 const FINAL: &str = "triton_final_response";
@@ -123,6 +123,7 @@ where
                 let (mut request, mut held) = read_request(client, message, held).await?;
                 let empty_final = take_empty_final(&mut request)?;
                 caller.mark(&mut request);
+                rollout::mark(&*inference.service, &headers, &mut request);
                 trace::received(trace.as_ref(), began.is_some(), &mut request);
                 if inference.service.is_decoupled(&request.model_name, &request.model_version) {
                     let many = inference.many((client, codings.answers), request, held, empty_final, trace).await?;

@@ -26,7 +26,7 @@ use super::path::ModelPath;
 use super::sender::Sender;
 use super::state::HttpState;
 use crate::access::Caller;
-use crate::{extension, trace};
+use crate::{extension, rollout, trace};
 
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
 /// A field of JSON is two characters or more, and a key and a value of some tens of bytes.
@@ -141,6 +141,7 @@ async fn begin<S: Service>(
     let (mut request, held) = offload::run_if(heavy, client, length, read).await??;
     caller.mark(&mut request);
     trace::mark(state.service(), headers, &mut request);
+    rollout::mark(state.service(), headers, &mut request);
     trace::received(trace, state.options().traces.is_on(), &mut request);
     Ok(extension::infer_many(state.service(), state.memory(), client, request, held).await?)
 }

@@ -26,7 +26,7 @@ use super::sender::Sender;
 use super::state::HttpState;
 use crate::access::Caller;
 use crate::compression::Coding;
-use crate::{extension, trace};
+use crate::{extension, rollout, trace};
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
 /// Numbers in JSON are two characters or more, and eight bytes or less as a tensor. `NaN,` is four,
@@ -126,6 +126,7 @@ where
     };
     caller.mark(&mut request);
     trace::mark(state.service(), headers, &mut request);
+    rollout::mark(state.service(), headers, &mut request);
     trace::received(trace, state.options().traces.is_on(), &mut request);
     let response = extension::infer(state.service(), state.memory(), client, request, &mut held).await?;
     if let Some(trace) = trace {

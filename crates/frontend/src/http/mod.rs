@@ -21,6 +21,7 @@ mod needs;
 mod openapi;
 mod path;
 mod repository;
+mod rollout;
 mod router;
 mod scheduler;
 mod sender;

@@ -15,8 +15,8 @@ use super::host_names::HostNames;
 use super::slashes::with_slashes;
 use super::state::HttpState;
 use super::{
-    autoscale, cluster, docs_page, generate, health, infer, live, metadata, needs, openapi, repository, scheduler,
-    settings, shared_memory, timeline, ui_page, what_if,
+    autoscale, cluster, docs_page, generate, health, infer, live, metadata, needs, openapi, repository, rollout,
+    scheduler, settings, shared_memory, timeline, ui_page, what_if,
 };
 
 /// [`router`] with the checks of `Host` and `Origin` that [`serve`](super::serve) makes for the port of
@@ -59,6 +59,7 @@ fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Rout
             "/v2/models/{model}/trace/setting",
             get(settings::model_trace::<S>).post(settings::change_model_trace::<S>),
         )
+        .route("/v2/models/{model}/rollout", get(rollout::report::<S>).post(rollout::change::<S>))
         .route("/v2/trace/setting", get(settings::trace::<S>).post(settings::change_trace::<S>))
         .route("/v2/scheduler", get(scheduler::status::<S>))
         .route("/v2/devices", get(scheduler::devices::<S>))

@@ -8,6 +8,12 @@ use crate::request::batch_codec::{BatchCodec, Outputs};
 /// order for another batch size.
 const TOLERANCE: f64 = 1e-3;
 
+/// Whether two numbers lie no farther apart than `tolerance`, absolute or relative to their size. A NaN
+/// is far from every number, and an infinity is near itself.
+pub fn is_near(a: f64, b: f64, tolerance: f64) -> bool {
+    a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + a.abs().max(b.abs()))
+}
+
 /// The first output with a difference between two answers, and the two numbers.
 pub fn difference(codec: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
     for ((a, b), binding) in a.iter().zip(b).zip(&codec.outputs) {
@@ -15,14 +21,10 @@ pub fn difference(codec: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(Strin
             continue;
         }
         let [a, b] = [a, b].map(|part| numbers(binding.datatype(), &part.data));
-        // A NaN is far from every number; an infinity is near itself.
-        let near = |a: f64, b: f64| {
-            a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()))
-        };
         let (a, b) = match (a, b) {
             (Some(a), Some(b)) if a.len() == b.len() => {
                 let mut each = a.into_iter().zip(b).map(|(a, b)| (a.real(), b.real()));
-                let Some(differ) = each.find(|(a, b)| !near(*a, *b)) else { continue };
+                let Some(differ) = each.find(|(a, b)| !is_near(*a, *b, TOLERANCE)) else { continue };
                 differ
             }
             _ => (f64::NAN, f64::NAN),

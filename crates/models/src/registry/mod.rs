@@ -51,7 +51,7 @@ use crate::loaded_version::LoadedVersion;
 use crate::measure::giving_way::Traffic;
 use crate::measure::measuring_time::MeasuringTime;
 use crate::measure::remeasuring::Unsettled;
-use crate::serving::{Model, Serving, unknown_model};
+use crate::serving::{Model, ServedRollout, Serving, unknown_model};
 
 /// Models with files up to this size, bytes, do not wait for the loads of larger ones.
 const SMALL: u64 = 16 << 20;
@@ -492,7 +492,18 @@ impl Registry {
             self.serving.forget_queues(versions.values());
             return failed(format!("version {newest}: {reason}"), failures);
         }
-        Ok(LoadedModel { served: Served::Model(Arc::new(Model::new(definition, versions))), overlay, failures })
+        let mut model = Model::new(definition, versions);
+        let files =
+            (overlay.is_none() && model.definition.rollout.is_some()).then(|| self.repository.fingerprint(name));
+        let loaded: Vec<u64> = model.versions.keys().copied().collect();
+        let before = self.serving.get(name).and_then(|before| before.rollout.clone());
+        model.rollout =
+            ServedRollout::begin(&model.definition, &loaded, files, self.metrics.clone()).map(|rollout| match before {
+                // The server may load a model again on its own account. The counts and the state stay.
+                Some(before) if rollout.is_same(&before) => before,
+                _ => Arc::new(rollout),
+            });
+        Ok(LoadedModel { served: Served::Model(Arc::new(model)), overlay, failures })
     }
 
     /// Checks that no load request brings code, unless the options allow that. A configuration that
@@ -755,6 +766,10 @@ impl Registry {
         self.watch_load();
         let states = self.version_states();
         self.metrics.set_model_states(states.iter().map(|its| [&*its.name, &*its.version, its.state.name()]));
+        let served = self.serving.all();
+        let rollouts = served.iter().filter_map(|model| model.rollout.as_ref().map(|rollout| (model, rollout)));
+        let states = rollouts.map(|(model, rollout)| [&*model.definition.name, rollout.state().name()]);
+        self.metrics.set_rollout_states(states);
         for its in self.outcomes() {
             self.metrics.set_outcomes(&its.name, &its.version, its.slo, &its.counts);
         }

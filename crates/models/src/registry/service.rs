@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use downbeat_core::rollout::RolloutChange;
 use downbeat_core::{Duration, RequestId, Time};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb, pace};
 use downbeat_repository::TensorBinding;
@@ -15,6 +16,7 @@ use downbeat_service::report::device_report::DevicesReport;
 use downbeat_service::report::live::LiveReport;
 use downbeat_service::report::missed::MissedReport;
 use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::report::rollout::RolloutReport;
 use downbeat_service::report::scheduler_status::SchedulerStatus;
 use downbeat_service::report::timeline::{REMEMBERED, Timeline, rules};
 use downbeat_service::report::what_if::{WhatIfQuestion, WhatIfReport};
@@ -24,7 +26,7 @@ use downbeat_service::tenants::NamedPart;
 use super::Registry;
 use super::model_entry::VersionState;
 use super::states::VersionStatus;
-use crate::serving::{Pipeline, statistics, unknown_model};
+use crate::serving::{Pipeline, ServedRollout, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -49,6 +51,18 @@ impl Registry {
 
     fn served_pipeline(&self, name: &str) -> Result<Arc<Pipeline>, ServiceError> {
         self.serving.pipeline(name).ok_or_else(|| self.why_not_served(name))
+    }
+
+    fn served_rollout(&self, name: &str) -> Result<Arc<ServedRollout>, ServiceError> {
+        let none = || {
+            ServiceError::InvalidArgument(format!(
+                "model '{name}' has no rollout; give its configuration the parameter 'rollout', and load two versions"
+            ))
+        };
+        match self.serving.get(name) {
+            Some(served) => served.rollout.clone().ok_or_else(none),
+            None => self.served_pipeline(name).and_then(|_| Err(none())),
+        }
     }
 
     /// Whether a model that is not in service is unknown, not ready yet, or broken.
@@ -219,6 +233,21 @@ impl Service for Registry {
         Ok(self.serving.missed((&loaded.name, &loaded.version), &loaded.missed))
     }
 
+    fn rollout_header(&self, name: &str) -> Option<String> {
+        self.serving.rollout_header(name)
+    }
+
+    fn rollout(&self, name: &str) -> Result<RolloutReport, ServiceError> {
+        Ok(self.served_rollout(name)?.report(self.serving.now()))
+    }
+
+    fn change_rollout(&self, name: &str, change: &RolloutChange) -> Result<RolloutReport, ServiceError> {
+        self.served_rollout(name)?.change(change)?;
+        // The steps of ensembles have the version of requests that name none.
+        self.settle_ensembles(name);
+        self.rollout(name)
+    }
+
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
         if name.is_empty() {
             let models = self.serving.all().into_iter().flat_map(|served| statistics(served.versions.values()));
@@ -319,9 +348,12 @@ impl Service for Registry {
         }
         match self.serving.enter(&request.model_name) {
             Some(served) if served.definition.config.is_decoupled() => Err(ServiceError::Decoupled(request.model_name)),
+            // These futures are boxed: other requests would move their memory for nothing.
+            Some(served) if served.rollout.is_some() && request.model_version.is_empty() => {
+                Box::pin(self.serving.infer_in_rollout(served, request)).await
+            }
             Some(served) => self.serving.infer(&served, request, None).await,
             None => match self.serving.enter_pipeline(&request.model_name) {
-                // The future is boxed: requests of models would move its memory for nothing.
                 Some(pipeline) => Box::pin(self.serving.infer_pipeline(&pipeline, request, None)).await,
                 None => Err(self.why_not_served(&request.model_name)),
             },

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{InFlight, Serving, answer_parameters, response};
+use super::{InFlight, Origin, Serving, answer_parameters, response};
 use crate::loaded_version::LoadedVersion;
 
 /// Ends a request when its answers are dropped.
@@ -68,7 +68,8 @@ impl Serving {
             }
         };
         let trail = self.request_trail(&request);
-        let result = self.infer_to(&served, request, (None, trail.clone()), taker).await;
+        let origin = Origin { arrival, within: None, trail: trail.clone(), is_copy: false };
+        let result = self.infer_to(&served, request, origin, taker).await;
         if let Some(trail) = trail {
             trail.ended(&result);
         }

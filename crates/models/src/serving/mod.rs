@@ -1,5 +1,6 @@
 //! The models in service, and the way of a request from a frontend to the driver and back.
 
+mod comparison;
 mod handover;
 mod intake;
 mod many;
@@ -7,6 +8,8 @@ mod missed;
 mod model;
 mod pipeline;
 mod preparing;
+mod rolled;
+mod rollout;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -51,6 +54,7 @@ use crate::loaded_version::LoadedVersion;
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use model::{InFlight, Model, version_of};
 pub use pipeline::{Callers, FoundModel, InPipeline, Pipeline, StepPart, Trail, Within};
+pub use rollout::ServedRollout;
 
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;
@@ -62,6 +66,17 @@ const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
 /// The answer to an inference request.
 type Inferred = Result<InferResponse, ServiceError>;
 
+/// Where a request comes from.
+struct Origin<'w, 't> {
+    arrival: Time,
+    /// The request of an ensemble, or of a model's code, that the request is a step of.
+    within: Option<&'w Within>,
+    /// The request's trail in the decision log.
+    trail: Option<Arc<RequestTrail<'t>>>,
+    /// Whether no client waits for the answer, so that the request yields to all others.
+    is_copy: bool,
+}
+
 /// Answers inference requests with the models in service.
 pub struct Serving {
     options: Arc<ServerOptions>,
@@ -72,6 +87,8 @@ pub struct Serving {
     pipelines: RwLock<BTreeMap<String, Arc<Pipeline>>>,
     watchdog: Arc<Watchdog>,
     draining: AtomicBool,
+    /// Whether a rollout has a header that asks for its new version.
+    has_rollout_header: AtomicBool,
     weighing: Mutex<Weighing>,
     next_pipeline: AtomicU64,
     /// The number of requests of pipelines so far.
@@ -103,6 +120,7 @@ impl Serving {
             pipelines,
             watchdog,
             draining,
+            has_rollout_header: AtomicBool::new(false),
             weighing,
             next_pipeline,
             trails,
@@ -219,10 +237,21 @@ impl Serving {
             self.warn_of_shares(served);
         }
         let mut models = self.models.write();
-        match served {
+        let before = match served {
             Some(served) => models.insert(name.to_owned(), served),
             None => models.remove(name),
+        };
+        let mut rollouts = models.values().filter_map(|model| model.rollout.as_ref());
+        self.has_rollout_header.store(rollouts.any(|rollout| rollout.header().is_some()), Ordering::Release);
+        before
+    }
+
+    /// The header by which a request for the model asks for its new version.
+    pub fn rollout_header(&self, name: &str) -> Option<String> {
+        if !self.has_rollout_header.load(Ordering::Relaxed) {
+            return None;
         }
+        Some(self.get(name)?.rollout.as_ref()?.header()?.to_owned())
     }
 
     /// Waits until a model out of service has answered its requests. Then gives up its queues and
@@ -289,9 +318,21 @@ impl Serving {
         request: InferRequest,
         within: Option<&Within>,
     ) -> impl Future<Output = Inferred> + Send {
+        self.infer_since(self.now(), served, request, within)
+    }
+
+    /// As [`Serving::infer`], for a request that came at `arrival`.
+    fn infer_since(
+        &self,
+        arrival: Time,
+        served: &Model,
+        request: InferRequest,
+        within: Option<&Within>,
+    ) -> impl Future<Output = Inferred> + Send {
         let trail = self.request_trail(&request);
+        let origin = Origin { arrival, within, trail: trail.clone(), is_copy: false };
         // No `async fn`: its future would move the request once more.
-        self.infer_to(served, request, (within, trail.clone()), |_, _| ()).inspect(move |result| {
+        self.infer_to(served, request, origin, |_, _| ()).inspect(move |result| {
             if let Some(trail) = &trail {
                 trail.ended(result);
             }
@@ -309,10 +350,9 @@ impl Serving {
         &self,
         served: &Model,
         mut request: InferRequest,
-        (within, trail): (Option<&Within>, Option<Arc<RequestTrail<'_>>>),
+        Origin { arrival, within, trail, is_copy }: Origin<'_, '_>,
         on_admitted: impl FnOnce(&Admitted, &Arc<LoadedVersion>),
     ) -> Inferred {
-        let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
         let part = match request.parameters.is_empty() {
             true => None,
@@ -386,6 +426,7 @@ impl Serving {
             let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
             let Limits { queue_expiry, level, .. } = limits;
             let (queue, charge) = match &limits.tenant {
+                None if is_copy => (self.yielding_queue(loaded, queue, &admitted, arrival).map_err(refused)?, None),
                 None => (queue, None),
                 Some(tenant) => {
                     self.charged_queue(loaded, queue, tenant, &admitted, (arrival, slo)).map_err(refused)?
@@ -477,13 +518,30 @@ impl Serving {
             Some(charge) if charge.standing() == Standing::Beyond => charge,
             charge => return Ok((own, charge)),
         };
+        match self.yielding_queue(loaded, own, admitted, arrival) {
+            Ok(lent) => Ok((lent, Some(charge))),
+            Err(full) => Err(charge.refuse(arrival, &loaded.name, Unanswered::QueueFull, full)),
+        }
+    }
+
+    /// The lent queue beside `own` for a request that yields to all others.
+    ///
+    /// # Errors
+    /// `QueueFull` if the request has more rows than a lent batch.
+    #[cold]
+    fn yielding_queue(
+        &self,
+        loaded: &LoadedVersion,
+        own: Arc<Queue>,
+        admitted: &Admitted,
+        arrival: Time,
+    ) -> Result<Arc<Queue>, ServiceError> {
         let lent = self.lent_queue(loaded, &own, admitted, arrival);
         if admitted.rows > lent.settings().max_batch {
             loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
-            let full = queue_full(&loaded.name, lent.settings().max_batch, intake::RETRY_AFTER);
-            return Err(charge.refuse(arrival, &loaded.name, Unanswered::QueueFull, full));
+            return Err(queue_full(&loaded.name, lent.settings().max_batch, intake::RETRY_AFTER));
         }
-        Ok((lent, Some(charge)))
+        Ok(lent)
     }
 
     /// The queue beside `own` for requests beyond their tenants' shares.

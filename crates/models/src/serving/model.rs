@@ -8,6 +8,7 @@ use downbeat_repository::ModelDefinition;
 use downbeat_service::error::ServiceError;
 use tokio::sync::Notify;
 
+use super::rollout::ServedRollout;
 use crate::loaded_version::LoadedVersion;
 
 /// A model as it is served now: its configuration and its ready versions.
@@ -16,6 +17,8 @@ pub struct Model {
     pub definition: ModelDefinition,
     /// Ready versions, ascending.
     pub versions: BTreeMap<u64, Arc<LoadedVersion>>,
+    /// How the model's new version is rolled out; `None`: there is no rollout.
+    pub rollout: Option<Arc<ServedRollout>>,
     pub(super) occupancy: Occupancy,
     /// Bytes of the inputs of requests in flight.
     pub(super) input_bytes: AtomicU64,
@@ -31,7 +34,7 @@ pub struct Occupancy {
 impl Model {
     /// A model with these ready versions, and without requests.
     pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<LoadedVersion>>) -> Self {
-        Model { definition, versions, occupancy: Occupancy::default(), input_bytes: AtomicU64::new(0) }
+        Model { definition, versions, rollout: None, occupancy: Occupancy::default(), input_bytes: AtomicU64::new(0) }
     }
 
     /// Runs that go on, of all versions.
@@ -44,11 +47,18 @@ impl Model {
         self.versions.values().map(|version| version.health.left_behind()).sum()
     }
 
-    /// The version a client named, or the newest if it named none.
+    /// The version a client named. A client that named none gets the newest version, or the old
+    /// version of a rollout.
     ///
     /// # Errors
     /// The errors of [`version_of`].
     pub fn version(&self, version: &str) -> Result<&Arc<LoadedVersion>, ServiceError> {
+        if let Some(rollout) = &self.rollout
+            && version.is_empty()
+            && let Some(loaded) = self.versions.get(&rollout.default_version())
+        {
+            return Ok(loaded);
+        }
         version_of(&self.definition.name, &self.versions, version)
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use downbeat_core::Duration;
 use downbeat_core::pages::Pointer;
+use downbeat_core::rollout::RolloutTerms;
 use downbeat_protocol::inference::model_config::SchedulingChoice;
 use downbeat_protocol::inference::model_version_policy::PolicyChoice;
 use downbeat_protocol::inference::{
@@ -36,6 +37,7 @@ pub(crate) struct Checked {
     pub(crate) dispatch: Option<DispatchPolicy>,
     pub(crate) device: Option<PolicyName>,
     pub(crate) drop: Option<DropPolicy>,
+    pub(crate) rollout: Option<RolloutTerms>,
     /// See [`ModelDefinition::tensorrt`](crate::ModelDefinition::tensorrt).
     pub(crate) tensorrt: Option<BTreeMap<String, String>>,
 }
@@ -98,9 +100,10 @@ impl<'a> Report<'a> {
         let dispatch = self.named(config, "scheduler");
         let device = self.named(config, "device_policy");
         let drop = self.named(config, "drop");
+        let rollout = self.rollout(config);
         let tensorrt = self.accelerators(config);
         self.unsupported(config);
-        Checked { format, ensemble, instances, slo, dispatch, device, drop, tensorrt }
+        Checked { format, ensemble, instances, slo, dispatch, device, drop, rollout, tensorrt }
     }
 
     fn format(&mut self, config: &ModelConfig) -> Option<ModelFormat> {

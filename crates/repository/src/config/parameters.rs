@@ -5,14 +5,19 @@ use std::str::FromStr;
 
 use downbeat_core::Duration;
 use downbeat_core::pages::Pointer;
+use downbeat_core::rollout::RolloutTerms;
 use downbeat_protocol::inference::ModelConfig;
+use downbeat_protocol::inference::model_config::SchedulingChoice;
 
 use crate::config::check::Report;
 use crate::config::finding::did_you_mean;
 
 /// Parameters with a meaning in Downbeat. `docs/reference/config_pbtxt.md` tells their meaning.
-const PARAMETERS: [&str; 7] =
-    ["slo_ms", "scheduler", "device_policy", "drop", "run_once", "pixel_scale", "pixel_offset"];
+const PARAMETERS: [&str; 8] =
+    ["slo_ms", "scheduler", "device_policy", "drop", "run_once", "pixel_scale", "pixel_offset", ROLLOUT];
+
+/// The parameter with the terms of a rollout, as JSON.
+const ROLLOUT: &str = "rollout";
 
 /// Parameters of Triton's onnxruntime backend. They tune that backend; nothing depends on them.
 const ONNXRUNTIME_PARAMETERS: [&str; 9] = [
@@ -86,6 +91,22 @@ impl Report<'_> {
         ms.map(Duration::from_millis_f64)
     }
 
+    /// The terms of the rollout of the model's new version.
+    pub(crate) fn rollout(&mut self, config: &ModelConfig) -> Option<RolloutTerms> {
+        const FIELD: &str = "parameters[\"rollout\"]";
+        let text = parameter(config, ROLLOUT)?;
+        let example = r#"an example is {"share": 0.05, "header": "x-canary"}"#;
+        let read =
+            serde_json::from_str::<RolloutTerms>(text).map_err(|error| format!("is no rollout: {error}; {example}"));
+        if config.model_transaction_policy.as_ref().is_some_and(|policy| policy.decoupled) {
+            self.error(FIELD, "a model that gives any number of answers to a request cannot have a rollout");
+        }
+        if matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_))) {
+            self.error(FIELD, "an ensemble cannot have a rollout; give it to a model of its steps");
+        }
+        read.and_then(|terms| terms.check().map(|()| terms)).map_err(|error| self.error(FIELD, error)).ok()
+    }
+
     pub(crate) fn named<T: FromStr<Err: std::fmt::Display>>(&mut self, config: &ModelConfig, key: &str) -> Option<T> {
         let wrong = |e: T::Err| self.error(&format!("parameters[\"{key}\"]"), e.to_string());
         parameter(config, key)?.parse().map_err(wrong).ok()
@@ -140,6 +161,17 @@ impl Report<'_> {
         }
         tensorrt
     }
+}
+
+/// The versions that a configuration without a version policy selects: the newest, and with a rollout
+/// also the one before.
+pub(crate) fn newest_versions(config: &ModelConfig) -> u32 {
+    if config.parameters.contains_key(ROLLOUT) { 2 } else { 1 }
+}
+
+/// The terms of the rollout in a configuration that was checked; `None`: there is no rollout.
+pub fn rollout_terms(config: &ModelConfig) -> Option<RolloutTerms> {
+    serde_json::from_str(parameter(config, ROLLOUT)?).ok()
 }
 
 /// The value of a parameter.

@@ -12,6 +12,7 @@ mod load_request;
 mod normalised;
 mod places;
 mod plain_layouts;
+mod rollouts;
 mod symbolic_links;
 mod version_folders;
 mod warmup;

@@ -20,6 +20,7 @@ mod partitions;
 mod pipelines;
 mod placement;
 mod preprocess;
+mod rollouts;
 mod rows;
 mod serving;
 mod shared_memory;

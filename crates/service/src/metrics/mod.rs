@@ -74,6 +74,9 @@ metric_table! {
         slo: GaugeVec["model", "version"], "downbeat_model_slo_seconds", "The SLO of the model version's requests; without an SLO there is no such series";
         slo_requests: IntCounterVec["model", "version", "outcome"], "downbeat_slo_requests_total",
             "Requests by outcome: in_time, or missed (late, rejected or dropped). Requests that clients took back, and errors of models, are neither";
+        rollout_requests: IntCounterVec["model", "version", "outcome"], "downbeat_rollout_requests_total",
+            "Requests of the two versions of a rollout: in_time; late; failed, which the old version then answers in place of the new one; of copies also differed and skipped";
+        rollout_state: IntGaugeVec["model", "state"], "downbeat_rollout_state", "1 for the state of the model's rollout: running, finished or rolled_back";
         executor_restarts: IntCounterVec["model", "version"], "downbeat_executor_restarts_total",
             "Times that the process of its own of a model version was started again, after it had ended";
         not_answered: IntCounterVec["model", "version", "reason"], "downbeat_requests_not_answered_total", "Requests that got no result, by reason";
@@ -375,6 +378,19 @@ impl Metrics {
         self.table.model_state.reset();
         for labels in states {
             self.table.model_state.with_label_values(&labels).set(1);
+        }
+    }
+
+    /// Counts a request of one of the versions of a rollout.
+    pub fn count_rollout(&self, name: &str, version: &str, outcome: &str) {
+        self.table.rollout_requests.with_label_values(&[name, version, outcome]).inc();
+    }
+
+    /// Sets the states of all rollouts: model and state.
+    pub fn set_rollout_states<'a>(&self, states: impl Iterator<Item = [&'a str; 2]>) {
+        self.table.rollout_state.reset();
+        for labels in states {
+            self.table.rollout_state.with_label_values(&labels).set(1);
         }
     }
 

@@ -8,6 +8,7 @@ pub mod live;
 pub mod machine_load;
 pub mod missed;
 pub mod policy_report;
+pub mod rollout;
 pub mod scheduler_status;
 pub mod timeline;
 pub mod what_if;

@@ -78,6 +78,7 @@ class Server:
     def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True, limits=None, role="serve", library=False):
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.repository = pathlib.Path(repository)
+        self.was_killed = False
         self.log_path = folder / f"server-{self.http_port}.log"
         models = [str(repository), "--engine", engine] if role in ("serve", "backend") else []
         command = [str(binary), role, *models, "--host", "127.0.0.1", "--http-port", str(self.http_port),
@@ -211,8 +212,16 @@ class Server:
             self.process.kill()
             raise AssertionError(f"the server did not end {STOP_TIMEOUT_S} s after SIGTERM:\n{self.log}") from None
 
+    def kill(self):
+        """SIGKILL, which is no fault of the server."""
+        self.process.kill()
+        self.process.wait()
+        self.was_killed = True
+
     def stop(self):
         """SIGTERM; a clean end is expected."""
+        if self.was_killed:
+            return
         assert self.process.poll() is None, f"the server ended early with {self.process.returncode}:\n{self.log}"
         self.terminate()
         status = self.wait_end()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -31,6 +31,7 @@ use tokio::sync::{mpsc, watch};
 use crate::backend::backend_offer::OfferMaker;
 use crate::backend::backend_role::{BackendEvent, BackendRole};
 use crate::backend::model_loader;
+use crate::backend::slot_map::SlotMap;
 use crate::frontend::frontend_role::FrontendRole;
 use crate::frontend::remote_models::RemoteModels;
 use crate::frontend::remote_serving::RemoteServing;
@@ -397,7 +398,9 @@ impl BackendProcess {
             fetch_within: cluster.fetch_within,
         };
         let (loader, told) = mpsc::unbounded_channel();
+        let (slots, seats_done) = (Arc::new(SlotMap::default()), Arc::new(OnceLock::new()));
         let (clock, node, its) = (registry.driver.clock(), identity.node, (registry.clone(), loader));
+        let seats = (slots.clone(), seats_done.clone());
         let (arena, ucx) = arena(registry.budget.limit(), node, cluster.ucx)?;
         let dial = schedulers(cluster, &board)?;
         let setup = Setup {
@@ -414,11 +417,13 @@ impl BackendProcess {
             busy_poll: cluster.busy_poll,
         };
         let (events, thread) =
-            node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, (board, arena)))?;
+            node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, seats, (board, arena)))?;
         let done = events.clone();
+        // No batch comes before the first offer.
+        let _ = seats_done.set(events.clone());
         // A node that has ended grants no slots.
         registry.driver.is_granted_from_afar(Box::new(move |slot| drop(done.send(BackendEvent::Ran(slot)))));
-        let mut offers = OfferMaker::new(registry.clone(), options.clone());
+        let mut offers = OfferMaker::new(registry.clone(), options.clone(), slots);
         let offered = events.clone();
         // This thread reads files, which may block.
         let offer = move || {

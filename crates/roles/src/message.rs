@@ -17,7 +17,7 @@ use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
-pub const PROTOCOL: u16 = 9;
+pub const PROTOCOL: u16 = 10;
 
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
@@ -138,7 +138,7 @@ pub struct Plan {
     pub expected: Duration,
 }
 
-/// A slot of a backend, which runs one batch after another.
+/// A slot of a backend. It runs one batch after another, unless it is a seat.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Slot {
     /// The slot's hardware. Slots of equal hardware run a model alike (`cpu 2 threads rten`,
@@ -147,6 +147,9 @@ pub struct Slot {
     /// The backend's device, from 0, that this slot is a part of. Busy time and advice on the
     /// number of devices count devices, not slots.
     pub device: u32,
+    /// Whether the slot is a *seat*: its batches run beside those of the device's other seats, as
+    /// the device policies of the models decide. Seats only bound the number of such batches.
+    pub is_seat: bool,
 }
 
 /// A model as a backend serves it.

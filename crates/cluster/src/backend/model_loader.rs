@@ -39,12 +39,5 @@ pub async fn follow(
 }
 
 async fn load(registry: &Registry, model: &str) -> Result<(), String> {
-    registry.load_model(model, LoadOverrides::default(), Arc::new(())).await.map_err(|error| error.to_string())?;
-    let served = registry.serving().get(model);
-    if served.is_some_and(|served| served.versions.values().all(|version| version.hosts.is_routed)) {
-        // The model would hold memory without being used.
-        registry.unload_model(model).await.map_err(|error| error.to_string())?;
-        return Err("the model's device policy makes batches, and in a cluster the scheduler makes them; give the model the device policy exclusive".to_owned());
-    }
-    Ok(())
+    registry.load_model(model, LoadOverrides::default(), Arc::new(())).await.map_err(|error| error.to_string())
 }

@@ -1,6 +1,6 @@
 //! The state of a scheduler while it leads: the queues of all models and the slots of all backends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::assigner::{Assigner, AssignerOutput, SubClusterOptions};
@@ -9,6 +9,7 @@ use super::cluster_map::ClusterMap;
 use super::known_backend::Backend;
 use super::load_count::LoadCount;
 use super::model_rates::ModelRates;
+use super::seat_loads::SeatLoads;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
 use crate::assignment::SubClusterPlan;
@@ -67,6 +68,9 @@ pub(super) struct Lead {
     measures_at: Time,
     load: LoadCount,
     rates: ModelRates,
+    seat_loads: SeatLoads,
+    /// Decisions whose batches count in `seat_loads`, and which are not carried out yet.
+    decided: VecDeque<Output>,
     /// Assigns models to backends, if this scheduler does so.
     assigner: Option<Assigner>,
     /// Whether backends, or their offers, have changed since the last assignments.
@@ -110,6 +114,8 @@ impl Lead {
             measures_at: now + MEASURE_EVERY,
             load: LoadCount::default(),
             rates: ModelRates::default(),
+            seat_loads: SeatLoads::default(),
+            decided: VecDeque::new(),
             assigner,
             assigns: true,
         }
@@ -172,6 +178,7 @@ impl Lead {
             self.withdraw(now, id, place);
         }
         let (batches, changed) = self.map.handle_lost(now, &mut self.scheduler, &mut self.models, node);
+        self.seat_loads.forget(node);
         self.models_changed |= changed;
         self.assigns = true;
         for members in batches {
@@ -279,7 +286,17 @@ impl Lead {
                 parked.request.model = model;
                 self.rates.arrived(model);
                 match self.admit(now, parked.request) {
-                    Ok(ticket) => return self.waiting.set_place(id, Place::Queued(model, ticket)),
+                    Ok(ticket) => {
+                        self.waiting.set_place(id, Place::Queued(model, ticket));
+                        // The next request must find the device of this one loaded.
+                        while self.map.has_seats()
+                            && let Some(output) = self.scheduler.poll_output()
+                        {
+                            self.count_seat_load(now, &output);
+                            self.decided.push_back(output);
+                        }
+                        return;
+                    }
                     Err(reject) => reject,
                 }
             }
@@ -378,6 +395,9 @@ impl Lead {
         missed: &[RequestKey],
     ) {
         let busy = took.and_then(|took| self.map.busy(batch, took));
+        if batch.epoch == self.epoch {
+            self.end_seat_load(now, batch.batch);
+        }
         let Some(members) = self.map.handle_completed(now, &mut self.scheduler, from, batch) else { return };
         if let Some((busy, needed)) = busy {
             self.load.batch(busy, needed);
@@ -390,6 +410,38 @@ impl Lead {
             self.waiting.end(*id, is_missed.then_some(Refusal::Lost));
         }
         self.scheduler.recycle(members);
+    }
+
+    /// Counts the work of a batch on a device with seats. A seat's batch costs a device what its
+    /// items cost in a full batch.
+    fn count_seat_load(&mut self, now: Time, output: &Output) {
+        let Output::Dispatch { batch, device, model, size, expected, .. } = output else { return };
+        let Some((site, is_seat)) = self.map.site(*device) else { return };
+        let part = if is_seat { self.load.needed_part(&self.scheduler, *model, *size, *expected) } else { 1.0 };
+        let takes = Duration::from_secs_f64(expected.as_secs_f64() * part);
+        let until = self.seat_loads.sent(now, *batch, site, takes);
+        self.map.set_load(&mut self.scheduler, site, until);
+    }
+
+    /// Takes back the work of a batch that is done.
+    fn end_seat_load(&mut self, now: Time, batch: BatchId) {
+        if self.map.has_seats()
+            && let Some((site, until)) = self.seat_loads.ended(now, batch)
+        {
+            self.map.set_load(&mut self.scheduler, site, until);
+        }
+    }
+
+    /// The scheduler's next decision.
+    fn poll_decision(&mut self, now: Time) -> Option<Output> {
+        if let Some(decided) = self.decided.pop_front() {
+            return Some(decided);
+        }
+        let output = self.scheduler.poll_output()?;
+        if self.map.has_seats() {
+            self.count_seat_load(now, &output);
+        }
+        Some(output)
     }
 
     /// Does everything that is due.
@@ -486,7 +538,7 @@ impl Lead {
 
     /// Sends the scheduler's decisions to frontends and backends.
     pub fn flush<P: Clone>(&mut self, now: Time, links: &mut Links<P>) {
-        while let Some(output) = self.scheduler.poll_output() {
+        while let Some(output) = self.poll_decision(now) {
             match output {
                 Output::Dispatch { batch, device, model, members, size, start, expected, .. } => {
                     let times = (start.since(now), expected);
@@ -539,6 +591,7 @@ impl Lead {
                 for id in &members {
                     self.waiting.end(*id, Some(Refusal::Lost));
                 }
+                self.end_seat_load(now, batch);
                 return self.scheduler.recycle(members);
             }
         };

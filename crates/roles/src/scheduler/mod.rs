@@ -10,6 +10,7 @@ mod load_count;
 mod model_rates;
 mod orphans;
 mod scheduler_node;
+mod seat_loads;
 mod served_models;
 mod waiting;
 

@@ -12,4 +12,5 @@ mod role_texts;
 #[path = "../../../core/tests/it/scenario_file.rs"]
 mod scenario_file;
 mod scheduler_node;
+mod seats;
 mod sub_clusters;

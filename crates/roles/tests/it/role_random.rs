@@ -109,7 +109,7 @@ impl World {
             Role::Backend => {
                 let fetch_within = Duration::from_millis(4);
                 let mut node = BackendNode::new(id, BackendOptions { heartbeat, lost_after, fetch_within }, self.now);
-                let slots = (0..2).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect();
+                let slots = (0..2).map(|_| Slot { hardware: "cpu".to_owned(), device: 0, is_seat: false }).collect();
                 node.handle_offer(self.now, Offer { slots, ..Offer::default() });
                 self.engines.insert(id, Engine::default());
                 Node::Backend(node)

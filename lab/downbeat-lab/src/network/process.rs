@@ -301,7 +301,7 @@ pub(super) fn offer(scenario: &NetworkScenario, copies: &[Copy]) -> Offer {
     let loadable = |number| Loadable { model: model_name(number), memory: MODEL_BYTES, failed: None };
     let clusters: Option<&SubClusters> = scenario.sub_clusters.as_ref();
     Offer {
-        slots: (0..slots).map(|device| Slot { hardware: "emulated".into(), device }).collect(),
+        slots: (0..slots).map(|device| Slot { hardware: "emulated".into(), device, is_seat: false }).collect(),
         models: scenario.models.iter().enumerate().filter(|(number, _)| has(number)).map(model).collect(),
         repository: scenario.sub_clusters.iter().flat_map(|_| (0..scenario.models.len()).map(loadable)).collect(),
         memory: clusters.and_then(|clusters| clusters.memory),

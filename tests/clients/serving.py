@@ -248,22 +248,21 @@ def cluster(binary, repository, folder, *flags, models):
 
 
 @contextlib.contextmanager
-def processes(binary, repository, folder, *flags, models, backends=1, frontends=1, engine="onnxruntime"):
-    """A cluster: its scheduler, its backends with these flags, and its frontends, which serve these models."""
-    (port,) = free_ports(1)
-    apart = ("--schedulers", f"127.0.0.1:{port}")
+def processes(binary, repository, folder, *flags, models, backends=1, frontends=1, engine="onnxruntime", spares=0):
+    """A cluster: its scheduler (with `spares`: the list of all), its backends with these flags, and its frontends, which serve these models."""
+    apart = ("--schedulers", ",".join(f"127.0.0.1:{port}" for port in free_ports(1 + spares)))
     with contextlib.ExitStack() as stack:
         def start(*more, **options):
             return stack.enter_context(Server(binary, repository, folder, *apart, *more, **options))
 
-        scheduler = start(role="scheduler", wait=False)
+        schedulers = [start("--rank", str(rank), role="scheduler", wait=False) for rank in range(1 + spares)]
         # They load side by side.
         backends = [start(*flags, engine=engine, role="backend", wait=False) for _ in range(backends)]
         frontends = [start("--listen", "127.0.0.1:0", role="frontend", wait=False) for _ in range(frontends)]
-        for process in [scheduler, *backends, *frontends]:
+        for process in [*schedulers, *backends, *frontends]:
             process.wait_ready()
         deadline = time.monotonic() + START_TIMEOUT_S
         while not all(requests.get(f"{frontend.url}/v2/models/{model}/ready", timeout=10).status_code == 200 for frontend in frontends for model in models):
             assert time.monotonic() < deadline, [frontend.log for frontend in frontends]
             time.sleep(0.02)
-        yield scheduler, backends, frontends
+        yield schedulers if spares else schedulers[0], backends, frontends

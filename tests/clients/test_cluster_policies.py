@@ -1,6 +1,7 @@
-"""Device policies and Python models behind two frontends and two backends: the answers are ONNX Runtime's, also when a
+"""Device policies, Python models and pipelines behind two frontends and two backends: the answers are ONNX Runtime's, also when a
 backend is killed."""
 import concurrent.futures
+import itertools
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ import requests
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
+import ensembles
 import models
 from models import random_inputs
 from serving import EXAMPLES, processes
@@ -123,3 +125,67 @@ def test_python_models_answer_behind_frontends(binary, repository, tmp_path):
             hold.unlink()
             for reply in replies:
                 assert reply.result().status_code == 200 and reply.result().json()["outputs"][0]["data"] == [3.0], reply.result().text
+
+
+CHAIN = {"id": "7", "inputs": [{"name": "in", "datatype": "FP32", "shape": [2, 4], "data": list(range(8))}]}
+
+
+@pytest.fixture(scope="module")
+def pipelines(binary, tmp_path_factory):
+    """Two backends with the ensembles `chain` (adds 111) and `outer`, whose steps are `chain` and `plus1`, and two frontends.
+    One model of a step has the device policy `windowed`."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    repository = folder / "models"
+    ensembles.chain(repository)
+    ensembles.write(repository, "outer", [ensembles.step("chain", {"in": "in"}, {"out": "t"}), ensembles.step("plus1", {"x": "t"}, {"y": "out"})],
+                    {"in": ensembles.FOUR}, {"out": ensembles.FOUR})
+    (folder / "options.toml").write_text('[[device.groups]]\nmodels = ["plus10"]\npolicy = "windowed"\n')
+    with processes(binary, repository, folder, "--config", str(folder / "options.toml"), "--slo-ms", "3600000", models=["chain", "outer", "plus1"],
+                   backends=2, frontends=2, spares=1, engine="rten") as cluster:
+        yield cluster
+
+
+def test_a_pipeline_answers_behind_frontends(pipelines):
+    _, _, frontends = pipelines
+    for frontend, (name, more) in itertools.product(frontends, {"chain": 111.0, "outer": 112.0}.items()):
+        reply = requests.post(f"{frontend.url}/v2/models/{name}/infer", json=CHAIN, timeout=PATIENCE_S)
+        assert reply.status_code == 200, reply.text
+        [output] = reply.json()["outputs"]
+        assert reply.json()["id"] == "7" and output["name"] == "out" and output["data"] == [number + more for number in range(8)]
+        with grpcclient.InferenceServerClient(frontend.grpc) as client:
+            assert client.is_model_ready(name)
+            result = client.infer(name, inputs_of(grpcclient, {"in": np.ones((3, 4), np.float32)}))
+            np.testing.assert_array_equal(result.as_numpy("out"), np.full((3, 4), 1 + more, np.float32))
+        [statistics] = requests.get(f"{frontend.url}/v2/models/{name}/stats", timeout=PATIENCE_S).json()["model_stats"]
+        assert statistics["inference_stats"]["success"]["count"] >= 2 and statistics["inference_count"] >= 5
+
+
+def test_a_failing_step_is_named_behind_frontends(pipelines):
+    _, _, frontends = pipelines
+    for wrong, reason in (({"shape": [1, 5]}, "shape"), ({"datatype": "INT64"}, "INT64")):
+        [tensor] = CHAIN["inputs"]
+        body = {"inputs": [{**tensor, "data": [1] * (5 if "shape" in wrong else 8), **wrong}]}
+        reply = requests.post(f"{frontends[0].url}/v2/models/chain/infer", json=body, timeout=PATIENCE_S)
+        assert reply.status_code == 400 and reason in reply.json()["error"], reply.text
+
+
+def test_killed_processes_cost_no_request_of_a_pipeline(pipelines):
+    """The leading scheduler is killed, and then a backend."""
+    (leader, _), backends, frontends = pipelines
+    answered = threading.Semaphore(0)
+
+    def send(part):
+        session = requests.Session()
+        for _ in range(60):
+            reply = session.post(f"{frontends[part % 2].url}/v2/models/outer/infer", json=CHAIN, timeout=PATIENCE_S)
+            assert reply.status_code == 200 and reply.json()["outputs"][0]["data"][0] == 112.0, reply.text
+            answered.release()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        parts = [pool.submit(send, part) for part in range(8)]
+        for process in (leader, backends[0]):
+            for _ in range(60):
+                answered.acquire()
+            process.kill()
+        for part in parts:
+            part.result()

@@ -138,7 +138,7 @@ pub struct Plan {
     pub expected: Duration,
 }
 
-/// A slot of a backend. It runs one batch after another, unless it is a seat.
+/// A slot of a backend. A slot that is no seat runs one batch after another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Slot {
     /// The slot's hardware. Slots of equal hardware run a model alike (`cpu 2 threads rten`,

@@ -5,13 +5,14 @@ use std::fmt::Write as _;
 use std::io::Read;
 use std::sync::{Arc, Weak};
 
-use downbeat_core::cluster::ModelOptions as QueueOptions;
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions as QueueOptions};
 use downbeat_core::device::PartitionId;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_host::request::batch_codec::PROFILED_LENGTH;
 use downbeat_host::request::queue::Queue;
 use downbeat_models::loaded_version::LoadedVersion;
 use downbeat_models::registry::Registry;
+use downbeat_models::serving::Pipeline;
 use downbeat_preprocess::Recipe;
 use downbeat_repository::ModelDefinition;
 use downbeat_roles::{Loadable, Offer, OfferedModel, Slot};
@@ -120,8 +121,47 @@ impl OfferMaker {
                 offer.models.extend(self.model(&served.definition, *number, loaded, (&slots, &partitions)));
             }
         }
+        for pipeline in self.registry.serving().pipelines() {
+            offer.models.extend(pipeline.versions.keys().map(|version| self.ensemble(&pipeline, *version)));
+        }
         self.files.retain(|_, files| files.of.strong_count() > 0);
         offer
+    }
+
+    /// An ensemble has no slots: frontends run its steps.
+    fn ensemble(&self, pipeline: &Pipeline, version: u64) -> OfferedModel {
+        let (definition, step_times) = (&pipeline.definition, pipeline.step_times());
+        let (name, slo) = (&definition.name, self.options.slo(&definition.name, definition.slo));
+        let fingerprint = format!("{:08x}", crc32fast::hash(&definition.config.encode_to_vec()));
+        let full = FullBatch { items: 1, takes: step_times.iter().fold(Duration::ZERO, |all, time| all + *time) };
+        // Times change with every batch, and are hints.
+        let definition = self.same_as_before(name, version, &fingerprint).unwrap_or_else(|| {
+            let (config, batching) = (definition.config.clone(), definition.batching.clone());
+            Definition { config, codec: pipeline.codec.clone(), batching, slo, full, recipe: None, step_times }.encode()
+        });
+        OfferedModel {
+            model: name.clone(),
+            version,
+            definition,
+            fingerprint,
+            max_batch: pipeline.codec.max_batch.max(1),
+            drop: DropPolicy::default(),
+            dispatch: DispatchPolicy::Route,
+            max_wait: Duration::MAX,
+            levels: Vec::new(),
+            at_once: 1,
+            item_bytes: 0,
+            may_repeat: true,
+            shape: Vec::new(),
+            profiles: Vec::new(),
+        }
+    }
+
+    /// The definition of the last offer, if the model has not changed since.
+    fn same_as_before(&self, name: &str, version: u64, fingerprint: &str) -> Option<Vec<u8>> {
+        let mut before = self.last.iter().flat_map(|last| &last.models);
+        let same = before.find(|before| before.model == name && before.version == version)?;
+        (same.fingerprint == fingerprint).then(|| same.definition.clone())
     }
 
     fn model(
@@ -142,9 +182,7 @@ impl OfferMaker {
         // The cost of a full batch changes with every batch, and is a hint. An unchanged
         // fingerprint therefore keeps its last definition.
         let Files { fingerprint, recipe, .. } = self.files(definition, number, loaded);
-        let mut before = self.last.iter().flat_map(|last| &last.models);
-        let same = before.find(|before| before.model == *name && before.version == number);
-        let same = same.filter(|same| same.fingerprint == fingerprint).map(|same| same.definition.clone());
+        let same = self.same_as_before(name, number, &fingerprint);
         Some(OfferedModel {
             model: name.clone(),
             version: number,
@@ -155,7 +193,7 @@ impl OfferMaker {
                     preprocess.describe(&mut config);
                 }
                 let (codec, batching) = (loaded.codec.clone(), definition.batching.clone());
-                Definition { config, codec, batching, slo, full, recipe }.encode()
+                Definition { config, codec, batching, slo, full, recipe, step_times: Vec::new() }.encode()
             }),
             fingerprint,
             max_batch: items,
@@ -186,8 +224,8 @@ impl OfferMaker {
         Batches { full: FullBatch { items, takes: queue.least(items) }, settings, profiles }
     }
 
-    /// The batches of a version whose device policy makes its launches, on seats: each request goes
-    /// to the device that will answer first, and waits in the cluster only if all seats are taken.
+    /// The batches of a version whose device policy makes the launches: on seats. Each request goes to
+    /// the device that will answer first. It waits in the cluster only if all seats are taken.
     fn of_policy(&self, definition: &ModelDefinition, loaded: &LoadedVersion, slots: &[Place]) -> Batches {
         let profile = |(slot, place): (usize, &Place)| {
             let Place::Seat(device) = place else { return None };

@@ -76,7 +76,7 @@ pub struct BackendRole {
     arena: Option<Arc<Arena>>,
 }
 
-/// The sender of this role's own events, once there is one.
+/// The sender of this role's own events. It is set before the first batch.
 pub type SeatsDone = Arc<OnceLock<mpsc::UnboundedSender<BackendEvent>>>;
 
 /// The calls of a batch that is ready for its slot.

@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 /// lanes of eight requests is then full, and has the next requests at hand.
 const SEATS: usize = 64;
 
-/// What a slot is.
+/// A slot's place on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// A partition of a device, by its number in this process. It runs the scheduler's batches.
+    /// A partition of a device, by its number in this process. The scheduler's batches run on it.
     Partition(DeviceId),
     /// A seat of this device: its batches go to the device policies of their models.
     Seat(usize),
@@ -36,7 +36,7 @@ impl SlotMap {
         places.clone()
     }
 
-    /// What a slot is; `None`: there is no such slot.
+    /// The place of a slot; `None`: there is no such slot.
     pub fn get(&self, slot: u32) -> Option<Place> {
         self.0.lock().get(slot as usize).copied()
     }

@@ -69,7 +69,7 @@ impl Gathered {
         Gathered { answers: Mutex::default(), done: Some(done) }
     }
 
-    /// The answers so far, which are forgotten here.
+    /// Takes the answers that have come so far.
     pub fn take(&self) -> BatchAnswers {
         std::mem::take(&mut *self.answers.lock())
     }

@@ -361,8 +361,8 @@ impl ClusterMap {
         self.has_seats
     }
 
-    /// The backend's device that a device of the scheduler is a part of, and whether it is a seat
-    /// there. `None`: the backend has no seats.
+    /// The backend's device that has this device of the scheduler, and whether the latter is a seat.
+    /// `None`: the backend has no seats.
     pub fn site(&self, device: DeviceId) -> Option<(Site, bool)> {
         let (node, slot) = *self.devices.get(&device)?;
         let backend = self.backends.get(&node).filter(|backend| backend.has_seats())?;

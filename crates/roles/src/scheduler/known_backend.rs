@@ -126,7 +126,7 @@ impl Backend {
     }
 
     /// The device time of a batch that ran for `took` on a slot. A device's slots run side by side,
-    /// so each gets an equal part. The backend tells a seat's part itself.
+    /// and each gets an equal part. The backend tells a seat's part itself.
     pub fn busy(&self, slot: u32, took: Duration) -> Duration {
         let slots = self.offer.as_ref().map_or(&[][..], |offer| &offer.slots);
         let Some(slot) = slots.get(slot as usize).filter(|slot| !slot.is_seat) else { return took };

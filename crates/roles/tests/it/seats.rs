@@ -6,7 +6,7 @@ use downbeat_core::Duration;
 use downbeat_core::cluster::DispatchPolicy;
 use downbeat_roles::*;
 
-/// One device with seats for model `m`, and one partition for model `n`.
+/// The offer of one device. Model `m` runs on its seats, and model `n` on its partition.
 fn seats(seats: u32) -> Offer {
     let on = |name, slots: std::ops::Range<u32>, dispatch| {
         let all = model(name, ms(8), seats + 1);

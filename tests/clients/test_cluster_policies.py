@@ -189,3 +189,38 @@ def test_killed_processes_cost_no_request_of_a_pipeline(pipelines):
             process.kill()
         for part in parts:
             part.result()
+
+
+def test_clients_load_and_unload_models_at_any_frontend(binary, tmp_path):
+    repository = tmp_path / "models"
+    ensembles.chain(repository)
+    models.add(repository, "broken", 1)
+    (repository / "broken/1/model.onnx").write_bytes(b"no model")
+    flags = ("--model-control-mode", "explicit", "--load-model", "plus1")
+    with processes(binary, repository, tmp_path, *flags, models=["plus1"], backends=2, frontends=2, engine="rten") as (_, backends, frontends):
+        def post(frontend, path, body=None):
+            return requests.post(f"{frontend.url}/v2/repository/{path}", json=body, timeout=PATIENCE_S)
+
+        def ready(process, model):
+            return requests.get(f"{process.url}/v2/models/{model}/ready", timeout=PATIENCE_S).status_code == 200
+
+        one, other = frontends
+        assert post(one, "models/plus10/load").status_code == 200
+        assert all(ready(process, "plus10") for process in [one, *backends])
+        # An ensemble loads the models of its steps.
+        with grpcclient.InferenceServerClient(other.grpc) as client:
+            client.load_model("chain")
+            result = client.infer("chain", inputs_of(grpcclient, {"in": np.ones((1, 4), np.float32)}))
+            np.testing.assert_array_equal(result.as_numpy("out"), np.full((1, 4), 112, np.float32))
+            client.unload_model("chain")
+            assert not client.is_model_ready("chain")
+        for name, reason in (("broken", "backend "), ("nobody", "nobody")):
+            reply = post(one, f"models/{name}/load")
+            assert reply.status_code == 400 and reason in reply.json()["error"], reply.text
+        reply = post(one, "models/plus10/load", {"parameters": {"config": "{}"}})
+        assert reply.status_code == 501 and "ask the backend" in reply.json()["error"], reply.text
+        assert post(other, "models/plus10/unload").status_code == 200
+        assert not any(ready(process, "plus10") for process in [other, *backends])
+        reply = post(other, "models/plus10/unload")
+        assert reply.status_code == 400 and "none has it" in reply.json()["error"], reply.text
+        assert ready(one, "plus1") and not ready(one, "nobody")

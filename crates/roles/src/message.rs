@@ -239,6 +239,15 @@ pub struct Running {
     pub ends_in: Duration,
 }
 
+/// A change of one model that a backend must make.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Doing {
+    /// Load the model.
+    Load,
+    /// Unload the model, once its last batch is done.
+    Unload,
+}
+
 /// A model as the leader describes it to frontends.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ServedModel {
@@ -439,6 +448,23 @@ pub enum Message<P> {
         /// Number and result of each request.
         answers: Vec<(u64, Outcome<P>)>,
     },
+    /// Frontend to scheduler, scheduler to backend: a client wants this change of a model.
+    Order {
+        /// The sender's number of the order.
+        number: u64,
+        /// Name of the model.
+        #[serde(deserialize_with = "short_text")]
+        model: String,
+        /// The change.
+        doing: Doing,
+    },
+    /// Backend to scheduler, scheduler to frontend: the order is carried out.
+    Ordered {
+        /// The number that the receiver gave the order.
+        number: u64,
+        /// Why the order failed, if it did.
+        failed: Option<String>,
+    },
 }
 
 /// The budget that remains after `spent`. A budget without an end stays endless.
@@ -475,6 +501,8 @@ impl<P> Message<P> {
                 matches!((from, to), (Backend, Frontend))
             }
             Message::Inputs { .. } => matches!((from, to), (Frontend, Backend)),
+            Message::Order { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
+            Message::Ordered { .. } => matches!((from, to), (Backend, Scheduler { .. }) | (Scheduler { .. }, Frontend)),
         }
     }
 
@@ -524,7 +552,9 @@ impl<P> Message<P> {
             | Message::Leave
             | Message::LetGo
             | Message::Claim { .. }
-            | Message::Release { .. } => {}
+            | Message::Release { .. }
+            | Message::Order { .. }
+            | Message::Ordered { .. } => {}
         }
     }
 }

@@ -14,12 +14,13 @@ use downbeat_models::registry::Registry;
 use downbeat_models::serving::InFlight;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Doing, Member, NodeId, Offer, Outcome, QueueKey,
+    BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Member, NodeId, Offer, Outcome, QueueKey,
     RequestKey, Role,
 };
 use downbeat_service::error::ServiceError;
 use tokio::sync::mpsc;
 
+use super::model_loader::Told;
 use super::slot_map::{Place, SlotMap};
 use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
@@ -36,6 +37,8 @@ pub enum BackendEvent {
     Offer(Offer),
     /// An ordered load or unload is done, or has failed.
     Done(String, Result<(), String>),
+    /// The order of a scheduler, by its number there, is carried out, or has failed.
+    Ordered((NodeId, u64), Result<(), String>),
     /// The backend must leave.
     Drain,
 }
@@ -68,7 +71,7 @@ pub struct BackendRole {
     running: BTreeMap<BatchId, Running>,
     next_batch: u64,
     /// Loads and unloads models; the result comes as an event.
-    loader: mpsc::UnboundedSender<(String, Doing)>,
+    loader: mpsc::UnboundedSender<Told>,
     slots: Arc<SlotMap>,
     /// Takes the answers of seats' batches.
     seats_done: SeatsDone,
@@ -92,7 +95,7 @@ impl BackendRole {
         node: NodeId,
         options: BackendOptions,
         now: Time,
-        (registry, loader): (Registry, mpsc::UnboundedSender<(String, Doing)>),
+        (registry, loader): (Registry, mpsc::UnboundedSender<Told>),
         (slots, seats_done): (Arc<SlotMap>, SeatsDone),
         (board, arena): (StatusBoard, Option<Arc<Arena>>),
     ) -> Self {
@@ -357,6 +360,7 @@ impl Machine for BackendRole {
             }
             BackendEvent::Offer(offer) => self.node.handle_offer(now, offer),
             BackendEvent::Done(model, result) => self.node.handle_done(now, &model, result),
+            BackendEvent::Ordered(order, result) => self.node.handle_ordered(now, order, result),
             BackendEvent::Drain => self.node.handle_drain(now),
         }
     }
@@ -381,8 +385,15 @@ impl Machine for BackendRole {
                     }
                 }
                 BackendOutput::Model(model, doing) => {
-                    if let Err(mpsc::error::SendError((model, _))) = self.loader.send((model, doing)) {
+                    let told = Told { model, doing, order: None };
+                    if let Err(mpsc::error::SendError(Told { model, .. })) = self.loader.send(told) {
                         self.node.handle_done(now, &model, Err("the process is about to end".to_owned()));
+                    }
+                }
+                BackendOutput::Order { from, model, doing } => {
+                    let told = Told { model, doing, order: Some(from) };
+                    if self.loader.send(told).is_err() {
+                        self.node.handle_ordered(now, from, Err("the process is about to end".to_owned()));
                     }
                 }
                 BackendOutput::Leader(_, epoch) => self.board.follows(epoch, false),

@@ -9,7 +9,7 @@ use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_models::preprocess::Preprocess;
 use downbeat_models::serving::{Limits, Looked, Wishes, adapt_inputs, hold_inputs, response, version_of};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
-use downbeat_roles::{NewRequest, QueueKey};
+use downbeat_roles::{Doing, NewRequest, OrderFailure, QueueKey};
 use downbeat_service::budget::{ByteBudget, Reservation};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
@@ -23,7 +23,7 @@ use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, S
 use downbeat_service::unanswered::Unanswered;
 use downbeat_service::work::turn_end;
 use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::frontend_role::{FrontendEvent, RemoteCall};
 use super::remote_ensemble::Due;
@@ -34,6 +34,9 @@ use crate::wire::tensors::Tensors;
 
 /// The most requests in flight at a frontend.
 const MOST_IN_FLIGHT: u64 = 1 << 18;
+/// How long the answer to a load waits until this frontend offers the model, and how often it looks.
+const HEARS_WITHIN: Duration = Duration::from_millis(10_000);
+const LOOKS_EVERY: Duration = Duration::from_millis(10);
 /// When a client should try again at that limit.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
@@ -206,6 +209,30 @@ impl Drop for Entered<'_> {
 }
 
 impl RemoteServing {
+    /// Has all backends load or unload a model that load models by request.
+    async fn order(&self, name: &str, doing: Doing) -> Result<(), ServiceError> {
+        let (client, done) = oneshot::channel();
+        // A node that has ended drops the event, and with it the sender.
+        let _ = self.events.send(FrontendEvent::Order(name.to_owned(), doing, client));
+        match done.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(OrderFailure::Refused(reason))) => Err(ServiceError::InvalidArgument(reason)),
+            Ok(Err(OrderFailure::NoLeader)) => Err(ServiceError::Unavailable(format!(
+                "no scheduler leads, or another has begun to lead since: look whether the backends have changed model \
+                 '{name}' (POST /v2/repository/index), and try again"
+            ))),
+            Err(_) => Err(ServiceError::Unavailable("the frontend is shutting down".to_owned())),
+        }
+    }
+
+    /// Waits until this frontend has heard of a change that backends have made.
+    async fn until(&self, is_heard: impl Fn() -> bool) {
+        let end = self.clock.now() + HEARS_WITHIN;
+        while !is_heard() && self.clock.now() < end {
+            tokio::time::sleep(LOOKS_EVERY.into()).await;
+        }
+    }
+
     /// The clock that decides.
     pub(super) fn clock(&self) -> Clock {
         self.clock
@@ -373,12 +400,19 @@ impl Service for RemoteServing {
         self.models.all().values().flat_map(|model| model.versions.values().map(entry).collect::<Vec<_>>()).collect()
     }
 
-    async fn load(&self, _name: &str, _overrides: LoadOverrides) -> Result<(), ServiceError> {
-        elsewhere("loading models")
+    async fn load(&self, name: &str, overrides: LoadOverrides) -> Result<(), ServiceError> {
+        if overrides.config.is_some() || !overrides.files.is_empty() {
+            return elsewhere("loading a model with another configuration or other files");
+        }
+        self.order(name, Doing::Load).await?;
+        self.until(|| self.models.is_ready(name, "")).await;
+        Ok(())
     }
 
-    async fn unload(&self, _name: &str) -> Result<(), ServiceError> {
-        elsewhere("unloading models")
+    async fn unload(&self, name: &str) -> Result<(), ServiceError> {
+        self.order(name, Doing::Unload).await?;
+        self.until(|| self.models.get(name).is_err()).await;
+        Ok(())
     }
 
     fn cluster(&self) -> Option<ClusterReport> {

@@ -1,6 +1,6 @@
 //! The state of a scheduler while it leads: the queues of all models and the slots of all backends.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::assigner::{Assigner, AssignerOutput, SubClusterOptions};
@@ -9,6 +9,7 @@ use super::cluster_map::ClusterMap;
 use super::known_backend::Backend;
 use super::load_count::LoadCount;
 use super::model_rates::ModelRates;
+use super::orders::{Orders, Word};
 use super::seat_loads::SeatLoads;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
@@ -17,7 +18,7 @@ use crate::claims::ClaimSecret;
 use crate::epoch::Epoch;
 use crate::links::Links;
 use crate::message::{
-    BatchKey, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
+    BatchKey, Doing, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
 };
 use downbeat_core::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler, Ticket};
 use downbeat_core::ids::{BatchId, DeviceId, ModelId, RequestId};
@@ -71,6 +72,7 @@ pub(super) struct Lead {
     seat_loads: SeatLoads,
     /// Decisions whose batches count in `seat_loads`, and which are not carried out yet.
     decided: VecDeque<Output>,
+    orders: Orders,
     /// Assigns models to backends, if this scheduler does so.
     assigner: Option<Assigner>,
     /// Whether backends, or their offers, have changed since the last assignments.
@@ -116,6 +118,7 @@ impl Lead {
             rates: ModelRates::default(),
             seat_loads: SeatLoads::default(),
             decided: VecDeque::new(),
+            orders: Orders::default(),
             assigner,
             assigns: true,
         }
@@ -174,6 +177,8 @@ impl Lead {
 
     /// Handles the loss of a frontend or a backend.
     pub fn handle_lost(&mut self, now: Time, node: NodeId) {
+        let name = self.map.backend_mut(node).map(|backend| backend.name.clone()).unwrap_or_default();
+        self.orders.handle_lost(node, &name);
         for (id, place) in self.waiting.handle_frontend_lost(node) {
             self.withdraw(now, id, place);
         }
@@ -219,6 +224,14 @@ impl Lead {
                     }
                 }
             }
+            (Role::Frontend, Message::Order { number, model, doing }) => {
+                self.handle_order((from, number), &model, doing)
+            }
+            (Role::Backend, Message::Ordered { number, failed }) => {
+                if let Some(backend) = self.map.backend_mut(from) {
+                    self.orders.handle_done(number, (from, &backend.name), failed);
+                }
+            }
             (Role::Backend, Message::UnderWay(running)) => {
                 self.map.handle_under_way(now, &mut self.scheduler, from, &running);
             }
@@ -238,6 +251,30 @@ impl Lead {
             // Not a message for a scheduler, or not from a peer of this role: ignored.
             _ => {}
         }
+    }
+
+    /// Orders a client's change of a model on all backends that load models on orders.
+    fn handle_order(&mut self, wish: (NodeId, u64), model: &str, doing: Doing) {
+        if self.assigner.is_some() {
+            let reason = "the scheduler divides models among sub-clusters, and has them loaded and unloaded itself";
+            return self.orders.refuse(wish, reason.to_owned());
+        }
+        let is_there = |offer: &Offer| offer.models.iter().any(|offered| offered.model == model);
+        let of = |can: &dyn Fn(&Offer) -> bool| -> BTreeSet<NodeId> {
+            // A backend without a repository for orders has fixed models.
+            let offer = |backend: &Backend| backend.offer.as_ref().is_some_and(|o| !o.repository.is_empty() && can(o));
+            self.map.backends().filter(|(_, backend)| offer(backend)).map(|(node, _)| node).collect()
+        };
+        let backends = match doing {
+            Doing::Unload => of(&is_there),
+            Doing::Load => Some(of(&|offer| offer.loadable(model).is_some()))
+                .filter(|found| !found.is_empty())
+                .unwrap_or_else(|| {
+                    // Ensembles are not listed there. A backend without the model says so.
+                    of(&|_| true)
+                }),
+        };
+        self.orders.begin(wish, (model, doing), backends);
     }
 
     fn handle_requests(&mut self, now: Time, from: NodeId, requests: &[HandedIn]) {
@@ -561,6 +598,16 @@ impl Lead {
             }
         }
         self.assign(now, links);
+        while let Some(word) = self.orders.poll() {
+            match word {
+                Word::Do { backend, order: number, model, doing } => {
+                    links.say(now, backend, Message::Order { number, model, doing });
+                }
+                Word::Done { wish: (frontend, number), failed } => {
+                    links.say(now, frontend, Message::Ordered { number, failed });
+                }
+            }
+        }
         while let Some((frontend, refused)) = self.waiting.poll_refused() {
             links.say(now, frontend, Message::Refused(refused));
         }

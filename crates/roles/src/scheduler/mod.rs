@@ -8,6 +8,7 @@ mod known_backend;
 mod lead;
 mod load_count;
 mod model_rates;
+mod orders;
 mod orphans;
 mod scheduler_node;
 mod seat_loads;

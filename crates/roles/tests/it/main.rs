@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod model_budgets;
+mod orders;
 mod orphans;
 mod role_links;
 mod role_nonsense;

@@ -213,6 +213,7 @@ impl World {
                         }
                         Some(FrontendOutput::Note(_)) => None,
                         Some(FrontendOutput::Models(_) | FrontendOutput::Leader { .. }) => None,
+                        Some(FrontendOutput::Ordered { .. }) => panic!("no client has ordered a change"),
                     }
                 }
                 Some(Node::Backend(node)) => {
@@ -235,7 +236,9 @@ impl World {
                         }
                         Some(BackendOutput::Note(_)) => None,
                         Some(BackendOutput::Leader(..)) => None,
-                        Some(BackendOutput::Model(model, _)) => panic!("nobody told it to have {model}"),
+                        Some(BackendOutput::Model(model, _) | BackendOutput::Order { model, .. }) => {
+                            panic!("nobody told it to have {model}")
+                        }
                         Some(BackendOutput::Drained) => panic!("nobody told it to go"),
                     }
                 }

@@ -365,6 +365,31 @@ def test_frontends_of_a_cluster_tell_what_their_requests_did(binary, copied_exam
         assert requests.get(f"{scheduler.url}/v2/live", timeout=60).status_code == 404
 
 
+def test_frontends_of_a_cluster_list_the_requests_that_missed(binary, copied_examples, tmp_path):
+    with processes(binary, copied_examples, tmp_path, *SLOS, models=["digits", "mlp"], engine="rten") as (_, _, (frontend,)):
+        assert infer(frontend).status_code == 200
+        assert missed(frontend, "digits") == {"model": "digits", "version": "1", "has_log": False, "requests": []}
+        answers = [infer(frontend, "mlp", zeros(frontend, "mlp", id=f"cam-{number}")) for number in range(3)]
+        assert {answer.status_code for answer in answers} == {504}
+        told = missed(frontend, "mlp")
+        assert [request["id"] for request in told["requests"]] == ["cam-2", "cam-1", "cam-0"]
+        assert [request["why"] for request in told["requests"]] == [answer.json()["error"] for answer in answers[::-1]]
+        assert all(request["reason"].startswith("deadline_") and request["took_ms"] >= 0 for request in told["requests"]), told
+        # A wrong request has not missed.
+        assert infer(frontend, "mlp", {"inputs": []}).status_code == 400
+        assert missed(frontend, "mlp") == told
+        assert requests.get(f"{frontend.url}/v2/models/nobody/missed", timeout=60).status_code == 404
+
+
+def test_a_late_request_is_among_the_missed_of_a_frontend(binary, copied_examples, tmp_path):
+    flags = ("--slo-ms", "mlp=0.0001", "--drop", "none")
+    with processes(binary, copied_examples, tmp_path, *flags, models=["mlp"], engine="rten") as (_, _, (frontend,)):
+        assert infer(frontend, "mlp", zeros(frontend, "mlp", id="late-1")).status_code == 200
+        [late] = missed(frontend, "mlp")["requests"]
+        assert (late["id"], late["reason"]) == ("late-1", "late") and late["left_ms"] < 0
+        assert "after the deadline: it waited" in late["why"] and "its batch of one item took" in late["why"]
+
+
 @needs_browser
 def test_each_process_of_a_cluster_has_its_page(binary, copied_examples, tmp_path):
     with processes(binary, copied_examples, tmp_path, *SLOS, models=["digits"], backends=2, frontends=2, engine="rten") as (scheduler, backends, frontends):

@@ -27,12 +27,13 @@ mod interval;
 mod part;
 pub mod pipelines;
 mod recorded;
+mod sample;
 mod search;
 mod sentences;
 mod served;
 mod setting;
 
-pub use advice::{Advice, NoAdvice, RateLine, Wanted, advise};
+pub use advice::{Advice, Checked, NoAdvice, RateLine, Wanted, advise};
 pub use candidate::Candidate;
 pub use comparison::{Comparison, Row};
 pub use device_advice::{DeviceAdvice, DeviceRow, HalfFigures, ModelAdvice};

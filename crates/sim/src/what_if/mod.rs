@@ -45,4 +45,4 @@ pub(crate) use part::Part;
 pub(crate) use recorded::Parts;
 pub use recorded::{BadLog, Recorded, RecordedModel, whole_log};
 pub use served::{Served, ServedQueue};
-pub use setting::{BadSetting, Setting};
+pub use setting::{BadSetting, Found, Setting};

@@ -7,6 +7,8 @@ use downbeat_models::serving::{Failure, Limits, Looked, StepEnd, StepRuns, Wishe
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
+use downbeat_service::report::missed::{Miss, Missed};
+use downbeat_service::traces::context::traceparent;
 use downbeat_service::unanswered::Unanswered;
 use futures_util::future::{BoxFuture, FutureExt};
 
@@ -116,18 +118,30 @@ impl RemoteServing {
         let rows = its.codec.check(&request)?;
         let _entered = self.enter_ensemble();
         let mut counted = Counted { version, clock: self.clock(), arrival, reason: Some(Unanswered::Cancelled) };
+        let (id, traceparent) = (request.id.clone(), traceparent(&request).map(str::to_owned));
+        let note = |now, miss, error| {
+            let (traceparent, deadline) = (traceparent.as_deref(), limits.deadline);
+            let missed = Missed { id: &id, traceparent, number: None, arrived: arrival, deadline };
+            version.missed.note((now, Clock::unix_millis()), &missed, miss, error);
+        };
         let until = limits.timeout.map_or(Time::MAX, |timeout| arrival + timeout);
         let mut steps = RemoteSteps { serving: self, ensemble, limits: &limits, until, depth };
         let (parts, held) = ((&ensemble.ensemble, &*its.codec), self.budget.reservation());
-        match run_steps(&mut steps, parts, request, wanted.as_deref(), held).await {
+        let outcome = run_steps(&mut steps, parts, request, wanted.as_deref(), held).await;
+        let now = self.clock().now();
+        match outcome {
             Ok((response, (_, ran))) => {
                 counted.reason = None;
-                let now = self.clock().now();
-                version.record_whole(rows, (now.since(arrival), now > limits.deadline), ran);
+                let is_late = now > limits.deadline;
+                version.record_whole(rows, (now.since(arrival), is_late), ran);
+                if is_late {
+                    note(now, Miss::Late { waited: now.since(arrival).saturating_sub(ran), rows: 0 }, None);
+                }
                 Ok(InferResponse { model_version: version.version.clone(), ..response })
             }
             Err(Failure { reason, error }) => {
                 counted.reason = Some(reason);
+                note(now, Miss::Unanswered(reason), Some(&error));
                 Err(error)
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use downbeat_core::Time;
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_host::device::CounterHasher;
-use downbeat_host::request::reply::{Answer, Reply};
+use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_roles::{
     Doing, FrontendNode, FrontendOptions, FrontendOutput, NewRequest, NodeId, OrderFailure, Outcome, Refusal,
     RequestEnd, Role,
@@ -15,6 +15,7 @@ use downbeat_roles::{
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::Metrics;
 use downbeat_service::refusal;
+use downbeat_service::report::missed::Miss;
 use downbeat_service::unanswered::Unanswered;
 use tokio::sync::oneshot;
 
@@ -95,17 +96,20 @@ impl FrontendRole {
             return;
         }
         let took = now.since(call.arrival);
-        let answer: Answer = match outcome(&call, end, now) {
+        let answered = match outcome(&call, end, now) {
             Ok(outputs) => {
-                call.version.record_answer(call.rows, (took, now > call.deadline), run);
-                Ok(outputs.into_iter().collect())
+                let is_late = now > call.deadline;
+                let waited = call.version.record_answer(call.rows, (took, is_late), run);
+                let rows = run.map_or(0, |run| run.items);
+                let miss = is_late.then(|| Box::new(Miss::Late { waited, rows }));
+                Answered { answer: Ok(outputs.into_iter().collect()), miss }
             }
             Err((reason, error)) => {
                 call.version.record_not_answered(reason, took);
-                Err(error)
+                Answered { answer: Err(error), miss: Some(Box::new(Miss::Unanswered(reason))) }
             }
         };
-        call.reply.send(answer);
+        call.reply.send_answered(answered);
     }
 }
 

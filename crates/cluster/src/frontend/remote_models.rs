@@ -15,6 +15,7 @@ use downbeat_service::metrics::statistics::{Phases, Statistics};
 use downbeat_service::metrics::trouble::Sample;
 use downbeat_service::metrics::{Metrics, ModelMetrics};
 use downbeat_service::report::live::LiveModel;
+use downbeat_service::report::missed::MissedRequests;
 use downbeat_service::unanswered::Unanswered;
 use parking_lot::{Mutex, RwLock};
 
@@ -53,6 +54,8 @@ pub struct RemoteVersion {
     steps: OnceLock<Result<Arc<Preprocess>, String>>,
     metrics: ModelMetrics,
     pub statistics: Mutex<Statistics>,
+    /// The last requests that missed.
+    pub missed: MissedRequests,
 }
 
 /// A model that runs on backends.
@@ -126,8 +129,9 @@ impl RemoteVersion {
     }
 
     /// Counts a request of `rows` items that got its result after `took`, and whether it was late.
-    /// `run` is that of its batch. `None`: it ran alone, after its batch had failed.
-    pub fn record_answer(&self, rows: u32, (took, late): (Duration, bool), run: Option<BatchRun>) {
+    /// `run` is that of its batch. `None`: it ran alone, after its batch had failed. Returns the
+    /// request's time in queues.
+    pub fn record_answer(&self, rows: u32, (took, late): (Duration, bool), run: Option<BatchRun>) -> Duration {
         let (phases, queued) = match run {
             Some(run) => {
                 let phases = phases_of(&run, took);
@@ -144,6 +148,7 @@ impl RemoteVersion {
         self.metrics.record_requests(rows, phases, std::iter::once((queued, took, late)));
         let taken = std::iter::once((queued, took));
         self.statistics.lock().record_requests(Clock::unix_millis(), rows, phases, taken);
+        queued
     }
 
     /// Counts a request of an ensemble that was answered after `took`, and whether it was late. All
@@ -219,6 +224,7 @@ impl RemoteModels {
                         bytes: definition,
                         steps: OnceLock::new(),
                         statistics: Mutex::default(),
+                        missed: MissedRequests::default(),
                     });
                     version.make_steps(&self.preprocessing);
                     version

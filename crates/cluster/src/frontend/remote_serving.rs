@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_models::preprocess::Preprocess;
-use downbeat_models::serving::{Limits, Looked, Wishes, adapt_inputs, hold_inputs, response, version_of};
+use downbeat_models::serving::{
+    Limits, Looked, Refused, Terms, Wishes, adapt_inputs, hold_inputs, response, version_of,
+};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
 use downbeat_roles::{Doing, NewRequest, OrderFailure, QueueKey};
 use downbeat_service::budget::{ByteBudget, Reservation};
@@ -18,6 +20,7 @@ use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal;
 use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::report::live::{LiveReport, PART};
+use downbeat_service::report::missed::MissedReport;
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use downbeat_service::unanswered::Unanswered;
@@ -281,17 +284,26 @@ impl RemoteServing {
             }
         }
         let Looked { wanted, limits } = looked;
-        let mut ticket = self.enter(version, arrival)?;
+        let terms = || Terms { number: None, arrived: arrival, deadline: limits.deadline };
+        let note =
+            |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
+        let mut ticket = self.enter(version, arrival).map_err(|error| note(&request, error.into()))?;
         let _prepared = match version.preprocess_of(&request)? {
             // Boxed, because its large state would burden all other requests.
-            Some(steps) => Some(Box::pin(self.prepare((&model, steps), &mut request, &limits, &mut ticket)).await?),
+            Some(steps) => {
+                let held = Box::pin(self.prepare((&model, steps), &mut request, &limits, &mut ticket)).await;
+                Some(held.map_err(|error| note(&request, Refused { reason: ticket.end, error }))?)
+            }
             None => None,
         };
         ticket.end = None;
         let (admitted, request) = wishes.admit(request).await?;
         let is_empty = admitted.is_empty;
         let held = hold_inputs(&self.budget, &model.input_bytes, &version.name, admitted.bytes());
-        let _input_bytes = held.inspect_err(|_| version.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
+        let _input_bytes = held.map_err(|error| {
+            version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
+            note(&request, error.into())
+        })?;
         let varies = its.codec.has_varying_shapes();
         let shape = if varies { its.codec.shape_key(&admitted).to_vec() } else { Vec::new() };
         let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
@@ -310,12 +322,15 @@ impl RemoteServing {
         }
         self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
         ticket.end = Some(Unanswered::Cancelled);
-        let Some(Answered { answer: outputs, .. }) = limits.wait(answer, || self.clock.now().since(arrival)).await
+        let Some(Answered { answer: outputs, miss }) = limits.wait(answer, || self.clock.now().since(arrival)).await
         else {
             ticket.end = Some(Unanswered::Timeout);
-            return Err(limits.overrun(&request.model_name));
+            return Err(note(&request, Refused { reason: ticket.end, error: limits.overrun(&request.model_name) }));
         };
         ticket.end = None;
+        if let Some(miss) = miss {
+            terms().note(self.clock.now(), &version.missed, &request, *miss, outputs.as_ref().err());
+        }
         let outputs = if is_empty { its.codec.without_rows(outputs)? } else { outputs? };
         Ok(response(request, &its.codec, &version.version, wanted.as_deref(), outputs))
     }
@@ -373,6 +388,12 @@ impl Service for RemoteServing {
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
         self.check_model(name, version)?;
         elsewhere("the device policy of a model")
+    }
+
+    /// No decision log has the requests: a scheduler writes its own, of requests under other numbers.
+    fn missed(&self, name: &str, version: &str) -> Result<MissedReport, ServiceError> {
+        let its = self.models.version(name, version)?;
+        Ok(its.missed.report(&its.name, &its.version, false))
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {

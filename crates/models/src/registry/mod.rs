@@ -7,6 +7,7 @@ mod model_entry;
 mod moving;
 mod needed_time;
 mod open;
+mod outcome_marks;
 mod overlay;
 mod service;
 mod states;
@@ -41,6 +42,7 @@ use ensembles::Ensembles;
 use load_thread::{LoadFailure, LoadedModel, Served, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use needed_time::NeededTime;
+use outcome_marks::OutcomeMarks;
 use overlay::{Overlay, write_overlay};
 use parking_lot::Mutex;
 
@@ -81,6 +83,8 @@ pub struct Registry {
     needed_time: Arc<Mutex<NeededTime>>,
     /// The last hour of each model.
     history: Arc<Mutex<LiveHistory>>,
+    /// The outcomes of the requests that what-ifs replay.
+    marks: Arc<Mutex<OutcomeMarks>>,
     watchdog: Arc<Watchdog>,
     /// The GPUs; none: models run on the CPU.
     pub gpus: Arc<[GpuInfo]>,

@@ -231,6 +231,7 @@ def test_the_page_shows_what_the_server_does(start, copied_examples, tmp_path, p
             for _ in range(30):
                 assert infer(server).status_code == 200
             while requests.get(f"{server.url}/v2/what-if", timeout=60).status_code == 400:
+                assert infer(server).status_code == 200
                 time.sleep(0.05)
             browser.run("(() => { const slider = document.getElementById('asked-rate'); slider.value = '1'; slider.dispatchEvent(new Event('input', {bubbles: true})); })()")
             assert browser.run("document.getElementById('told-rate').innerText") == "2.00×"

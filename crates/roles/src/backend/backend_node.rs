@@ -335,10 +335,10 @@ impl<P: Clone> BackendNode<P> {
                 self.loading.handle_assigned(assigned);
                 self.have(now);
             }
-            (Role::Scheduler { .. }, Message::Order { number, model, doing }) => {
-                if self.following.leader() == Some(from) {
-                    self.outputs.push_back(BackendOutput::Order { from: (from, number), model, doing });
-                }
+            (Role::Scheduler { .. }, Message::Order { number, model, doing })
+                if self.following.leader() == Some(from) =>
+            {
+                self.outputs.push_back(BackendOutput::Order { from: (from, number), model, doing });
             }
             (Role::Scheduler { .. }, Message::LetGo) if self.following.leader() == Some(from) => {
                 self.is_let_go = self.is_draining;

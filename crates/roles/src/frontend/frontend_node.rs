@@ -272,11 +272,11 @@ impl<P: Clone> FrontendNode<P> {
                     self.handle_refused(now, number, refusal);
                 }
             }
-            (Role::Scheduler { .. }, Message::Ordered { number, failed }) if is_leader => {
-                if self.orders.remove(&number) {
-                    let result = failed.map_or(Ok(()), |reason| Err(OrderFailure::Refused(reason)));
-                    self.outputs.push_back(FrontendOutput::Ordered { number, result });
-                }
+            (Role::Scheduler { .. }, Message::Ordered { number, failed })
+                if is_leader && self.orders.remove(&number) =>
+            {
+                let result = failed.map_or(Ok(()), |reason| Err(OrderFailure::Refused(reason)));
+                self.outputs.push_back(FrontendOutput::Ordered { number, result });
             }
             (Role::Scheduler { .. }, Message::Models(models)) if is_leader => {
                 let known = |model: &ServedModel| (model.model.clone(), model.version, model.may_repeat);

@@ -499,7 +499,7 @@ function draw_model(live) {
     const name = (place) => (place >= live.batch_bounds.length ? ">" + live.batch_bounds.at(-1) : place < 2 ? String(live.batch_bounds[place]) : `${live.batch_bounds[place - 1] + 1}-${live.batch_bounds[place]}`);
     chart(charts, "model-batches", "Launches by size, last minute", [["launches", blue]], [places, shown], (value) => fixed(value, 0), { numbers: true, bars: true, ticks: (_, splits) => splits.map((place) => (Number.isInteger(place) ? name(place) : "")), x: { range: [-0.6, places.length - 0.4] }, x_label: "size (part)", note: `The largest batch has ${model.max_batch} items.`, least: 1 });
     const sizes = model.profile.map(([size]) => size), at_load = new Map(model.profile_at_load);
-    chart(charts, "model-profile", "Time of a batch by its size", [["as refined", blue], ["at load", orange, true]], [sizes, model.profile.map(([, ms]) => ms), sizes.map((size) => at_load.get(size) ?? null)], milliseconds, { numbers: true, x_label: "items", note: "The scheduler plans with the refined times." });
+    chart(charts, "model-profile", "Time of a batch by its size", [["as refined", blue], ["at load", orange, true]], [sizes, model.profile.map(([, ms]) => ms), sizes.map((size) => at_load.get(size) ?? null)], milliseconds, { numbers: true, x_label: "items", note: (model.slowdown === null ? "" : `At the sizes that ran, a batch takes ${fixed(model.slowdown, 2)} times as long as when the model was loaded. `) + "The scheduler plans with the refined times." });
   }
 }
 
@@ -630,7 +630,6 @@ async function ask_what_if() {
 
 function draw_what_if(told) {
   state.what_if = told;
-  const live = state.samples.at(-1), measured = live ? attainment(live.models.filter((model) => !model.ensemble), Math.min(300, Math.max(10, told.span_s))) : null;
   const devices = $("asked-devices"), most = Math.max(8, 4 * told.present_devices, told.devices);
   if (Number(devices.max) < most) devices.max = String(most);
   if (!devices.dataset.is_set) devices.value = String(told.present_devices);
@@ -639,14 +638,15 @@ function draw_what_if(told) {
   const point = told.curve.find((point) => point.rate === told.rate) || told.curve[0], here = told.curve.find((point) => point.rate === 1);
   const rates = [...new Set([...told.curve.map((point) => point.rate), 1])].sort((a, b) => a - b);
   const at = (rate, figure) => told.curve.find((point) => point.rate === rate)?.[figure] ?? null;
-  const data = [rates, rates.map((rate) => at(rate, "attainment")), rates.map((rate) => at(rate, "worst")), rates.map((rate) => (rate === told.rate ? point.attainment : null)), rates.map((rate) => (rate === 1 ? measured : null))];
+  const data = [rates, rates.map((rate) => at(rate, "attainment")), rates.map((rate) => at(rate, "worst")), rates.map((rate) => (rate === told.rate ? point.attainment : null)), rates.map((rate) => (rate === 1 ? told.measured : null))];
   const lines = [["all requests", COLORS[0]], ["worst model", COLORS[1], true], ["asked", style("--bad"), "points"], ["you are here (measured)", style("--good"), "points"]];
   const note = `${told.requests} requests of ${fixed(told.span_s, 1)} s, replayed in ${fixed(told.took_ms, 0)} ms${told.complete ? "" : "; the time was too short for all rates"}. ${told.notes.join(" ")}`;
   chart($("what-if-body"), "what-if", "Share of requests in time, over the rate", lines, data, (value) => fixed(100 * value, 0) + "%", { numbers: true, most: 1.02, x_label: "rate", ticks: (_, splits) => splits.map(times), note });
   $("what-if-body").querySelector("p").textContent = note;
   const setting = `${times(told.rate)} the rate (${per_s(point.offered)}), ${told.devices} device${told.devices === 1 ? "" : "s"}, SLO ${times(told.slo)}, policy ${told.policy}`;
   $("what-if-status").textContent = `With ${setting}: ${percent(point.attainment)} in time, worst ${point.worst_model} ${percent(point.worst)}, devices ${fixed(100 * point.busy, 0)}% busy.` +
-    (is_here && here && measured !== null ? ` Now, measured: ${percent(measured)}; simulated: ${percent(here.attainment)}.` : "");
+    (is_here && here && told.measured !== null ? ` These requests, measured: ${percent(told.measured)}; simulated: ${percent(here.attainment)}.` : "") +
+    (told.one_device_fewer ? ` With one device fewer: ${percent(told.one_device_fewer.attainment)}, worst ${told.one_device_fewer.worst_model} ${percent(told.one_device_fewer.worst)}.` : "");
 }
 
 // -- the cluster

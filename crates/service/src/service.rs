@@ -97,7 +97,8 @@ pub trait Service: Send + Sync + 'static {
     /// `NotFound`, `Unavailable`; `Unimplemented` if the process keeps no such list.
     fn missed(&self, name: &str, _version: &str) -> Result<MissedReport, ServiceError> {
         Err(ServiceError::Unimplemented(format!(
-            "this process keeps no list of the requests of model '{name}' that missed; `downbeat serve` keeps one"
+            "this process keeps no list of the requests of model '{name}' that missed; `downbeat serve` and the \
+             frontends of a cluster keep one"
         )))
     }
 

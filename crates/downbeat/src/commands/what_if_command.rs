@@ -15,6 +15,10 @@ use crate::commands::device_advice_command::{self, DeviceAdviceArgs};
 use crate::options::units::positive_millis;
 use crate::run_output::{RunOutput, waiting};
 
+/// The most requests that each run of an advice replays. A run of so many takes about a second with its
+/// rehearsal.
+const SEARCHED: usize = 50_000;
+
 /// What a command does first.
 const READING: &str = "reading the log";
 
@@ -161,7 +165,8 @@ pub struct AdviseArgs {
     #[arg(long, value_name = "GOAL", value_parser = PossibleValuesParser::new(Goal::ALL.map(Goal::name)).try_map(|name| name.parse::<Goal>()))]
     by: Option<Goal>,
 
-    /// The price of a device for an hour, in any currency
+    /// The price of a device for an hour, in any currency. With ensembles: for the price of a million
+    /// requests in time
     #[arg(long, value_name = "PER_HOUR", allow_negative_numbers = true)]
     price: Option<f64>,
 
@@ -312,7 +317,7 @@ fn advise_pipelines(args: &AdviseArgs, recorded: &RecordedPipelines, setting: &P
     let output = &args.output;
     let progress = output.progress()?;
     let goes_on = |done, total| progress.goes_on(done, total);
-    let advice = recorded.advise(&setting, (args.target, most), output.threads(), &goes_on);
+    let advice = recorded.advise(&setting, (args.target, most, args.price), output.threads(), &goes_on);
     progress.end();
     let advice = advice?;
     output.html.write(|| advice.page())?;
@@ -334,8 +339,8 @@ pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
     }
     if let Some((recorded, setting)) = args.requests.pipelines(&args.output)? {
         ensure!(
-            args.by.is_none() && args.price.is_none(),
-            "--by and --price are for a log without ensembles: with ensembles, devices are added one by one where they help most"
+            args.by.is_none(),
+            "--by is for a log without ensembles: with ensembles, devices are added one by one where they help most"
         );
         return advise_pipelines(args, &recorded, &setting);
     }
@@ -358,6 +363,7 @@ pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
         setting,
         devices: args.max_devices.unwrap_or(recorded.devices),
         charts: output.html.html.is_some() || output.json.json.is_some(),
+        searched: SEARCHED,
     };
     let progress = output.progress()?;
     let goes_on = |done, total| progress.goes_on(done, total);

@@ -122,6 +122,11 @@ impl ArrivalFeed {
         self.skipped
     }
 
+    /// The end of the last window.
+    pub fn heard_until(&self) -> Time {
+        self.begin
+    }
+
     /// Opens or closes the rings.
     pub fn set_open(&mut self, rings: &ArrivalRings, open: bool, now: impl Fn() -> Time) {
         if rings.open.swap(open, Ordering::Relaxed) != open {

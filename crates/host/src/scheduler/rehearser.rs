@@ -164,7 +164,19 @@ impl Rehearser {
 
     /// The requests of the last minutes; `None`: the rehearsal is off, and nothing is remembered.
     pub fn remembered(&self) -> Option<Remembered> {
-        (self.share > 0.0).then(|| self.remembered.lock().clone())
+        if self.share <= 0.0 {
+            return None;
+        }
+        let told = self.told.lock();
+        let (order, set) = (told.order, told.queues.iter().map(|(model, queue)| (*model, queue.set)));
+        let set: BTreeMap<ModelId, Option<Behaviour>> = set.collect();
+        drop(told);
+        let mut remembered = self.remembered.lock().clone();
+        remembered.found_order = order;
+        for (model, queue) in &mut remembered.queues {
+            queue.behaviour = set.get(model).copied().flatten();
+        }
+        Some(remembered)
     }
 
     /// Replaces the pipelines whose weights are rehearsed; `None`: there are none. The server calls
@@ -380,11 +392,11 @@ impl Rehearser {
         let (lost, skipped) = (feed.lost(), feed.skipped());
         feed.set_open(&self.arrivals, adaptive || weights.is_on(), &now);
         let events = feed.take(&self.arrivals, &now);
-        if !events.is_empty() {
-            let mut remembered = self.remembered.lock();
-            let came = events.iter().filter_map(|event| if let Event::Came(came) = event { Some(*came) } else { None });
-            came.for_each(|arrival| remembered.arrived(arrival));
-        }
+        let came = events.iter().filter_map(|event| if let Event::Came(came) = event { Some(*came) } else { None });
+        let mut remembered = self.remembered.lock();
+        came.for_each(|arrival| remembered.arrived(arrival));
+        remembered.heard(feed.heard_until(), feed.skipped());
+        drop(remembered);
         for event in events {
             match event {
                 Event::Asked { at, budget, pipeline, rows } => weights.asked(at, budget, pipeline, rows),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use downbeat_core::cluster::{DispatchPolicy, ModelOptions, OrderPolicy, PastArrival};
+use downbeat_core::cluster::{Behaviour, DispatchPolicy, ModelOptions, Order, OrderPolicy, PastArrival};
 use downbeat_core::{DeviceProfiles, Duration, ModelId, Time};
 
 /// The most requests that are remembered: 2 MiB.
@@ -19,7 +19,7 @@ const MOST_RUNS: usize = 256;
 /// **Bound.** The last 64 Ki requests, of at most five minutes, and 256 executions of each queue.
 #[derive(Clone, Debug, Default)]
 pub struct Remembered {
-    /// The requests, in the order of their arrivals.
+    /// The requests, in the order of their arrivals. Their times lie before the server's by `skipped`.
     pub arrivals: VecDeque<PastArrival>,
     /// The queues with their present options.
     pub queues: BTreeMap<ModelId, RememberedQueue>,
@@ -27,6 +27,14 @@ pub struct Remembered {
     pub devices: Vec<u32>,
     /// The order in which candidates get devices.
     pub order: OrderPolicy,
+    /// The order that a trial has found.
+    pub found_order: Option<Order>,
+    /// The total time in which requests were not heard.
+    pub skipped: Duration,
+    /// The end of the last such time, by the server's clock. All later requests are here.
+    pub whole_since: Time,
+    /// The end of the time whose requests are here, by the server's clock.
+    pub heard_until: Time,
 }
 
 /// A queue of the scheduler.
@@ -38,9 +46,19 @@ pub struct RememberedQueue {
     pub options: ModelOptions,
     /// Times of the last executions, as shares of the profile's times.
     pub runs: VecDeque<f64>,
+    /// The behaviour that a trial has set.
+    pub behaviour: Option<Behaviour>,
 }
 
 impl Remembered {
+    /// Notes that all requests until then have been added. Requests of the `skipped` time are missing.
+    pub(super) fn heard(&mut self, until: Time, skipped: Duration) {
+        if skipped != self.skipped {
+            (self.skipped, self.whole_since) = (skipped, until);
+        }
+        self.heard_until = until;
+    }
+
     /// Adds a request of a queue that is known. A lent queue is not.
     pub(super) fn arrived(&mut self, arrival: PastArrival) {
         if !self.queues.contains_key(&arrival.model) {
@@ -67,7 +85,7 @@ impl Remembered {
 
     /// Adds a queue of this model, or sets its options.
     pub(super) fn set_queue(&mut self, queue: ModelId, model: String, options: ModelOptions) {
-        self.queues.insert(queue, RememberedQueue { model, options, runs: VecDeque::new() });
+        self.queues.insert(queue, RememberedQueue { model, options, runs: VecDeque::new(), behaviour: None });
     }
 
     /// Forgets a queue and its requests.
@@ -147,5 +165,13 @@ mod tests {
         assert_eq!(remembered.arrivals.len(), 3, "no queue has the number 7");
         remembered.forget(ModelId(0));
         assert_eq!(remembered.arrivals, [arrival(1, 1)]);
+    }
+    #[test]
+    fn requests_are_whole_since_the_last_time_that_was_left_out() {
+        let mut remembered = remembered();
+        let second = |second: u64| Time::ZERO + Duration::from_millis(1_000 * second);
+        remembered.heard(second(9), Duration::from_millis(4_000));
+        remembered.heard(second(12), Duration::from_millis(4_000));
+        assert_eq!((remembered.whole_since, remembered.heard_until), (second(9), second(12)));
     }
 }

@@ -9,6 +9,7 @@ use downbeat_service::metrics::{batch_bounds, latency_bounds_ms};
 use downbeat_service::report::live::{LiveModel, LiveReport, PART};
 
 use super::Registry;
+use super::outcome_marks::OutcomeMark;
 use super::states::VersionStatus;
 use crate::loaded_version::LoadedVersion;
 
@@ -21,6 +22,8 @@ pub(super) struct Outcomes {
     pub version: String,
     /// How long a request may take.
     pub slo: Option<Duration>,
+    /// Whether the scheduler makes its batches.
+    pub is_scheduled: bool,
     pub counts: Counts,
 }
 
@@ -32,26 +35,33 @@ impl Registry {
             let slo = self.options.slo(&served.definition.name, served.definition.slo);
             all.extend(served.versions.values().map(|loaded| {
                 let (name, version, counts) = (loaded.name.clone(), loaded.version.clone(), loaded.counts());
-                Outcomes { name, version, slo, counts }
+                Outcomes { name, version, slo, is_scheduled: !loaded.hosts.is_routed, counts }
             }));
         }
         for pipeline in self.serving.pipelines() {
             let slo = self.options.slo(&pipeline.definition.name, pipeline.definition.slo);
             all.extend(pipeline.versions.values().map(|record| {
                 let (name, version, counts) = (record.name.clone(), record.version.clone(), record.counts());
-                Outcomes { name, version, slo, counts }
+                Outcomes { name, version, slo, is_scheduled: false, counts }
             }));
         }
         all
     }
 
-    /// Notes the outcomes of all models' requests for the history.
+    /// Notes the outcomes of all models' requests for the history and for what-ifs.
     pub(super) fn note_history(&self) {
         let (now, outcomes) = (self.driver.clock().now(), self.outcomes());
         let mut history = self.history.lock();
         for Outcomes { name, version, counts, .. } in &outcomes {
             history.note(now, name, version, counts);
         }
+        drop(history);
+        let mut mark = OutcomeMark { at: now, requests: 0, in_time: 0 };
+        for Outcomes { counts, .. } in outcomes.iter().filter(|its| its.is_scheduled) {
+            mark.requests += counts.in_time() + counts.missed();
+            mark.in_time += counts.in_time();
+        }
+        self.marks.lock().note(mark);
     }
 
     /// The present counts of models and devices. `history`: with the last hour.
@@ -63,7 +73,7 @@ impl Registry {
             let model = LiveModel { state: state.name().to_owned(), reason, ..LiveModel::default() };
             models.insert((name, version), model);
         }
-        for Outcomes { name, version, slo, counts } in self.outcomes() {
+        for Outcomes { name, version, slo, counts, .. } in self.outcomes() {
             let model = models.entry((name, version)).or_default();
             model.slo_ms = slo.map(ms);
             model.take_counts(&counts);
@@ -110,6 +120,7 @@ fn fill(model: &mut LiveModel, loaded: &LoadedVersion) {
         model.profile = points(&means.profile, means.max_batch);
     }
     model.profile_at_load = points(&loaded.hosts.first().profile, model.max_batch);
+    model.compare_profiles(&batch_bounds());
 }
 
 /// The latencies of some batch sizes: all small ones, and then ever fewer.

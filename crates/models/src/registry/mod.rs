@@ -7,6 +7,7 @@ mod model_entry;
 mod moving;
 mod needed_time;
 mod open;
+mod outcome_marks;
 mod overlay;
 mod service;
 mod states;
@@ -41,6 +42,7 @@ use ensembles::Ensembles;
 use load_thread::{LoadFailure, LoadedModel, Served, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use needed_time::NeededTime;
+use outcome_marks::OutcomeMarks;
 use overlay::{Overlay, write_overlay};
 use parking_lot::Mutex;
 
@@ -81,6 +83,8 @@ pub struct Registry {
     needed_time: Arc<Mutex<NeededTime>>,
     /// The last hour of each model.
     history: Arc<Mutex<LiveHistory>>,
+    /// The outcomes of the requests that what-ifs replay.
+    marks: Arc<Mutex<OutcomeMarks>>,
     watchdog: Arc<Watchdog>,
     /// The GPUs; none: models run on the CPU.
     pub gpus: Arc<[GpuInfo]>,
@@ -713,7 +717,10 @@ impl Registry {
         let found = self.fingerprints().inspect_err(|error| {
             tracing::error!(%error, "the repository cannot be read; the cluster's scheduler can load no models here")
         });
-        found.unwrap_or_default().into_iter().map(|(name, files)| (name, files.bytes())).collect()
+        // An ensemble has no device, and its models may be on other backends.
+        let has_device = |name: &String| self.repository.models_of_steps(name, None).is_empty();
+        let found = found.unwrap_or_default().into_iter().filter(|(name, _)| has_device(name));
+        found.map(|(name, files)| (name, files.bytes())).collect()
     }
 
     /// Bytes for models that the smallest of its devices has; `None`: any number.

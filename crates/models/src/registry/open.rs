@@ -97,6 +97,7 @@ impl Registry {
             autoscale,
             needed_time: Arc::default(),
             history: Arc::default(),
+            marks: Arc::default(),
             watchdog,
             gpus,
             _gpu_watch: gpu_watch,

@@ -224,13 +224,14 @@ impl Service for Registry {
     }
 
     fn missed(&self, name: &str, version: &str) -> Result<MissedReport, ServiceError> {
+        let has_log = self.serving.has_request_log();
         let Some(served) = self.serving.get(name) else {
             let pipeline = self.served_pipeline(name)?;
             let record = pipeline.version(version)?;
-            return Ok(self.serving.missed((&record.name, &record.version), &record.missed));
+            return Ok(record.missed.report(&record.name, &record.version, has_log));
         };
         let loaded = served.version(version)?;
-        Ok(self.serving.missed((&loaded.name, &loaded.version), &loaded.missed))
+        Ok(loaded.missed.report(&loaded.name, &loaded.version, has_log))
     }
 
     fn rollout_header(&self, name: &str) -> Option<String> {

@@ -1,7 +1,6 @@
 //! Notes the requests that missed in the lists of their versions.
 
-use downbeat_core::Time;
-use downbeat_host::request_log::RequestTrail;
+use downbeat_core::{RequestId, Time};
 use downbeat_protocol::InferRequest;
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
@@ -10,7 +9,7 @@ use downbeat_service::traces::context::traceparent;
 use downbeat_service::unanswered::Unanswered;
 
 /// A request that is refused on its way to the queue.
-pub(super) struct Refused {
+pub struct Refused {
     /// The count that the refusal belongs to; `None`: no count.
     pub reason: Option<Unanswered>,
     /// The error for the client.
@@ -26,14 +25,17 @@ impl From<ServiceError> for Refused {
     }
 }
 
-/// The times of a request, and its trail in the decision log if there is a log.
-pub(super) struct Terms<'a, 'log> {
-    pub trail: Option<&'a RequestTrail<'log>>,
+/// The times of a request, and its number if a decision log has it.
+pub struct Terms {
+    /// The number in the decision log.
+    pub number: Option<RequestId>,
+    /// When the request arrived.
     pub arrived: Time,
+    /// The request's deadline; [`Time::MAX`]: it has none.
     pub deadline: Time,
 }
 
-impl Terms<'_, '_> {
+impl Terms {
     /// Notes in its version's list that the request missed. `error` is the error that its client gets.
     #[cold]
     pub fn note(
@@ -44,8 +46,7 @@ impl Terms<'_, '_> {
         miss: Miss,
         error: Option<&ServiceError>,
     ) {
-        let Terms { trail, arrived, deadline } = self;
-        let number = trail.map(RequestTrail::request);
+        let Terms { number, arrived, deadline } = self;
         let missed = Missed { id: &request.id, traceparent: traceparent(request), number, arrived, deadline };
         list.note((now, Clock::unix_millis()), &missed, miss, error);
     }

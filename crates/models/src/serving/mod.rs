@@ -38,22 +38,24 @@ use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal::queue_full;
 use downbeat_service::report::client_ids::ClientIds;
 use downbeat_service::report::live::LiveTenant;
-use downbeat_service::report::missed::{MissedReport, MissedRequests};
 use downbeat_service::tenants::{Charge, NamedPart, Tenants};
 use downbeat_service::traces::Traces;
 use downbeat_service::traces::open::TracePart;
 use downbeat_service::unanswered::Unanswered;
 use futures_util::FutureExt;
 use intake::InputBytes;
-use missed::{Refused, Terms};
 use parking_lot::{Mutex, RwLock};
 use pipeline::Weighing;
 
 use crate::loaded_version::LoadedVersion;
 
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
+pub use missed::{Refused, Terms};
 pub use model::{InFlight, Model, version_of};
-pub use pipeline::{Callers, FoundModel, InPipeline, Pipeline, StepPart, Trail, Within};
+pub use pipeline::{
+    Callers, Failure, FoundModel, InPipeline, Pipeline, StepEnd, StepPart, StepRuns, Trail, Within, adapt_inputs,
+    run_steps,
+};
 pub use rollout::ServedRollout;
 
 /// Shapes of one model that have a queue of their own at a time.
@@ -209,11 +211,9 @@ impl Serving {
         self.driver.clock().now()
     }
 
-    /// The last requests of a version that missed. `name` and `version` are those of the version.
-    pub fn missed(&self, (name, version): (&str, &str), list: &MissedRequests) -> MissedReport {
-        let has_log = self.driver.request_log().is_some();
-        let requests = list.report(has_log);
-        MissedReport { model: name.to_owned(), version: version.to_owned(), has_log, requests }
+    /// Whether a decision log has the requests.
+    pub fn has_request_log(&self) -> bool {
+        self.driver.request_log().is_some()
     }
 
     /// All models in service.
@@ -359,13 +359,14 @@ impl Serving {
             false => self.trace_part(&mut request, loaded, within, arrival),
         };
         let slo = self.options.slo(&served.definition.name, served.definition.slo);
+        let number = || trail.as_deref().map(RequestTrail::request);
         let wishes = Wishes { codec: &loaded.codec, batching: &served.definition.batching, slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?.within(within);
         let prepared = match loaded.preprocess_of(&request) {
             // The future is boxed: other requests would move its memory for nothing.
             Some(steps) => {
                 let prepared = Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await;
-                let terms = || Terms { trail: trail.as_deref(), arrived: arrival, deadline: limits.deadline };
+                let terms = || Terms { number: number(), arrived: arrival, deadline: limits.deadline };
                 Some(prepared.map_err(|refused| terms().refused(self.now(), &loaded.missed, &request, refused))?)
             }
             None => None,
@@ -378,7 +379,7 @@ impl Serving {
         if let Some(trail) = &trail {
             trail.has_terms(admitted.rows, limits.deadline);
         }
-        let terms = || Terms { trail: trail.as_deref(), arrived: arrival, deadline: limits.deadline };
+        let terms = || Terms { number: number(), arrived: arrival, deadline: limits.deadline };
         let refused = |error: ServiceError| terms().refused(self.now(), &loaded.missed, &request, Refused::from(error));
         let _input_bytes = self.take_in(served, loaded, &admitted).map_err(refused)?;
         let (reply, answer) = Reply::channel();

@@ -89,6 +89,9 @@ pub struct LiveModel {
     pub profile: Vec<(u32, f64)>,
     /// The same, as it was when the model was loaded.
     pub profile_at_load: Vec<(u32, f64)>,
+    /// The time of all launches by the refined profile, as a multiple of their time by the profile at
+    /// load; `None`: there were no launches, or their sizes are unknown.
+    pub slowdown: Option<f64>,
     /// The steps of an ensemble.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<LiveStep>,
@@ -141,6 +144,24 @@ impl LiveModel {
     pub fn missed(&self) -> u64 {
         let bad = self.unanswered.iter().filter(|(reason, _)| Unanswered::is_bad(reason));
         self.late + bad.map(|(_, count)| count).sum::<u64>()
+    }
+
+    /// Computes the slowdown from the profiles and the launches by size. `bounds` are the upper bounds of
+    /// the parts of [`LiveModel::batches`].
+    pub fn compare_profiles(&mut self, bounds: &[f64]) {
+        let at_load: BTreeMap<u32, f64> = self.profile_at_load.iter().copied().collect();
+        let (mut now, mut then) = (0.0, 0.0);
+        for (part, launches) in self.batches.iter().enumerate().filter(|(_, launches)| **launches > 0) {
+            let low = part.checked_sub(1).and_then(|before| bounds.get(before)).copied().unwrap_or(0.0);
+            let high = bounds.get(part).copied().unwrap_or(f64::INFINITY);
+            // The sizes of a part weigh the same.
+            let sizes = self.profile.iter().filter(|(size, _)| f64::from(*size) > low && f64::from(*size) <= high);
+            let pairs: Vec<(f64, f64)> = sizes.filter_map(|(size, ms)| Some((*ms, *at_load.get(size)?))).collect();
+            let weight = *launches as f64 / pairs.len().max(1) as f64;
+            now += weight * pairs.iter().map(|(now, _)| now).sum::<f64>();
+            then += weight * pairs.iter().map(|(_, then)| then).sum::<f64>();
+        }
+        self.slowdown = (then > 0.0).then(|| now / then);
     }
 
     /// Takes over the outcomes of requests.
@@ -224,6 +245,22 @@ mod tests {
         history.note(second(3_601), "m", "1", &counts(26, 2, 2));
         assert_eq!(history.of(second(3_601), "m", "1"), [(3_581.0, 5, 5), (1.0, 1, 0)]);
         assert!(history.of(second(30), "n", "1").is_empty());
+    }
+
+    #[test]
+    fn a_slowdown_is_of_the_sizes_that_ran() {
+        let profile = vec![(1, 12.0), (2, 20.0), (3, 30.0), (4, 44.0)];
+        let profile_at_load = vec![(1, 10.0), (2, 20.0), (3, 30.0), (4, 40.0)];
+        let of = |batches: &[u64]| {
+            let (profile, profile_at_load) = (profile.clone(), profile_at_load.clone());
+            let mut model = LiveModel { batches: batches.to_vec(), profile, profile_at_load, ..LiveModel::default() };
+            model.compare_profiles(&[1.0, 2.0, 4.0]);
+            model.slowdown
+        };
+        assert_eq!(of(&[5, 0, 0, 0]), Some(1.2));
+        // Once 12 for 10 ms, and twice the mean of 30 and 44 for that of 30 and 40.
+        assert_eq!(of(&[1, 0, 2, 0]), Some((12.0 + 74.0) / (10.0 + 70.0)));
+        assert_eq!([of(&[0; 4]), of(&[]), of(&[0, 0, 0, 9])], [None; 3]);
     }
 
     #[test]

@@ -168,9 +168,10 @@ impl MissedRequests {
         last.push_back(noted);
     }
 
-    /// The requests, the last one first. `has_log`: whether a decision log has the requests.
-    pub fn report(&self, has_log: bool) -> Vec<MissedRequest> {
-        self.last.lock().iter().rev().map(|noted| noted.report(has_log)).collect()
+    /// The list of this version of `model`. `has_log`: whether a decision log has the requests.
+    pub fn report(&self, model: &str, version: &str, has_log: bool) -> MissedReport {
+        let requests = self.last.lock().iter().rev().map(|noted| noted.report(has_log)).collect();
+        MissedReport { model: model.to_owned(), version: version.to_owned(), has_log, requests }
     }
 }
 
@@ -246,13 +247,17 @@ mod tests {
         (Miss::Unanswered(Unanswered::Hopeless), error)
     }
 
+    fn report(list: &MissedRequests, has_log: bool) -> Vec<MissedRequest> {
+        list.report("m", "1", has_log).requests
+    }
+
     #[test]
     fn the_list_says_when_how_late_and_why() {
         let list = MissedRequests::default();
         list.note(at(1_130), &missed("cam-1"), late(), None);
         let (miss, error) = hopeless();
         list.note(at(1_060), &missed(""), miss, Some(&error));
-        let report = list.report(false);
+        let report = report(&list, false);
         let [dropped, late] = &report[..] else { panic!("{report:?}") };
         assert_eq!((late.id.as_str(), late.reason, late.ended_ms), ("cam-1", "late", 901_130));
         assert_eq!((late.took_ms, late.left_ms), (130.0, Some(-30.0)));
@@ -271,7 +276,7 @@ mod tests {
             let missed = Missed { number: Some(RequestId(number)), ..missed(&long) };
             list.note(at(number), &missed, Miss::Unanswered(Unanswered::Engine), Some(&error));
         }
-        let report = list.report(true);
+        let report = report(&list, true);
         assert_eq!(
             report.iter().map(|request| request.number).collect::<Vec<_>>(),
             (50..100).rev().map(Some).collect::<Vec<_>>()
@@ -285,7 +290,7 @@ mod tests {
         for reason in [Unanswered::Cancelled, Unanswered::Unloaded] {
             list.note(at(1), &missed("a"), Miss::Unanswered(reason), None);
         }
-        assert!(list.report(true).is_empty());
+        assert!(report(&list, true).is_empty());
     }
 
     #[test]
@@ -293,7 +298,7 @@ mod tests {
         let command = |id: &str, traceparent| {
             let list = MissedRequests::default();
             list.note(at(1_200), &Missed { traceparent, ..missed(id) }, late(), None);
-            list.report(true).pop().unwrap().command.unwrap()
+            report(&list, true).pop().unwrap().command.unwrap()
         };
         assert_eq!(command("cam-1.a", None), "downbeat log why cam-1.a");
         assert_eq!(command("", None), "downbeat log why r7");
@@ -308,6 +313,6 @@ mod tests {
         let list = MissedRequests::default();
         let (miss, error) = hopeless();
         list.note(at(1_200), &Missed { deadline: Time::MAX, ..missed("a") }, miss, Some(&error));
-        assert_eq!(list.report(true)[0].left_ms, None);
+        assert_eq!(report(&list, true)[0].left_ms, None);
     }
 }

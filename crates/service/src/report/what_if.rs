@@ -40,9 +40,13 @@ pub struct WhatIfReport {
     pub requests: u64,
     /// The time in which the server got these requests, seconds.
     pub span_s: f64,
+    /// The share of the requests of this time that the server answered in time; `None`: unknown.
+    pub measured: Option<f64>,
     /// The outcome at several rates, in the order of the rates. The first and the asked rate are always
     /// there; others are left out where the time was too short.
     pub curve: Vec<WhatIfPoint>,
+    /// The outcome at the asked rate with one device fewer; `None`: there is one device.
+    pub one_device_fewer: Option<WhatIfPoint>,
     /// Whether the curve has all points.
     pub complete: bool,
     /// The time that the simulation took, milliseconds.

@@ -1,7 +1,7 @@
 //! The interface of the schedulers that a simulation runs: Downbeat's and the lab's.
 
 use downbeat_core::cluster::{
-    DispatchPolicy, DropReason, ModelOptions, NetworkBudget, Output, Reject, Request, Scheduler,
+    Behaviour, DispatchPolicy, DropReason, ModelOptions, NetworkBudget, Output, Reject, Request, Scheduler,
 };
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
@@ -23,6 +23,10 @@ pub trait ClusterScheduler {
     /// Replaces a model's dispatch policy. Systems without a choice of dispatch policies ignore the
     /// call.
     fn set_dispatch(&mut self, _now: Time, _model: ModelId, _dispatch: DispatchPolicy) {}
+
+    /// Sets the behaviour of an adaptive model. Systems without behaviours, or with a rehearsal that
+    /// finds them, ignore the call.
+    fn set_behaviour(&mut self, _now: Time, _model: ModelId, _behaviour: Behaviour) {}
 
     /// Sets the network delays to plan with. Systems that plan without a network ignore the call.
     fn set_network(&mut self, _now: Time, _network: NetworkBudget) {}
@@ -103,6 +107,10 @@ impl From<Output> for Decision {
 impl ClusterScheduler for Scheduler {
     fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
         Scheduler::set_dispatch(self, now, model, dispatch);
+    }
+
+    fn set_behaviour(&mut self, now: Time, model: ModelId, behaviour: Behaviour) {
+        Scheduler::set_behaviour(self, now, model, Some(behaviour));
     }
 
     fn set_network(&mut self, now: Time, network: NetworkBudget) {

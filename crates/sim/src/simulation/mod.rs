@@ -12,7 +12,7 @@ pub(crate) mod tally;
 
 use std::sync::Arc;
 
-use downbeat_core::cluster::{DispatchPolicy, ModelOptions, OrderPolicy};
+use downbeat_core::cluster::{Behaviour, DispatchPolicy, ModelOptions, OrderPolicy};
 use downbeat_core::{DeviceKind, Duration, Time};
 
 use crate::arrivals::Arrivals;
@@ -81,6 +81,9 @@ pub struct Simulation {
     /// Events that the rehearsal of adaptive models may replay in a second. 0: no rehearsal; the
     /// models' behaviour follows from the load of the moment.
     pub rehearsal: u64,
+    /// For each adaptive model: its behaviour, where there is no rehearsal. A model without an entry,
+    /// or with `None`, follows the load of the moment.
+    pub behaviours: Vec<Option<Behaviour>>,
     /// The order in which candidates get devices, in Downbeat's own scheduler.
     pub order: OrderPolicy,
     /// How long before its last moment a batch that waits starts, in Downbeat's own scheduler
@@ -110,6 +113,7 @@ impl Default for Simulation {
             network: Network::default(),
             switch: None,
             rehearsal: EVENTS_PER_SECOND,
+            behaviours: Vec::new(),
             order: OrderPolicy::default(),
             wake_margin: Duration::ZERO,
             recorded: None,

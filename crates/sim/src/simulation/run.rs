@@ -160,8 +160,11 @@ impl<'a, C: ClusterScheduler> World<'a, C> {
             world.cluster.add_device(Time::ZERO, simulation.kinds.get(device).copied().unwrap_or_default());
             world.checker.device();
         }
-        for load in &simulation.loads {
-            world.cluster.add_model(Time::ZERO, load.options.clone(), load.slo, load.rate);
+        for (index, load) in simulation.loads.iter().enumerate() {
+            let model = world.cluster.add_model(Time::ZERO, load.options.clone(), load.slo, load.rate);
+            if let Some(behaviour) = simulation.behaviours.get(index).copied().flatten() {
+                world.cluster.set_behaviour(Time::ZERO, model, behaviour);
+            }
             world.checker.model(load.options.max_batch.max(1), load.options.drop);
         }
         Ok(world)

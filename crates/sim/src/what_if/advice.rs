@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::candidate::Candidate;
 use super::configuration::{ModelPolicies, configuration};
 use super::goal::Goal;
+use super::interval::Interval;
 use super::recorded::Recorded;
 use super::search::{Counts, LAST_RUNS, MARGIN_RUNS, Trials};
 use super::setting::{BadSetting, Setting};
@@ -31,6 +32,9 @@ pub struct Wanted {
     pub devices: u32,
     /// Whether to compute what only charts show.
     pub charts: bool,
+    /// The most requests that each run of the search replays. The best setting is checked on
+    /// [`CHECKED`] times as many.
+    pub searched: usize,
 }
 
 /// The best setting under which the requests meet a target.
@@ -46,6 +50,8 @@ pub struct Advice {
     pub log_s: f64,
     /// The requests of the log.
     pub log_requests: u64,
+    /// The first candidate on more of the log; `None`: the search replayed the whole log.
+    pub checked: Option<Checked>,
     /// The least attainment of any model in the log, and in a replay of the log's own setting.
     pub faithful: [f64; 2],
     /// The factor by which requests come faster than in the log.
@@ -77,6 +83,19 @@ pub struct Advice {
     pub notes: Vec<String>,
 }
 
+/// The first candidate's outcome on more requests than the search replayed.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Checked {
+    /// The requests that each run of the search replayed, from 20 parts of the log.
+    pub searched: u64,
+    /// The requests of the check.
+    pub requests: u64,
+    /// The least attainment of any model in the check.
+    pub attainment: f64,
+    /// How sure this attainment is.
+    pub interval: Option<Interval>,
+}
+
 /// The attainment of a setting over the rate.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct RateLine {
@@ -102,6 +121,8 @@ pub enum NoAdvice {
     Interrupted,
 }
 
+/// How many times as many requests as in the search check the best setting.
+const CHECKED: usize = 4;
 /// Rates of the chart, as multiples of the knee.
 const RATES: [f64; 10] = [0.25, 0.5, 0.75, 0.9, 1.0, 1.05, 1.15, 1.3, 1.5, 2.0];
 
@@ -112,6 +133,9 @@ const RATES: [f64; 10] = [0.25, 0.5, 0.75, 0.9, 1.0, 1.05, 1.15, 1.3, 1.5, 2.0];
 /// 2. The policies on these devices, or on as many as the goal takes, in the order of the goal.
 /// 3. The first of them on other numbers of devices.
 /// 4. The smallest largest batch and the tightest SLOs with which it holds.
+///
+/// Of a long log all runs replay a sample ([`Recorded::sample`]). The best setting also runs on a larger
+/// sample.
 ///
 /// `goes_on` gets, after each run, the number of finished runs and the approximate number of all
 /// runs. It returns whether another one may begin.
@@ -124,8 +148,10 @@ pub fn advise(
     threads: usize,
     goes_on: &(dyn Fn(usize, usize) -> bool + Sync),
 ) -> Result<Advice, NoAdvice> {
-    let Wanted { goal, target, price, .. } = *wanted;
-    let trials = Trials { recorded, target, price, threads, counts: Counts::new(goes_on) };
+    let Wanted { goal, target, price, searched, .. } = *wanted;
+    let (sample, larger) = (recorded.sample(searched), recorded.sample(searched.saturating_mul(CHECKED)));
+    let (replayed, checked) = (sample.as_ref().unwrap_or(recorded), larger.as_ref().unwrap_or(recorded));
+    let trials = Trials { recorded: replayed, target, price, threads, counts: Counts::new(goes_on) };
     let most_devices = wanted.setting.devices;
     let settings = different(recorded, wanted)?;
     trials.counts.plan(settings.len() * MARGIN_RUNS + LAST_RUNS);
@@ -134,13 +160,20 @@ pub fn advise(
     let (best, setting) = ranked.remove(0);
     let by_devices = by_devices(&trials, wanted, (&best, &setting), devices)?;
     let sure = by_devices.iter().filter(|other| other.is_sure && Some(other.devices) >= devices);
-    let own = trials.outcome(&Setting { rehearse: wanted.setting.rehearse, ..Setting::of(recorded) })?;
+    let of_more = |setting: &Setting| trials.counts.run(|| Candidate::of(checked, setting, (target, price)));
+    let own = of_more(&Setting { rehearse: wanted.setting.rehearse, ..Setting::of(recorded) })?;
+    let check = |replayed: &Recorded| {
+        let Candidate { attainment, interval, .. } = of_more(&setting)?;
+        let [searched, requests] = [replayed, checked].map(|log| log.arrivals.len() as u64);
+        Ok::<_, NoAdvice>(Checked { searched, requests, attainment, interval })
+    };
     Ok(Advice {
         goal,
         target,
         recorded_devices: recorded.devices,
         log_s: recorded.span.as_secs_f64(),
         log_requests: recorded.arrivals.len() as u64,
+        checked: sample.as_ref().map(check).transpose()?,
         faithful: [recorded.happened.worst_attainment(), own.attainment],
         rate: wanted.setting.rate,
         devices,

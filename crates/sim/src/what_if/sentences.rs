@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use super::advice::Advice;
+use super::advice::{Advice, Checked};
 use super::candidate::{Candidate, figure};
 use super::configuration::{PASTE, indented};
+use super::interval::PARTS;
 use super::search::MOST_MARGIN;
 
 /// A number of devices in words.
@@ -68,6 +69,7 @@ impl Advice {
             best.settings()
         )];
         sentences.push(self.how_sure(best));
+        sentences.extend(self.checked.as_ref().map(|checked| self.check(checked)));
         let margin = best.margin.unwrap_or(1.0);
         let more = if margin >= MOST_MARGIN { " and more" } else { "" };
         sentences.push(format!("The setting holds {margin:.2} times the rate{more}."));
@@ -90,9 +92,28 @@ impl Advice {
         sentences
     }
 
+    /// The outcome on more of the log than the search replayed.
+    fn check(&self, checked: &Checked) -> String {
+        let interval = checked.interval.map(|interval| format!(" ({})", interval.percent())).unwrap_or_default();
+        let held = match checked.attainment + 1e-12 >= self.target {
+            true => "So the target holds there, too.",
+            false => "There the target does not hold: take a device more, and measure.",
+        };
+        format!(
+            "The log is long: each run of the search replayed {} requests, a window from each of {PARTS} parts. A check with \
+             {} requests has {} in time{interval}. {held}",
+            checked.searched,
+            checked.requests,
+            percent(checked.attainment)
+        )
+    }
+
     fn how_sure(&self, best: &Candidate) -> String {
         let interval = best.interval.map_or_else(|| "unknown".to_owned(), |interval| interval.percent());
-        let log = format!("{} requests in {:.1} s", self.log_requests, self.log_s);
+        let log = match &self.checked {
+            Some(checked) => format!("{} of its {} requests", checked.searched, self.log_requests),
+            None => format!("{} requests in {:.1} s", self.log_requests, self.log_s),
+        };
         let sure = match (best.is_sure, self.sure_devices) {
             (true, _) => "The whole interval is above the target.".to_owned(),
             (false, Some(surely)) => {

@@ -10,7 +10,7 @@ use downbeat_core::{DeviceKind, Duration, ModelId, Time};
 use super::comparison::{Comparison, Row};
 use super::figures::{Figures, ModelFigures, Samples, median};
 use super::recorded::{BadLog, Recorded, RecordedModel};
-use super::setting::{BadSetting, Setting};
+use super::setting::{BadSetting, Found, Setting};
 use crate::arrivals::arrival::Arrival;
 use crate::scenario::MOST_DEVICES;
 
@@ -134,6 +134,10 @@ impl Recorded {
     /// each run but the first, `goes_on` tells whether another run may begin; the rates that were not
     /// run are left out.
     ///
+    /// The present load has the settings that the server's rehearsal has found. At another load the
+    /// rehearsal would find out whether they still serve it. So the curve takes the better outcome: of
+    /// these settings, or of the rule for the load of the moment.
+    ///
     /// # Errors
     /// If the setting or a rate is invalid.
     pub fn curve(
@@ -142,9 +146,30 @@ impl Recorded {
         rates: &[f64],
         goes_on: impl Fn() -> bool + Sync,
     ) -> Result<Vec<Row>, BadSetting> {
-        let settings: Vec<Setting> = rates.iter().map(|rate| Setting { rate: *rate, ..setting.clone() }).collect();
+        let runs = |rate: &f64| {
+            let setting = Setting { rate: *rate, ..setting.clone() };
+            let by_rule =
+                (!self.has_found_all(&setting)).then(|| Setting { found: Found::default(), ..setting.clone() });
+            std::iter::once(setting).chain(by_rule)
+        };
+        let settings: Vec<Setting> = rates.iter().flat_map(runs).collect();
         let comparison = Comparison::of(self, &settings, 1, |_| goes_on())?;
-        Ok(comparison.rows.into_iter().skip(1).collect())
+        let mut rows: Vec<Row> = Vec::new();
+        for row in comparison.rows.into_iter().skip(1) {
+            match rows.last_mut().filter(|last| last.rate == row.rate) {
+                Some(last) if row.all.attainment > last.all.attainment => *last = row,
+                Some(_) => {}
+                None => rows.push(row),
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Whether a rehearsal has found nothing, or has found its settings for the very load and devices
+    /// of this setting.
+    fn has_found_all(&self, setting: &Setting) -> bool {
+        let is_present = setting.rate == 1.0 && setting.slo_factor == 1.0 && setting.devices == self.devices;
+        is_present || setting.policy.is_some() || setting.found == Found::default()
     }
 }
 

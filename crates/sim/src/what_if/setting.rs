@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use downbeat_core::cluster::{Behaviour, Order, OrderPolicy};
 use downbeat_core::{Duration, ModelId, Time};
 
 use super::comparison::Row;
@@ -17,6 +18,15 @@ use crate::simulation::network::Network;
 use crate::simulation::system::{Downbeat, System};
 use crate::simulation::{Load, Simulation};
 use crate::tables::report::Report;
+
+/// The settings that the rehearsal of a running server has found.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Found {
+    /// The behaviours of adaptive models, by the log's ids. Other models follow the load of the moment.
+    pub behaviours: BTreeMap<ModelId, Behaviour>,
+    /// The order in which candidates get devices; `None`: the rehearsal has found none.
+    pub order: Option<Order>,
+}
 
 /// The changes to a log.
 #[derive(Clone, PartialEq, Debug)]
@@ -36,6 +46,9 @@ pub struct Setting {
     pub max_batch: Option<u32>,
     /// Whether adaptive models are rehearsed, as in a server.
     pub rehearse: bool,
+    /// The settings that stay as a rehearsal has found them. A policy of all models overrides them, and so
+    /// does `rehearse`.
+    pub found: Found,
 }
 
 /// The reason why a setting cannot be run.
@@ -66,6 +79,7 @@ impl Setting {
             slo_factor: 1.0,
             max_batch: None,
             rehearse: true,
+            found: Found::default(),
         }
     }
 }
@@ -118,10 +132,14 @@ impl Recorded {
             self.load(setting, model, *own, rate)
         });
         let rehearsal = Simulation::default().rehearsal;
+        let none = Found::default();
+        let found = if policy.is_some() || setting.rehearse { &none } else { &setting.found };
+        let order = policy.as_ref().and_then(Policy::own_order).or(found.order.map(OrderPolicy::Fixed));
         Ok(Simulation {
             rehearsal: if setting.rehearse { rehearsal } else { 0 },
             system: policy.as_ref().map_or_else(|| Arc::new(Downbeat) as Arc<dyn System>, Policy::system),
-            order: policy.as_ref().and_then(Policy::own_order).unwrap_or(self.order),
+            behaviours: self.models.iter().map(|model| found.behaviours.get(&model.id).copied()).collect(),
+            order: order.unwrap_or(self.order),
             loads: loads.collect(),
             executions: self.models.iter().map(|model| model.executions.clone()).collect(),
             wake_margin: self.wake_margin,

@@ -12,6 +12,7 @@ mod pipeline_log;
 mod pipelines_of_logs;
 mod runs;
 mod section_3_5;
+mod served;
 mod staging;
 mod table_2;
 mod turns;

@@ -121,6 +121,12 @@ fn a_replay_repeats_the_log_and_answers_for_the_whole_pipeline() {
     assert!(share(4) < share(1), "twice the rate: {comparison}");
     assert_eq!(share(5), 0.0, "9 ms do not fit into 5: {comparison}");
     assert_eq!(comparison.rows[2].setting, "+1 for detect");
+    for row in &comparison.rows {
+        let flow = &row.flows[photos];
+        let interval = flow.interval.unwrap();
+        assert!(interval.low <= flow.attainment && flow.attainment <= interval.high, "{flow:?}");
+    }
+    assert!(comparison.to_string().contains("95% sure"), "{comparison}");
     assert_eq!(comparison.rows[2].pools.iter().map(|pool| pool.devices).collect::<Vec<_>>(), [1, 2]);
     assert!(recorded.notes.iter().any(|note| note.starts_with("Assumed: ")), "{:?}", recorded.notes);
 }
@@ -141,7 +147,7 @@ fn plain_requests_load_the_devices_of_a_step() {
 fn the_advice_names_the_step_that_is_short() {
     let recorded = in_folder(&busy(), |folder| RecordedPipelines::read(folder).unwrap());
     let goes_on = |_, _| true;
-    let advice = recorded.advise(&PipelineSetting::unchanged(), (0.99, 8), 1, &goes_on).unwrap();
+    let advice = recorded.advise(&PipelineSetting::unchanged(), (0.99, 8, None), 1, &goes_on).unwrap();
     assert!(advice.holds, "{advice}");
     assert!(advice.added.iter().all(|added| added.model == "detect") && !advice.added.is_empty(), "{advice}");
     let said = advice.to_string();
@@ -151,10 +157,14 @@ fn the_advice_names_the_step_that_is_short() {
     );
     let enough = logs(200, Duration::from_millis(12), 0);
     let recorded = in_folder(&enough, |folder| RecordedPipelines::read(folder).unwrap());
-    let advice = recorded.advise(&PipelineSetting::unchanged(), (0.99, 8), 1, &goes_on).unwrap();
+    let advice = recorded.advise(&PipelineSetting::unchanged(), (0.99, 8, Some(3.6)), 1, &goes_on).unwrap();
     assert!(advice.holds && advice.added.is_empty(), "{advice}");
     let short = advice.short.clone().unwrap();
     assert!(short.model == "detect" && short.rate > 1.0, "at a higher rate the same step is short first: {advice}");
+    // 200 requests in 199 times 12 ms on two devices; 3.6 for an hour are a thousandth for a second.
+    let hours = 2.0 * 199.0 * 0.012 / 3_600.0 / 200.0 * 1e6;
+    assert!((advice.before.device_hours_per_million - hours).abs() < 1e-6, "{advice}");
+    assert!(advice.to_string().contains("A million requests in time cost 23.9: 6.63 hours of a device."), "{advice}");
 }
 
 #[test]

@@ -159,6 +159,7 @@ fn the_least_devices_are_those_of_a_search_over_all() {
         setting,
         devices: 4,
         charts: false,
+        searched: usize::MAX,
     };
     let advice = advise(&recorded, &wanted, 2, &|_, _| true).unwrap();
     assert_eq!(advice.devices, Some(least));
@@ -193,6 +194,7 @@ fn the_search_of_devices_begins_with_the_work() {
         setting: Setting { devices, rehearse: false, ..Setting::of(&recorded) },
         devices,
         charts: false,
+        searched: usize::MAX,
     };
     let runs = AtomicUsize::new(0);
     let advice = advise(&recorded, &wanted(160), 1, &|done, _| {
@@ -212,6 +214,41 @@ fn the_search_of_devices_begins_with_the_work() {
     assert_eq!(
         (some.rows.len(), some.notes.last().unwrap().as_str()),
         (3, "The command was interrupted: 1 settings were not run.")
+    );
+}
+
+/// Each run of the search replays windows from all over the log.
+#[test]
+fn an_advice_for_a_long_log_replays_a_part_and_checks_more() {
+    let (_, recorded) = recorded(&simulation("deferred", 3, 900.0));
+    let all = recorded.arrivals.len();
+    let part = recorded.sample(500).unwrap();
+    assert_eq!((part.arrivals.len(), recorded.sample(all).is_none()), (500, true));
+    assert!(part.arrivals.is_sorted_by_key(|arrival| arrival.at), "in the order of their times");
+    let rate = |log: &Recorded| log.arrivals.len() as f64 / log.span.as_secs_f64();
+    assert!((rate(&part) / rate(&recorded) - 1.0).abs() < 0.1, "{} and {}", rate(&part), rate(&recorded));
+    let advice = |searched| {
+        let wanted = Wanted {
+            goal: Goal::Devices,
+            target: 0.98,
+            price: None,
+            policies: vec![None],
+            setting: Setting { rehearse: false, ..Setting::of(&recorded) },
+            devices: 3,
+            charts: false,
+            searched,
+        };
+        advise(&recorded, &wanted, 1, &|_, _| true).unwrap()
+    };
+    let (whole, part) = (advice(all), advice(500));
+    assert_eq!((whole.devices, &whole.checked), (part.devices, &None));
+    let checked = part.checked.as_ref().unwrap();
+    assert_eq!((checked.searched, checked.requests), (500, 2_000));
+    assert!((checked.attainment - whole.candidates[0].attainment).abs() < 0.02, "{checked:?} and {whole}");
+    let text = part.to_string();
+    assert!(
+        text.contains("replayed 500 requests, a window from each of 20 parts") && text.contains("2000 requests has"),
+        "{text}"
     );
 }
 

@@ -118,19 +118,31 @@ fn draw_attainment(frame: &mut Frame<'_>, area: Rect, samples: &Samples) {
 }
 
 fn draw_models(frame: &mut Frame<'_>, area: Rect, rows: &[Row], choice: &mut Choice) {
-    let head =
-        ["model", "state", "SLO ms", "offered/s", "in time", "p50 ms", "p99 ms", "batch", "waiting", "missed, why"];
+    let head = [
+        "model",
+        "state",
+        "SLO ms",
+        "offered/s",
+        "in time",
+        "p50 ms",
+        "p99 ms",
+        "batch",
+        "slowdown",
+        "waiting",
+        "missed, why",
+    ];
     let widths = [
         Constraint::Min(14),
         Constraint::Length(11),
         Constraint::Length(8),
-        Constraint::Length(10),
         Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Length(9),
+        Constraint::Length(8),
+        Constraint::Length(7),
+        Constraint::Length(7),
         Constraint::Length(6),
         Constraint::Length(8),
-        Constraint::Min(16),
+        Constraint::Length(7),
+        Constraint::Min(20),
     ];
     let number = |value: Option<f64>| Cell::from(value.map_or("–".to_owned(), |value| format!("{value:.1}")));
     let cells = rows.iter().map(|row| {
@@ -146,6 +158,7 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, rows: &[Row], choice: &mut Cho
             number(row.latency_ms.map(|its| its[0])),
             if is_late { most.style(Color::Red) } else { most },
             number(row.batch),
+            Cell::from(model.slowdown.map_or("–".to_owned(), |times| format!("{times:.2}"))),
             Cell::from(model.waiting.to_string()),
             Cell::from(row.reason.as_ref().map_or(String::new(), |(why, count)| format!("{count} {why}"))),
         ])

@@ -123,13 +123,13 @@ async fn a_model_and_its_versions_say_which_policy_they_have() {
     server.get("/v2/models/nobody/policy").await.error(404);
 }
 
-/// As a frontend of a cluster. `tests/clients/test_ui.py` asks a server that has lists.
+/// As this service of the tests. `tests/clients/test_ui.py` asks processes that have lists.
 #[tokio::test]
 async fn a_service_without_lists_says_where_missed_requests_are_listed() {
     let server = Server::start().await;
     for path in ["/v2/models/simple/missed", "/v2/models/simple/versions/1/missed"] {
         let error = server.get(path).await.error(501);
-        assert!(error.contains("`downbeat serve` keeps one"), "{error}");
+        assert!(error.contains("`downbeat serve` and the frontends of a cluster keep one"), "{error}");
     }
 }
 

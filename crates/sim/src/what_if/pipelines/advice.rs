@@ -5,6 +5,7 @@ use std::fmt;
 use downbeat_report::Page;
 use serde::Serialize;
 
+use super::super::candidate::figure;
 use super::super::configuration::{Configuration, PASTE, indented, key};
 use super::comparison::{flows, pools};
 use super::flows::RecordedPipelines;
@@ -20,6 +21,8 @@ const RATES: [f64; 8] = [1.1, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0];
 pub struct PipelineAdvice {
     /// The share of each pipeline's requests that must be answered in time.
     pub target: f64,
+    /// The price of a device for an hour, in any currency.
+    pub price: Option<f64>,
     /// The replay without more devices.
     pub before: PipelineRow,
     /// The devices that were added, one after another, each with the replay that has them all.
@@ -86,14 +89,15 @@ struct Search<'a> {
 impl RecordedPipelines {
     /// Adds devices one by one, each where it helps most, until `target` of each pipeline's requests is
     /// answered in time, or there are `most` devices. `goes_on` gets the number of finished runs and the
-    /// number that is known to come, and returns whether the search goes on.
+    /// number that is known to come, and returns whether the search goes on. `price`: of a device for an
+    /// hour.
     ///
     /// # Errors
     /// If the setting is invalid, or the caller ended the search.
     pub fn advise(
         &self,
         setting: &PipelineSetting,
-        (target, most): (f64, u32),
+        (target, most, price): (f64, u32, Option<f64>),
         threads: usize,
         goes_on: &(dyn Fn(usize, usize) -> bool + Sync),
     ) -> Result<PipelineAdvice, NoPipelineAdvice> {
@@ -129,7 +133,7 @@ impl RecordedPipelines {
         let spare = if holds && added.is_empty() { search.spare(&setting)? } else { Vec::new() };
         let notes = self.notes.iter().cloned().chain(self.difference(&as_logged)).collect();
         let config = holds.then(|| self.configuration(&setting));
-        Ok(PipelineAdvice { target, before, added, holds, short, margin, spare, config, notes })
+        Ok(PipelineAdvice { target, price, before, added, holds, short, margin, spare, config, notes })
     }
 
     /// The lines of `downbeat.toml` for this setting.
@@ -248,7 +252,7 @@ impl PipelineAdvice {
 
     /// The advice in sentences.
     fn sentences(&self) -> Vec<String> {
-        let PipelineAdvice { target, before, added, holds, short, margin, spare, .. } = self;
+        let PipelineAdvice { target, price, before, added, holds, short, margin, spare, .. } = self;
         let percent = |share: f64| format!("{:.1}%", 100.0 * share);
         let mut sentences = Vec::new();
         if let Some(short) = short {
@@ -265,7 +269,7 @@ impl PipelineAdvice {
                 percent(short.without)
             ));
         }
-        let devices: u32 = before.pools.iter().map(|pool| pool.devices).sum();
+        let devices = before.devices();
         let (each, count) = (percent(*target), added.len());
         sentences.push(match (holds, count) {
             (true, 0) => format!("The log's {devices} devices answer {each} of each pipeline's requests in time."),
@@ -282,12 +286,20 @@ impl PipelineAdvice {
             }
             (false, _) => format!(
                 "With {} devices no more than {} of each pipeline's requests are in time, and not {each}.",
-                self.rows().last().map_or(0, |row| row.pools.iter().map(|pool| pool.devices).sum()),
+                self.rows().last().map_or(0, PipelineRow::devices),
                 percent(self.rows().last().map_or(0.0, PipelineRow::worst))
             ),
         });
         if let Some(margin) = margin.filter(|margin| *margin > 1.0) {
             sentences.push(format!("These devices hold {margin} times the rate, too."));
+        }
+        if let (Some(price), Some(row)) = (price, self.rows().last()) {
+            let hours = row.device_hours_per_million;
+            sentences.push(format!(
+                "A million requests in time cost {}: {} hours of a device.",
+                figure(price * hours),
+                figure(hours)
+            ));
         }
         if !spare.is_empty() {
             sentences.push(format!("One device less would do for {}.", spare.join("; and one for ")));

@@ -59,6 +59,7 @@ pub(super) fn flows(rows: &[PipelineRow]) -> Table<(&PipelineRow, &FlowFigures)>
         .text("pipeline", |(_, flow)| flow.pipeline.clone())
         .number("requests", |(_, flow)| flow.requests)
         .number("in time", |(_, flow)| format!("{:.2}%", 100.0 * flow.attainment))
+        .some("95% sure", |(_, flow)| flow.interval.map(|interval| interval.percent()))
         .number("late", |(_, flow)| flow.late)
         .text("lost in", |(_, flow)| {
             let lost: Vec<String> = flow.lost.iter().map(|(step, count)| format!("{count} {step}")).collect();

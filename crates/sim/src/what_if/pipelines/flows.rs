@@ -12,7 +12,7 @@ use downbeat_core::{Duration, ModelId, RequestId, Time};
 use super::super::part::Fate;
 use super::joined::{BadPipelines, Joined};
 use super::logged::LoggedRequest;
-use super::outcome::{FlowFigures, PipelineRow, PoolFigures};
+use super::outcome::{FlowFigures, FlowSamples, PipelineRow, PoolFigures};
 use super::pools;
 
 /// The most items of all requests together.
@@ -136,8 +136,7 @@ type Flat = Vec<(ModelId, String, Vec<usize>)>;
 struct SeenRequests {
     arrivals: Vec<FlowArrival>,
     figures: Vec<FlowFigures>,
-    /// The times to the answers.
-    totals: Vec<Vec<Duration>>,
+    samples: Vec<FlowSamples>,
 }
 
 impl SeenRequests {
@@ -145,7 +144,7 @@ impl SeenRequests {
         SeenRequests {
             arrivals: Vec::new(),
             figures: vec![FlowFigures::default(); flows],
-            totals: vec![Vec::new(); flows],
+            samples: vec![FlowSamples::default(); flows],
         }
     }
 
@@ -158,10 +157,17 @@ impl SeenRequests {
         budget
     }
 
-    fn answered(&mut self, flow: usize, total: Duration, budget: Duration) {
-        let of = &mut self.figures[flow];
-        *(if total <= budget { &mut of.in_time } else { &mut of.late }) += 1;
-        self.totals[flow].push(total);
+    /// Notes that a request of this arrival was answered after `total`.
+    fn answered(&mut self, (joined, flow): (&Joined, usize), at: Time, (total, budget): (Duration, Duration)) {
+        let (of, is_in_time) = (&mut self.figures[flow], total <= budget);
+        *(if is_in_time { &mut of.in_time } else { &mut of.late }) += 1;
+        self.samples[flow].add(joined.place_of(at), Some(total), is_in_time);
+    }
+
+    /// Notes that a request was lost in this step.
+    fn lost(&mut self, (joined, flow): (&Joined, usize), at: Time, step: String) {
+        *self.figures[flow].lost.entry(step).or_default() += 1;
+        self.samples[flow].add(joined.place_of(at), None, false);
     }
 
     /// Adds a request of an ensemble.
@@ -169,13 +175,15 @@ impl SeenRequests {
         let budget = self.arrives(joined, request.at, request.deadline, (flow, request.size));
         match request.end {
             None | Some((_, End::Cancelled, _)) => self.figures[flow].unknown += 1,
-            Some((end, End::Answered | End::Late, _)) => self.answered(flow, end.since(request.at), budget),
+            Some((end, End::Answered | End::Late, _)) => {
+                self.answered((joined, flow), request.at, (end.since(request.at), budget))
+            }
             Some((_, _, step)) => {
                 let spec = &joined.log.pipelines[request.pipeline].spec;
                 let step = step.and_then(|step| Some((step, spec.steps.get(step as usize)?)));
                 let name =
                     step.map_or("the whole".to_owned(), |(step, spec)| format!("step {step} ('{}')", spec.model));
-                *self.figures[flow].lost.entry(name).or_default() += 1;
+                self.lost((joined, flow), request.at, name);
             }
         }
     }
@@ -186,10 +194,10 @@ impl SeenRequests {
         let budget = self.arrives(joined, seen.at, seen.request.deadline, (flow, seen.request.size));
         let end = if let Fate::Sent(batch) = seen.fate { joined.parts.end(part, batch) } else { None };
         match (seen.fate, end) {
-            (Fate::Sent(_), Some(end)) => self.answered(flow, end.since(seen.at), budget),
+            (Fate::Sent(_), Some(end)) => self.answered((joined, flow), seen.at, (end.since(seen.at), budget)),
             (Fate::Unknown | Fate::Sent(_), _) => self.figures[flow].unknown += 1,
             (Fate::Rejected | Fate::Dropped(_), _) => {
-                *self.figures[flow].lost.entry(joined.name(seen.request.model)).or_default() += 1;
+                self.lost((joined, flow), seen.at, joined.name(seen.request.model));
             }
         }
     }
@@ -350,7 +358,7 @@ impl Maker<'_> {
         let mut seen = SeenRequests::of(flats.len());
         whole.iter().for_each(|(request, flow)| seen.add_whole(self.joined, request, *flow));
         plain.iter().for_each(|(id, flow)| seen.add_plain(self.joined, *id, *flow));
-        let SeenRequests { mut arrivals, figures, totals } = seen;
+        let SeenRequests { mut arrivals, figures, samples } = seen;
         arrivals.sort_by_key(|arrival| arrival.at);
         let items = arrivals.iter().map(|arrival| u64::from(arrival.size)).sum();
         if items > MOST_ITEMS {
@@ -371,14 +379,12 @@ impl Maker<'_> {
             Ok(RecordedFlow { name, is_plain, shape, steps: flat.into_iter().map(step).collect() })
         });
         let flows: Vec<RecordedFlow> = flows.collect::<Result<_, BadFlows>>()?;
-        let figures = figures.into_iter().zip(&totals).zip(&flows);
+        let figures = figures.into_iter().zip(&samples).zip(&flows);
         let of_pool = |pool: &RecordedPool| PoolFigures::new(&pool.models, pool.devices, pool.busy);
-        let happened = PipelineRow {
-            source: "log".to_owned(),
-            setting: "as recorded".to_owned(),
-            flows: figures.map(|((of, totals), flow)| of.finished(&flow.name, totals)).collect(),
-            pools: pools.iter().map(of_pool).collect(),
-        };
+        let figures = figures.map(|((of, samples), flow)| of.finished(&flow.name, samples)).collect();
+        let span = arrivals.last().map_or(Duration::ZERO, |last| last.at.since(Time::ZERO));
+        let pools_then = pools.iter().map(of_pool).collect();
+        let happened = PipelineRow::new(("log", "as recorded".to_owned()), figures, pools_then, span);
         let notes = self.notes(&flows, &arrivals);
         Ok(RecordedPipelines { flows, models, pools, happened, notes, arrivals: arrivals.into() })
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use downbeat_core::cluster::ModelOptions;
 use downbeat_core::journal::LogError;
-use downbeat_core::{ModelId, RequestId, Time};
+use downbeat_core::{Duration, ModelId, RequestId, Time};
 
 use super::super::part::{Part, Seen};
 use super::super::recorded::{BadLog, Parts, files_of, whole_log};
@@ -49,6 +49,12 @@ pub(super) struct Joined {
 }
 
 impl Joined {
+    /// The time from the log's begin to this moment, and the span of the log.
+    pub fn place_of(&self, at: Time) -> (Duration, Duration) {
+        let (begin, end) = self.span;
+        (at.since(begin), end.since(begin))
+    }
+
     /// Reads the logs of one run in a folder.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use downbeat_core::{BatchId, DeviceId, Duration, Time};
 use rand::RngExt;
 
 use super::flows::{FlowArrival, RecordedPipelines};
-use super::outcome::{FlowFigures, PipelineRow, PoolFigures};
+use super::outcome::{FlowFigures, FlowSamples, PipelineRow, PoolFigures};
 use crate::arrivals::random;
 use crate::policy::Policy;
 
@@ -353,26 +353,30 @@ impl<'a> Run<'a> {
     fn row(&self, setting: String, arrivals: &[(usize, PipelineArrival)], devices: &[u32]) -> PipelineRow {
         let recorded = self.recorded;
         let mut figures = vec![FlowFigures::default(); recorded.flows.len()];
-        let mut totals: Vec<Vec<Duration>> = vec![Vec::new(); recorded.flows.len()];
+        let mut samples = vec![FlowSamples::default(); recorded.flows.len()];
+        let span = arrivals.last().map_or(Duration::ZERO, |(_, last)| last.at.since(Time::ZERO));
         let mut place = 0;
         while let Some((number, arrival)) = arrivals.get(place) {
             let items = arrivals[place..].iter().take_while(|(other, _)| other == number).count();
             let (of, its) = (&mut figures[arrival.pipeline], &self.ended[place..place + items]);
             place += items;
+            let (its_samples, moment) = (&mut samples[arrival.pipeline], (arrival.at.since(Time::ZERO), span));
             of.requests += 1;
             let lost = its.iter().flatten().find(|(_, outcome, _)| *outcome != Outcome::Done);
             if let Some((_, _, step)) = lost {
                 let name = recorded.flows[arrival.pipeline].steps.get(*step).map(|(_, name)| name.clone());
                 *of.lost.entry(name.unwrap_or_default()).or_default() += 1;
+                its_samples.add(moment, None, false);
             } else if let Some(at) = its.iter().flatten().map(|(at, ..)| *at).max() {
                 let total = at.since(arrival.at);
-                *(if total <= arrival.budget { &mut of.in_time } else { &mut of.late }) += 1;
-                totals[arrival.pipeline].push(total);
+                let is_in_time = total <= arrival.budget;
+                *(if is_in_time { &mut of.in_time } else { &mut of.late }) += 1;
+                its_samples.add(moment, Some(total), is_in_time);
             } else {
                 of.unknown += 1;
             }
         }
-        let flows = figures.into_iter().zip(&totals).zip(&recorded.flows);
+        let flows = figures.into_iter().zip(&samples).zip(&recorded.flows);
         let over = self.now.since(Time::ZERO).as_secs_f64().max(1e-9);
         let pools = recorded.pools.iter().enumerate().map(|(pool, its)| {
             let models = recorded.models.iter().zip(&self.by.waited).filter(|(model, _)| model.pool == pool);
@@ -382,11 +386,7 @@ impl<'a> Run<'a> {
             let waits_ms = (items > 0).then(|| waited.as_millis_f64() / items as f64);
             PoolFigures { waits_ms, ..PoolFigures::new(&its.models, devices[pool], busy) }
         });
-        PipelineRow {
-            source: "simulated".to_owned(),
-            setting,
-            flows: flows.map(|((of, totals), flow)| of.finished(&flow.name, totals)).collect(),
-            pools: pools.collect(),
-        }
+        let flows = flows.map(|((of, samples), flow)| of.finished(&flow.name, samples)).collect();
+        PipelineRow::new(("simulated", setting), flows, pools.collect(), span)
     }
 }

@@ -1,4 +1,4 @@
-# Downbeat in a container, for compose.yaml and deploy/kubernetes: no root, and nothing written but /tmp and /profiles.
+# Downbeat in a container, for compose.yaml and the chart in deploy/helm: no root, and nothing written but /tmp and /profiles.
 FROM rust:1.95-slim-trixie AS build
 WORKDIR /src
 COPY . .

@@ -570,7 +570,7 @@ lie("a backend reports batches of others as completed", BACKEND,
 lie("a backend reports 10,000 batches under way", BACKEND, lambda cluster: under_way(now(cluster)))
 lie("a backend measures endless delays", BACKEND, message(roles_peer.DELAYS, number(MOST) * 4, many([])))
 lie("a backend offers 100,000 slots without a model", BACKEND,
-    message(roles_peer.OFFER, many(text("cpu") + number(slot) for slot in range(100_000)), b"\0\0\0\0"))
+    message(roles_peer.OFFER, many(text("cpu") + number(slot) + b"\0" for slot in range(100_000)), b"\0\0\0\0"))
 lie("a frontend cancels the first 512 requests of another", FRONTEND, message(roles_peer.CANCEL, many(map(number, range(512)))))
 lie("a frontend names a queue of a megabyte", FRONTEND, message(roles_peer.QUEUE, number(0), text(b"m" * (1 << 20)), b"\1\0"))
 lie("a backend sends a frame with 129 messages", BACKEND, message(roles_peer.LEAVE), count=129)

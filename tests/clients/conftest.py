@@ -27,6 +27,17 @@ def binary():
 
 
 @pytest.fixture(scope="session")
+def helps(binary):
+    """The `--help` of each role."""
+    texts = {}
+    for role in ("frontend", "scheduler", "backend", "serve"):
+        done = subprocess.run([binary, role, "--help"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"there is no `downbeat {role}`: {done.stderr}"
+        texts[role] = done.stdout
+    return texts
+
+
+@pytest.fixture(scope="session")
 def examples(binary, tmp_path_factory):
     """A server on examples/models with ONNX Runtime and shared memory; models are loaded and unloaded elsewhere."""
     with Server(binary, EXAMPLES / "models", tmp_path_factory.mktemp("examples"), "--shared-memory") as server:

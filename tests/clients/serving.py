@@ -78,6 +78,7 @@ class Server:
     def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True, limits=None, role="serve", library=False):
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.repository = pathlib.Path(repository)
+        self.was_killed = False
         self.log_path = folder / f"server-{self.http_port}.log"
         models = [str(repository), "--engine", engine] if role in ("serve", "backend") else []
         command = [str(binary), role, *models, "--host", "127.0.0.1", "--http-port", str(self.http_port),
@@ -211,8 +212,16 @@ class Server:
             self.process.kill()
             raise AssertionError(f"the server did not end {STOP_TIMEOUT_S} s after SIGTERM:\n{self.log}") from None
 
+    def kill(self):
+        """SIGKILL, which is no fault of the server."""
+        self.process.kill()
+        self.process.wait()
+        self.was_killed = True
+
     def stop(self):
         """SIGTERM; a clean end is expected."""
+        if self.was_killed:
+            return
         assert self.process.poll() is None, f"the server ended early with {self.process.returncode}:\n{self.log}"
         self.terminate()
         status = self.wait_end()
@@ -239,22 +248,21 @@ def cluster(binary, repository, folder, *flags, models):
 
 
 @contextlib.contextmanager
-def processes(binary, repository, folder, *flags, models, backends=1, frontends=1, engine="onnxruntime"):
-    """A cluster: its scheduler, its backends with these flags, and its frontends, which serve these models."""
-    (port,) = free_ports(1)
-    apart = ("--schedulers", f"127.0.0.1:{port}")
+def processes(binary, repository, folder, *flags, models, backends=1, frontends=1, engine="onnxruntime", spares=0):
+    """A cluster: its scheduler (with `spares`: the list of all), its backends with these flags, and its frontends, which serve these models."""
+    apart = ("--schedulers", ",".join(f"127.0.0.1:{port}" for port in free_ports(1 + spares)))
     with contextlib.ExitStack() as stack:
         def start(*more, **options):
             return stack.enter_context(Server(binary, repository, folder, *apart, *more, **options))
 
-        scheduler = start(role="scheduler", wait=False)
+        schedulers = [start("--rank", str(rank), role="scheduler", wait=False) for rank in range(1 + spares)]
         # They load side by side.
         backends = [start(*flags, engine=engine, role="backend", wait=False) for _ in range(backends)]
         frontends = [start("--listen", "127.0.0.1:0", role="frontend", wait=False) for _ in range(frontends)]
-        for process in [scheduler, *backends, *frontends]:
+        for process in [*schedulers, *backends, *frontends]:
             process.wait_ready()
         deadline = time.monotonic() + START_TIMEOUT_S
         while not all(requests.get(f"{frontend.url}/v2/models/{model}/ready", timeout=10).status_code == 200 for frontend in frontends for model in models):
             assert time.monotonic() < deadline, [frontend.log for frontend in frontends]
             time.sleep(0.02)
-        yield scheduler, backends, frontends
+        yield schedulers if spares else schedulers[0], backends, frontends

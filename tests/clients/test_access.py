@@ -1,8 +1,6 @@
 """The front door: TLS, API keys, restricted APIs, limits. Every route and every method, without a key, with a wrong one, and with too small a scope."""
 import concurrent.futures
 import contextlib
-import datetime
-import ipaddress
 import json
 import os
 import pathlib
@@ -19,12 +17,11 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 import models
+from authority import Authority
 from serving import START_TIMEOUT_S, Server
 
 BODY = {"inputs": [{"name": f"INPUT{i}", "datatype": "INT32", "shape": [1, 16], "data": [i] * 16} for i in range(2)]}
@@ -361,32 +358,6 @@ def is_ready(url, **options):
 
 
 # TLS
-
-
-class Authority:
-    """A root of certificates."""
-
-    def __init__(self, folder, name):
-        self.folder, self.name, self.key = folder, name, ec.generate_private_key(ec.SECP256R1())
-        self.root = self._sign(name, self.key, x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]), x509.BasicConstraints(True, None))
-        self.file = folder / f"{name}.pem"
-        self.file.write_bytes(self.root.public_bytes(serialization.Encoding.PEM))
-
-    def _sign(self, subject, key, issuer, constraints):
-        now = datetime.datetime.now(datetime.timezone.utc)
-        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        builder = x509.CertificateBuilder().subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)])).issuer_name(issuer)
-        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number()).add_extension(constraints, True).add_extension(names, False)
-        return builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=9)).sign(self.key, hashes.SHA256())
-
-    def certificate(self, name):
-        """The files of a certificate and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._sign(name, key, self.root.subject, x509.BasicConstraints(False, None))
-        files = self.folder / f"{name}.crt", self.folder / f"{name}.key"
-        files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
-        return [str(file) for file in files]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 import ensembles
 import models
 from ensembles import FOUR, step
-from serving import Server, environment, free_ports
+from serving import Server, environment
 
 EXPLICIT = ("--model-control-mode", "explicit")
 QUICK = ("--profiling-budget", "0")
@@ -373,19 +373,6 @@ def test_a_failing_step_ends_the_request_and_names_the_step(start, repository):
         with pytest.raises(InferenceServerException, match=r"step 1 \('endless'\) of ensemble 'e'.*timeout of 500 ms"):
             ask(client, "e", LONG, timeout=500_000)
         assert client.is_model_ready("a")
-
-
-def test_a_cluster_says_that_it_serves_no_ensembles(binary, repository, tmp_path):
-    (port,) = free_ports(1)
-    apart = ("--schedulers", f"127.0.0.1:{port}")
-    ensembles.chain(repository)
-    with Server(binary, repository, tmp_path, *apart, role="scheduler", wait=False), \
-            Server(binary, repository, tmp_path, *apart, *QUICK, role="backend", wait=False) as backend:
-        deadline = time.monotonic() + 60
-        while "which a cluster does not serve yet" not in backend.log and time.monotonic() < deadline:
-            assert backend.process.poll() is None, backend.log
-            time.sleep(0.1)
-        assert "model 'chain' is an ensemble, which a cluster does not serve yet" in backend.log
 
 
 def test_a_timeline_of_requests_is_where_the_time_went(server):

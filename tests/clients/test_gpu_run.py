@@ -19,6 +19,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import gpu_run
 
 SCRIPT = ROOT / "tools/gpu_run.py"
+# However busy the machine is.
+PATIENCE_S = 120
 # The measuring program: it says a row, and then behaves as this script sets for its first argument,
 # the step.
 PROGRAM = """#!{python}
@@ -74,6 +76,14 @@ def is_alive(pid):
         return False
 
 
+def ends(pid):
+    """Whether a process ends. After SIGKILL it still needs a moment of a core."""
+    until = time.monotonic() + PATIENCE_S
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not is_alive(pid)
+
+
 def test_limits_of_a_call_fit_into_it(capsys):
     arguments = gpu_run.argparse.Namespace(list=True)
     gpu_run.measure(arguments)
@@ -98,13 +108,13 @@ def test_every_step_is_there(tmp_path):
 def test_steps_that_fail_or_hang_cost_no_other(work):
     """`grids` fails, `graphs` is stopped when the time is over, and after it nothing is begun; what they said before is kept."""
     child = begin(work, "grids", "census", "graphs", "cuts", options=["--minutes", "0.12"])
-    printed, _ = child.communicate(timeout=60)
+    printed, _ = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0, printed
     told = [(row["step"], row["what"]) for row in rows(work) if row["what"] != "clocks"]
     assert told == [("grids", "begun"), ("grids", "failed (1)"), ("census", "begun"), ("census", "said"), ("graphs", "begun"),
                     ("graphs", "child"), ("graphs", "stopped"), ("cuts", "not run")]
     assert any(row.get("note") == "gpu_measure: the device is gone" for row in rows(work))
-    assert not is_alive(next(row["note"] for row in rows(work) if row["what"] == "child"))
+    assert ends(next(row["note"] for row in rows(work) if row["what"] == "child"))
     table = (work / "out/gpu.md").read_text()
     assert printed.endswith(table + "\n") and "| graphs |  | begun |  | 1.500 |" in table
     [clocks] = [row["note"] for row in rows(work) if row["step"] == "graphs" and row["what"] == "clocks"]
@@ -113,14 +123,14 @@ def test_steps_that_fail_or_hang_cost_no_other(work):
 
 def test_stopped_it_prints_its_table_and_leaves_nothing_running(work):
     child = begin(work, "census", "graphs", "cuts")
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE_S
     while not any(row["what"] == "child" for row in rows(work)) and time.monotonic() < until:
         time.sleep(0.05)
     child.send_signal(signal.SIGTERM)
-    printed, _ = child.communicate(timeout=30)
+    printed, _ = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 128 + signal.SIGTERM, printed
     assert "| census |  | begun |" in printed and "| graphs |  | begun |" in printed, printed
-    assert not is_alive(next(row["note"] for row in rows(work) if row["what"] == "child"))
+    assert ends(next(row["note"] for row in rows(work) if row["what"] == "child"))
 
 
 def test_a_model_that_is_missing_is_said(work):
@@ -129,7 +139,7 @@ def test_a_model_that_is_missing_is_said(work):
     (work / "background/exits.log").write_text("Traceback\nModuleNotFoundError: No module named 'onnx'\n")
     # `sessions` wants both models, and waits for half of its time. `isolation` wants another model.
     child = begin(work, "sessions", "isolation", options=["--minutes", "0.15"])
-    printed, _ = child.communicate(timeout=60)
+    printed, _ = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0, printed
     told = [(row["step"], row["what"], row["note"]) for row in rows(work) if row["what"] in ("no model", "begun")]
     assert told[0] == ("sessions", "no model", "exits: ModuleNotFoundError: No module named 'onnx'")
@@ -138,7 +148,7 @@ def test_a_model_that_is_missing_is_said(work):
 
 def test_steps_are_named(work):
     child = begin(work, "everything")
-    printed, _ = child.communicate(timeout=30)
+    printed, _ = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 1 and "there is no call or step everything; there are first, more, abacus, machine, graphs" in printed
 
 
@@ -146,7 +156,7 @@ def test_samples_go_on_from_an_earlier_call(work, tmp_path):
     earlier = tmp_path / "earlier.jsonl"
     earlier.write_text('{"sample": 0}\n')
     child = begin(work, "abacus", options=["--samples", earlier])
-    printed, _ = child.communicate(timeout=60)
+    printed, _ = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0, printed
     assert (work / "out/abacus.jsonl").read_text() == '{"sample": 0}\n'
     [row] = [row for row in rows(work) if row["what"] == "begun"]
@@ -167,7 +177,7 @@ def test_unpacked_models_and_libraries_get_ready_in_the_background(tmp_path):
         done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
         begun = done.stdout.count("begun")
     assert begun == 0, "a task is begun once"
-    until = time.monotonic() + 120
+    until = time.monotonic() + PATIENCE_S
     logs = {task: work / "background" / f"{task}.log" for task in ("warm", "compile", "exits", "widemlp")}
     while time.monotonic() < until and not ("widemlp:" in logs["warm"].read_text() and logs["compile"].read_text()):
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Probes that tell the truth: the answers at the health port of each role, by the manifests' own paths, while models are
+"""Probes that tell the truth: the answers at the health port of each role, by the chart's own paths, while models are
 loaded, while parts of a cluster are away, while the process hangs, and while it drains."""
 import contextlib
 import ctypes
@@ -10,22 +10,19 @@ import time
 
 import pytest
 import requests
-import yaml
 
 import models
-from serving import ROOT, START_TIMEOUT_S, environment, free_ports
+from chart import container, objects, role_of, workloads
+from serving import START_TIMEOUT_S, environment, free_ports
 
-MANIFESTS = ROOT / "deploy" / "kubernetes"
 # A kubelet waits so long for an answer unless a probe says otherwise.
 PROBE_TIMEOUT_S = 1
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
 
 
-def manifest(role):
-    """The probes of a role in its manifest."""
-    path = MANIFESTS / ("single/serve.yaml" if role == "serve" else f"base/{role}.yaml")
-    workload, = [document for document in yaml.safe_load_all(path.read_text()) if document["kind"] in ("Deployment", "StatefulSet")]
-    its, = workload["spec"]["template"]["spec"]["containers"]
+def of_chart(role):
+    """The probes of a role in the chart."""
+    its, = [container(workload) for workload in workloads(objects({"mode": "single" if role == "serve" else "cluster"})) if role_of(workload) == role]
     return {kind: its[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")}
 
 
@@ -33,7 +30,7 @@ class Probed:
     """A role with a health port."""
 
     def __init__(self, binary, folder, role, *flags, repository=None, grace=0):
-        self.probes = manifest(role)
+        self.probes = of_chart(role)
         self.http, self.health = free_ports(2)
         command = [binary, role, "--host=127.0.0.1", f"--http-port={self.http}", f"--health-port={self.health}", "--grpc-port=off", "--metrics-port=off",
                    f"--shutdown-grace={grace}", *flags, *(["--engine=rten", str(repository)] if repository else [])]
@@ -74,7 +71,7 @@ def probed(binary, tmp_path):
 
 def test_the_probes_of_all_roles_ask_what_they_are_for():
     for role in ("serve", "frontend", "scheduler", "backend"):
-        probes = manifest(role)
+        probes = of_chart(role)
         assert {kind: probe["httpGet"] for kind, probe in probes.items()} == {
             "startup": {"path": LIVE, "port": "health"}, "liveness": {"path": LIVE, "port": "health"}, "readiness": {"path": READY, "port": "health"}}
         assert all(probe.get("timeoutSeconds", PROBE_TIMEOUT_S) == PROBE_TIMEOUT_S for probe in probes.values())
@@ -222,3 +219,28 @@ def test_a_process_whose_event_loops_hang_is_not_live(probed, repository, role, 
     one.wait("readiness", 200)
     assert "an event loop hangs" in one.log.read_text()
     one.end()
+
+
+def test_roles_whose_state_machine_hangs_are_not_live(probed, repository):
+    """The thread `node` decides. Other threads answer clients and probes, and go on."""
+    models.add(repository, "one", 1)
+    (port,) = free_ports(1)
+    apart = f"--schedulers=127.0.0.1:{port}"
+    roles = [probed("scheduler", apart, f"--listen=127.0.0.1:{port}"), probed("frontend", apart, "--listen=127.0.0.1:0"), probed("backend", apart, repository=repository)]
+    for one in roles:
+        one.wait("readiness", 200)
+    with contextlib.ExitStack() as hung:
+        for one in roles:
+            hung.enter_context(stopped(one.process, "node"))
+        # The first probe asks the threads for a sign of life. All have the same time for it.
+        assert [one.asks("liveness") for one in roles] == [200] * 3
+        for one in roles:
+            one.wait("liveness", 503)
+        assert [one.asks("readiness") for one in roles] == [503] * 3
+    for one in roles:
+        one.wait("liveness", 200)
+        assert "the role's own thread hangs" in one.log.read_text()
+    for one in roles:
+        one.wait("readiness", 200)
+    for one in reversed(roles):
+        one.end()

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use downbeat_core::Duration as Span;
 use downbeat_core::pages::Pointer;
 use downbeat_frontend::connections::{self, Stage};
+use downbeat_frontend::liveness::Part;
 use downbeat_frontend::metrics_port::MetricsText;
 use downbeat_frontend::ports::{Answering, Ports, Signals, leave};
 use downbeat_host::scheduler::WAKE_MARGIN;
@@ -26,16 +27,18 @@ use downbeat_service::options::cluster_options::{ClusterOptions, FRONTEND_PORT, 
 use downbeat_service::report::autoscale::AutoscaleWatch;
 use downbeat_service::start::start;
 use downbeat_service::traces::Traces;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
 use crate::backend::backend_offer::OfferMaker;
 use crate::backend::backend_role::{BackendEvent, BackendRole};
 use crate::backend::model_loader;
+use crate::backend::slot_map::SlotMap;
 use crate::frontend::frontend_role::FrontendRole;
 use crate::frontend::remote_models::RemoteModels;
 use crate::frontend::remote_serving::RemoteServing;
 use crate::node::status::{StatusBoard, role_name};
-use crate::node::{self, Events, Identity, Schedulers, Setup};
+use crate::node::{self, Events, Identity, Schedulers, Setup, Started};
 use crate::scheduler::cluster_load::ClusterLoad;
 use crate::scheduler::planner;
 use crate::scheduler::scheduler_role::{SchedulerEvent, SchedulerRole};
@@ -112,6 +115,11 @@ fn identity(node: NodeId, role: Role, options: &ClusterOptions) -> anyhow::Resul
     Ok(Identity { node, role, name, advertise: options.advertise.clone() })
 }
 
+/// The thread with the role's state machine, for [`Ports::watch`].
+fn node_part(event_loop: Handle) -> Part {
+    Part::event_loop("the role's own thread", event_loop)
+}
+
 /// The addresses of the schedulers for a process of another role: from the options' list, or from
 /// etcd.
 fn schedulers(options: &ClusterOptions, board: &StatusBoard) -> anyhow::Result<Schedulers> {
@@ -176,7 +184,7 @@ fn budget(options: &ServerOptions) -> Arc<ByteBudget> {
 
 async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
-    let ports = Ports::open(&options)?;
+    let mut ports = Ports::open(&options)?;
     let (listener, secrets) = listen(&options, FRONTEND_PORT, "backends")?;
     let (clock, budget) = (Clock::start(), budget(&options));
     let metrics = Arc::new(Metrics::new()?.detailed_for(options.metrics_detailed_models));
@@ -207,7 +215,9 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         busy_poll: cluster.busy_poll,
     };
     tokio::spawn(watch_trouble(shared.0.clone(), clock));
-    let (events, _) = node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
+    let Started { events, event_loop, .. } =
+        node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
+    ports.watch(node_part(event_loop));
     let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena)));
     let scraped = serving.clone();
     let metrics: MetricsText = Arc::new(move || scraped.metrics());
@@ -251,7 +261,7 @@ fn listed_port(cluster: &ClusterOptions) -> Option<u16> {
 
 async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let cluster = &options.cluster;
-    let ports = Ports::open(&options)?;
+    let mut ports = Ports::open(&options)?;
     let port = listed_port(cluster).unwrap_or(SCHEDULER_PORT);
     let (listener, secrets) = listen(&options, port, "frontends, backends and other schedulers")?;
     let mut signals = Signals::new()?;
@@ -288,7 +298,8 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let (asks, questions) = mpsc::unbounded_channel();
     let beside = (Some(wants).filter(|_| store.is_some()), asks);
     let role = move || SchedulerRole::new(node, machine, clock.now(), of_machine, load, beside);
-    let (events, _) = node::start(setup, role)?;
+    let Started { events, event_loop, .. } = node::start(setup, role)?;
+    ports.watch(node_part(event_loop));
     tokio::spawn(planner::plan(questions, clock, events.clone()));
     let (name, node) = (options.server_name.clone(), events.clone());
     let service = Arc::new(SchedulerService { name, board: board.clone(), autoscale, node });
@@ -375,6 +386,7 @@ fn peer_heartbeat(options: &ClusterOptions) -> Span {
 /// The backend part of a server of models in a cluster.
 pub struct BackendProcess {
     events: Events<BackendRole>,
+    event_loop: Handle,
     thread: std::thread::JoinHandle<()>,
 }
 
@@ -397,7 +409,9 @@ impl BackendProcess {
             fetch_within: cluster.fetch_within,
         };
         let (loader, told) = mpsc::unbounded_channel();
+        let (slots, seats_done) = (Arc::new(SlotMap::default()), Arc::new(OnceLock::new()));
         let (clock, node, its) = (registry.driver.clock(), identity.node, (registry.clone(), loader));
+        let seats = (slots.clone(), seats_done.clone());
         let (arena, ucx) = arena(registry.budget.limit(), node, cluster.ucx)?;
         let dial = schedulers(cluster, &board)?;
         let setup = Setup {
@@ -413,12 +427,14 @@ impl BackendProcess {
             board: board.clone(),
             busy_poll: cluster.busy_poll,
         };
-        let (events, thread) =
-            node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, (board, arena)))?;
+        let Started { events, event_loop, thread } =
+            node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, seats, (board, arena)))?;
         let done = events.clone();
+        // No batch comes before the first offer.
+        let _ = seats_done.set(events.clone());
         // A node that has ended grants no slots.
         registry.driver.is_granted_from_afar(Box::new(move |slot| drop(done.send(BackendEvent::Ran(slot)))));
-        let mut offers = OfferMaker::new(registry.clone(), options.clone());
+        let mut offers = OfferMaker::new(registry.clone(), options.clone(), slots);
         let offered = events.clone();
         // This thread reads files, which may block.
         let offer = move || {
@@ -434,7 +450,12 @@ impl BackendProcess {
         let offers = std::thread::Builder::new().name("offers".to_owned()).spawn(offer)?;
         let looks = offers.thread().clone();
         tokio::spawn(model_loader::follow(told, registry.clone(), events.clone(), move || looks.unpark()));
-        Ok(BackendProcess { events, thread })
+        Ok(BackendProcess { events, event_loop, thread })
+    }
+
+    /// The part of the process that talks with the cluster, for [`Ports::watch`].
+    pub fn part(&self) -> Part {
+        node_part(self.event_loop.clone())
     }
 
     /// Stops taking batches, and waits until the present ones are done, for at most `limit`.

@@ -15,8 +15,6 @@ pub struct Pointer(&'static str);
 impl Pointer {
     /// Models other than ONNX files, and parts of configurations that only such models have.
     pub const OTHER_MODELS: Pointer = Pointer("docs/guide/triton.md#models-other-than-onnx");
-    /// Ensembles and other pipelines in a cluster.
-    pub const PIPELINES_IN_A_CLUSTER: Pointer = Pointer("docs/guide/pipelines.md#in-a-cluster");
     /// Models that keep state from request to request.
     pub const SEQUENCES: Pointer = Pointer("docs/guide/triton.md#sequences");
     /// Models that give no answer or several answers to a request.

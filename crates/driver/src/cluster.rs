@@ -406,6 +406,18 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
+    /// Waits for the thread in each mailbox, one mailbox after another. Returns if none of these threads
+    /// hangs. A thread with an event must not call this, and no thread may while a mailbox has a
+    /// thread of its own.
+    pub fn visit(&self) {
+        for shard in &self.shards {
+            drop(shard.enter());
+        }
+        drop(self.matchmaker.enter());
+        // Threads left their messages to this one while it was in the mailboxes.
+        self.work(Round::new(&mut H::Context::default()).everywhere(self.shards.len()));
+    }
+
     /// Ends [`Cluster::ring_alarms`].
     pub fn stop_alarm(&self) {
         self.alarm.stop();

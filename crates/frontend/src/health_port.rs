@@ -1,6 +1,6 @@
 //! The health port: liveness and readiness alone, on a thread and an event loop of their own.
-//! Nothing that clients ask of the other ports takes that thread's time. The port says no if one
-//! of the process's other event loops hangs.
+//! Nothing that clients ask of the other ports takes that thread's time. The port says no if a part
+//! of the process hangs.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use tokio::runtime::Builder;
 use tokio::sync::watch;
 
 use crate::connections::{ConnectionOptions, Connections, Stage};
-use crate::event_loops::EventLoops;
 use crate::http::{HttpState, Routed, live, ready, serve_answers, with_slashes};
+use crate::liveness::Liveness;
 
 /// Most connections of the port. Probes and load balancers have a few. Clients that send half a
 /// head take others, for a second each.
@@ -33,7 +33,7 @@ pub fn serve<S: Service>(
     listener: TcpListener,
     options: ConnectionOptions,
     state: HttpState<S>,
-    loops: EventLoops,
+    liveness: Liveness,
 ) -> std::io::Result<()> {
     let listener = listener.into_std()?;
     let names = state.options().allow_host.clone();
@@ -41,7 +41,7 @@ pub fn serve<S: Service>(
     let routes = Router::new()
         .route("/v2/health/live", get(live::<S>))
         .route("/v2/health/ready", get(ready::<S>))
-        .route_layer(from_fn_with_state(loops, check))
+        .route_layer(from_fn_with_state(liveness, check))
         .with_state(state);
     let transfer_timeout = Some(options.transfer_timeout.map_or(TRANSFER_TIMEOUT, |limit| limit.min(TRANSFER_TIMEOUT)));
     let connections = Connections::new(ConnectionOptions { max: MOST_CONNECTIONS, transfer_timeout, ..options });
@@ -56,11 +56,11 @@ pub fn serve<S: Service>(
     Ok(())
 }
 
-/// Answers a probe only if all event loops go on.
-async fn check(State(loops): State<EventLoops>, request: Request, next: Next) -> Response {
-    if loops.go_on() {
+/// Answers a probe only if all parts of the process go on.
+async fn check(State(liveness): State<Liveness>, request: Request, next: Next) -> Response {
+    if liveness.go_on() {
         next.run(request).await
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "an event loop of this process hangs\n").into_response()
+        (StatusCode::SERVICE_UNAVAILABLE, "a part of this process hangs: its log names the part\n").into_response()
     }
 }

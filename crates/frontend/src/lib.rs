@@ -13,11 +13,11 @@
 pub mod access;
 mod compression;
 pub mod connections;
-mod event_loops;
 pub mod extension;
 pub mod grpc;
 mod health_port;
 pub mod http;
+pub mod liveness;
 pub mod metrics_port;
 pub mod own_file;
 pub mod ports;

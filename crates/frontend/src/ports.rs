@@ -18,10 +18,10 @@ use tokio::task::JoinHandle;
 
 use crate::access::Access;
 use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage, TrafficMetrics};
-use crate::event_loops::{EventLoops, HUNG_AFTER};
 use crate::grpc::{self, GrpcOptions};
 use crate::health_port;
 use crate::http::{self, HttpOptions, HttpState};
+use crate::liveness::{HUNG_AFTER, Liveness, Part};
 use crate::metrics_port::{self, MetricsText};
 use crate::shared_memory::SharedMemory;
 use crate::tls::Tls;
@@ -44,6 +44,8 @@ pub struct Ports {
     connections: Connections,
     /// Connections of the metrics port.
     own: Connections,
+    /// The parts of the process beside its ports, which must go on.
+    others: Vec<Part>,
 }
 
 /// The parts that answers need beside the service.
@@ -100,7 +102,13 @@ impl Ports {
                 (Some(_), Some(_)) => tracing::info!(ports, "listening on every interface of this machine"),
             }
         }
-        Ok(Ports { http, grpc, metrics, health, management, access, connections, own })
+        Ok(Ports { http, grpc, metrics, health, management, access, connections, own, others: Vec::new() })
+    }
+
+    /// Has the health port watch a part of the process beside the ports. The process is live only if
+    /// this part goes on.
+    pub fn watch(&mut self, part: Part) {
+        self.others.push(part);
     }
 
     /// Adds the counts of connections, answers and bytes of the clients' ports to a registry of metrics.
@@ -144,7 +152,7 @@ impl Ports {
             frontends.push(tokio::spawn(http::serve(listener, self.own.clone(), state, stages.clone())));
         }
         let state = HttpState::new(service.clone(), memory.clone(), http_options);
-        answer_health(self.health, &self.own, &state, &connections)?;
+        answer_health(self.health, &self.own, &state, &connections, self.others)?;
         if let Some((listener, address)) = self.http {
             tracing::info!(%address, "HTTP");
             frontends.push(tokio::spawn(http::serve(listener, connections.clone(), state.clone(), stages.clone())));
@@ -186,7 +194,7 @@ impl Ports {
         let (allow_host, access) = (options.allow_host.clone(), self.access);
         let http_options = HttpOptions { allow_host, access, ..HttpOptions::default() };
         let state = HttpState::new(service, memory, http_options);
-        answer_health(self.health, &self.own, &state, &self.connections)?;
+        answer_health(self.health, &self.own, &state, &self.connections, self.others)?;
         for (port, what) in [(self.http, "HTTP"), (self.metrics, "metrics")] {
             if let Some((listener, address)) = port {
                 tracing::info!(%address, "{what}");
@@ -199,18 +207,20 @@ impl Ports {
     }
 }
 
-/// Serves the health port, if there is one. It watches the calling event loop and the loops of
-/// these connections.
+/// Serves the health port, unless the options turn it off. The port watches the calling event loop, the
+/// loops of `connections`, and `others`.
 fn answer_health<S: Service>(
     port: Port,
     own: &Connections,
     state: &HttpState<S>,
     connections: &Connections,
+    others: Vec<Part>,
 ) -> anyhow::Result<()> {
     let Some((listener, address)) = port else { return Ok(()) };
     tracing::info!(%address, "probes");
-    let loops = EventLoops::new(connections.event_loops().chain([Handle::current()]), HUNG_AFTER);
-    health_port::serve(listener, own.options().clone(), state.clone(), loops)
+    let loops = connections.event_loops().chain([Handle::current()]);
+    let parts = loops.map(|event_loop| Part::event_loop("an event loop", event_loop)).chain(others);
+    health_port::serve(listener, own.options().clone(), state.clone(), Liveness::new(parts, HUNG_AFTER))
         .context("cannot start a thread for the health port")
 }
 

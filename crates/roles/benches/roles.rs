@@ -70,7 +70,7 @@ fn offer() -> Offer {
         profiles: (0..32).map(|slot| (slot, profile.clone())).collect(),
     };
     Offer {
-        slots: (0..32).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect(),
+        slots: (0..32).map(|_| Slot { hardware: "cpu".to_owned(), device: 0, is_seat: false }).collect(),
         models: vec![model],
         ..Offer::default()
     }
@@ -128,7 +128,7 @@ impl World {
         } else {
             let fetch_within = Duration::from_millis(5);
             let mut node = BackendNode::new(me, BackendOptions { heartbeat, lost_after, fetch_within }, time);
-            let slots = vec![Slot { hardware: "cpu".to_owned(), device: 0 }];
+            let slots = vec![Slot { hardware: "cpu".to_owned(), device: 0, is_seat: false }];
             node.handle_offer(time, Offer { slots, ..Offer::default() });
             Node::Backend(node)
         };

@@ -60,16 +60,16 @@ mod role_node;
 mod scheduler;
 
 pub use assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
-pub use backend::{BackendNode, BackendOptions, BackendOutput, Doing, Member};
+pub use backend::{BackendNode, BackendOptions, BackendOutput, Member};
 pub use claims::{ClaimKey, ClaimSecret, ClaimToken};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
-pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, RequestEnd};
+pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, OrderFailure, RequestEnd};
 pub use link::{Frame, LinkTiming, MOST_UNACKED};
 pub use links::{LinkEvent, Links};
 pub use message::{
-    BatchKey, BatchRun, Delays, HandedIn, Hello, Loadable, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL,
-    Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
+    BatchKey, BatchRun, Delays, Doing, HandedIn, Hello, Loadable, Message, NodeId, Offer, OfferedModel, Outcome,
+    PROTOCOL, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
 };
 pub use role_node::RoleNode;
 pub use scheduler::{ModelBudget, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterOptions};

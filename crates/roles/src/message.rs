@@ -17,7 +17,7 @@ use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
-pub const PROTOCOL: u16 = 9;
+pub const PROTOCOL: u16 = 10;
 
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
@@ -138,7 +138,7 @@ pub struct Plan {
     pub expected: Duration,
 }
 
-/// A slot of a backend, which runs one batch after another.
+/// A slot of a backend. A slot that is no seat runs one batch after another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Slot {
     /// The slot's hardware. Slots of equal hardware run a model alike (`cpu 2 threads rten`,
@@ -147,6 +147,9 @@ pub struct Slot {
     /// The backend's device, from 0, that this slot is a part of. Busy time and advice on the
     /// number of devices count devices, not slots.
     pub device: u32,
+    /// Whether the slot is a *seat*: its batches run beside those of the device's other seats, as
+    /// the device policies of the models decide. Seats only bound the number of such batches.
+    pub is_seat: bool,
 }
 
 /// A model as a backend serves it.
@@ -234,6 +237,15 @@ pub struct Running {
     pub slot: u32,
     /// The time until the batch is expected to be done.
     pub ends_in: Duration,
+}
+
+/// A change of one model that a backend must make.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Doing {
+    /// Load the model.
+    Load,
+    /// Unload the model, once its last batch is done.
+    Unload,
 }
 
 /// A model as the leader describes it to frontends.
@@ -436,6 +448,23 @@ pub enum Message<P> {
         /// Number and result of each request.
         answers: Vec<(u64, Outcome<P>)>,
     },
+    /// Frontend to scheduler, scheduler to backend: a client wants this change of a model.
+    Order {
+        /// The sender's number of the order.
+        number: u64,
+        /// Name of the model.
+        #[serde(deserialize_with = "short_text")]
+        model: String,
+        /// The change.
+        doing: Doing,
+    },
+    /// Backend to scheduler, scheduler to frontend: the order is carried out.
+    Ordered {
+        /// The number that the receiver gave the order.
+        number: u64,
+        /// Why the order failed, if it did.
+        failed: Option<String>,
+    },
 }
 
 /// The budget that remains after `spent`. A budget without an end stays endless.
@@ -472,6 +501,8 @@ impl<P> Message<P> {
                 matches!((from, to), (Backend, Frontend))
             }
             Message::Inputs { .. } => matches!((from, to), (Frontend, Backend)),
+            Message::Order { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
+            Message::Ordered { .. } => matches!((from, to), (Backend, Scheduler { .. }) | (Scheduler { .. }, Frontend)),
         }
     }
 
@@ -521,7 +552,9 @@ impl<P> Message<P> {
             | Message::Leave
             | Message::LetGo
             | Message::Claim { .. }
-            | Message::Release { .. } => {}
+            | Message::Release { .. }
+            | Message::Order { .. }
+            | Message::Ordered { .. } => {}
         }
     }
 }

@@ -56,7 +56,7 @@ fn offer() -> Result<Offer> {
         shape: Vec::new(),
         profiles: (0..DEVICES).map(|slot| (slot, profile.clone())).collect(),
     };
-    let slot = |device| Slot { hardware: "played".to_owned(), device };
+    let slot = |device| Slot { hardware: "played".to_owned(), device, is_seat: false };
     let (slots, models) = ((0..DEVICES).map(slot).collect(), (0..MODELS).map(model).collect());
     Ok(Offer { slots, models, ..Offer::default() })
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use downbeat_cluster::BackendProcess;
 use downbeat_engine::scratch;
 use downbeat_frontend::connections::Stage;
+use downbeat_frontend::liveness::Part;
 use downbeat_frontend::ports::{Answering, Ports, Signals, leave};
 use downbeat_host::run::activity::{Awake, tick};
 use downbeat_models::load::load_context::LoadProgress;
@@ -88,7 +89,7 @@ struct End {
 async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     let options = Arc::new(options);
     // The ports first: a port in use should be said at once, not after the models are loaded.
-    let ports = Ports::open(&options)?;
+    let mut ports = Ports::open(&options)?;
     let registry = Registry::open(options.clone())?;
     ports.count_in(registry.metrics_registry())?;
     let traces = registry.serving().traces().clone();
@@ -100,6 +101,11 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
         );
     }
     let backend = in_cluster.then(|| BackendProcess::start(&registry, &options)).transpose()?;
+    let driver = registry.driver.clone();
+    ports.watch(Part::locks("the scheduler", move || driver.visit()));
+    if let Some(backend) = &backend {
+        ports.watch(backend.part());
+    }
     let scraped = registry.clone();
     let answering = Answering {
         budget: registry.budget.clone(),

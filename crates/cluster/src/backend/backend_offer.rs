@@ -1,14 +1,18 @@
 //! A backend's offer: its slots, and the models of its registry with their latencies.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Read;
 use std::sync::{Arc, Weak};
 
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions as QueueOptions};
+use downbeat_core::device::PartitionId;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_host::request::batch_codec::PROFILED_LENGTH;
+use downbeat_host::request::queue::Queue;
 use downbeat_models::loaded_version::LoadedVersion;
 use downbeat_models::registry::Registry;
+use downbeat_models::serving::Pipeline;
 use downbeat_preprocess::Recipe;
 use downbeat_repository::ModelDefinition;
 use downbeat_roles::{Loadable, Offer, OfferedModel, Slot};
@@ -18,6 +22,7 @@ use downbeat_service::report::machine_load::processor;
 use prost::Message;
 
 use super::definition::{Definition, SentRecipe};
+use super::slot_map::{Place, SlotMap};
 
 /// The least change of a latency that is worth a new offer, as a share of the latency.
 const WORTH_TELLING: f64 = 0.03;
@@ -31,17 +36,24 @@ const RUN_ONCE: &str = "run_once";
 pub struct OfferMaker {
     registry: Registry,
     options: Arc<ServerOptions>,
+    slots: Arc<SlotMap>,
     /// The processor's name, for machines without GPUs.
     processor: String,
     /// By name and version: the contents of the files.
     files: BTreeMap<(String, u64), Files>,
-    /// Models that are not offered, and whose warning has been logged.
-    said: BTreeSet<(String, u64)>,
     last: Option<Offer>,
     /// Models that schedulers may order to load and unload. `looked`: when the repositories were
     /// last checked.
     repository: Vec<Loadable>,
     looked: Option<Time>,
+}
+
+/// How a version's batches are made and run.
+struct Batches {
+    settings: QueueOptions,
+    /// By slot: `l(b)`.
+    profiles: Vec<(u32, LatencyProfile)>,
+    full: FullBatch,
 }
 
 /// The results of reading a version's files.
@@ -54,9 +66,9 @@ struct Files {
 
 impl OfferMaker {
     /// An offer maker that has made no offer yet.
-    pub fn new(registry: Registry, options: Arc<ServerOptions>) -> Self {
-        let (files, said, repository) = Default::default();
-        OfferMaker { registry, options, processor: processor(), files, said, last: None, repository, looked: None }
+    pub fn new(registry: Registry, options: Arc<ServerOptions>, slots: Arc<SlotMap>) -> Self {
+        let (files, repository) = Default::default();
+        OfferMaker { registry, options, slots, processor: processor(), files, last: None, repository, looked: None }
     }
 
     /// The present offer, if it differs from the last one. Reads the files of new models.
@@ -76,16 +88,27 @@ impl OfferMaker {
             let loadable = |(model, memory)| Loadable { model, memory, failed: None };
             self.repository = self.registry.loadable().into_iter().map(loadable).collect();
         }
-        let slots = self.registry.driver.slots();
+        let partitions = self.registry.driver.slots();
+        let serving = self.registry.serving().all();
+        let versions = serving.iter().flat_map(|served| served.versions.values());
+        let routed = versions.filter(|loaded| loaded.hosts.is_routed).flat_map(|loaded| loaded.hosts.devices());
+        let slots = self.slots.extend(partitions.len(), routed.map(|(host, _)| host.device));
         let hardware = |device: usize, part: Option<&str>| {
             let gpu = self.registry.gpus.get(device).map(|gpu| gpu.name.clone());
             let part = part.map(|part| format!(" {part}")).unwrap_or_default();
             format!("{}{part}", gpu.unwrap_or_else(|| self.processor.clone()))
         };
         let parts = self.registry.parts();
-        let slot = |(device, partition): &(usize, usize)| Slot {
-            hardware: hardware(*device, parts.get(*partition).map(|part| &*part.size)),
-            device: u32::try_from(*device).unwrap_or(u32::MAX),
+        let slot = |place: &Place| {
+            let (device, part, is_seat) = match place {
+                Place::Partition(number) => {
+                    let (device, partition) = partitions.get(number.0 as usize).copied().unwrap_or_default();
+                    (device, parts.get(partition), false)
+                }
+                Place::Seat(device) => (*device, None, true),
+            };
+            let hardware = hardware(device, part.map(|part| &*part.size));
+            Slot { hardware, device: u32::try_from(device).unwrap_or(u32::MAX), is_seat }
         };
         let mut offer = Offer {
             slots: slots.iter().map(slot).collect(),
@@ -93,13 +116,52 @@ impl OfferMaker {
             memory: self.registry.device_memory(),
             ..Offer::default()
         };
-        for served in self.registry.serving().all() {
+        for served in &serving {
             for (number, loaded) in &served.versions {
-                offer.models.extend(self.model(&served.definition, *number, loaded, &slots));
+                offer.models.extend(self.model(&served.definition, *number, loaded, (&slots, &partitions)));
             }
+        }
+        for pipeline in self.registry.serving().pipelines() {
+            offer.models.extend(pipeline.versions.keys().map(|version| self.ensemble(&pipeline, *version)));
         }
         self.files.retain(|_, files| files.of.strong_count() > 0);
         offer
+    }
+
+    /// An ensemble has no slots: frontends run its steps.
+    fn ensemble(&self, pipeline: &Pipeline, version: u64) -> OfferedModel {
+        let (definition, step_times) = (&pipeline.definition, pipeline.step_times());
+        let (name, slo) = (&definition.name, self.options.slo(&definition.name, definition.slo));
+        let fingerprint = format!("{:08x}", crc32fast::hash(&definition.config.encode_to_vec()));
+        let full = FullBatch { items: 1, takes: step_times.iter().fold(Duration::ZERO, |all, time| all + *time) };
+        // Times change with every batch, and are hints.
+        let definition = self.same_as_before(name, version, &fingerprint).unwrap_or_else(|| {
+            let (config, batching) = (definition.config.clone(), definition.batching.clone());
+            Definition { config, codec: pipeline.codec.clone(), batching, slo, full, recipe: None, step_times }.encode()
+        });
+        OfferedModel {
+            model: name.clone(),
+            version,
+            definition,
+            fingerprint,
+            max_batch: pipeline.codec.max_batch.max(1),
+            drop: DropPolicy::default(),
+            dispatch: DispatchPolicy::Route,
+            max_wait: Duration::MAX,
+            levels: Vec::new(),
+            at_once: 1,
+            item_bytes: 0,
+            may_repeat: true,
+            shape: Vec::new(),
+            profiles: Vec::new(),
+        }
+    }
+
+    /// The definition of the last offer, if the model has not changed since.
+    fn same_as_before(&self, name: &str, version: u64, fingerprint: &str) -> Option<Vec<u8>> {
+        let mut before = self.last.iter().flat_map(|last| &last.models);
+        let same = before.find(|before| before.model == name && before.version == version)?;
+        (same.fingerprint == fingerprint).then(|| same.definition.clone())
     }
 
     fn model(
@@ -107,33 +169,20 @@ impl OfferMaker {
         definition: &ModelDefinition,
         number: u64,
         loaded: &Arc<LoadedVersion>,
-        slots: &[(usize, usize)],
+        slots: (&[Place], &[(usize, usize)]),
     ) -> Option<OfferedModel> {
         let name = &definition.name;
-        if loaded.hosts.is_routed {
-            self.warn_of_policy(name, number, loaded);
-            return None;
-        }
         let key = loaded.codec.profiled_key();
-        let queue = loaded.queue(&key)?;
-        let runs = |(slot, _): &(usize, &(usize, usize))| {
-            self.registry.driver.runs(downbeat_core::DeviceId(*slot as u32), &queue)
+        let Batches { settings, profiles, full } = match loaded.hosts.is_routed {
+            true => self.of_policy(definition, loaded, slots.0),
+            false => self.of_scheduler(loaded.queue(&key)?, slots),
         };
-        let profile = |(slot, (device, partition)): (usize, &(usize, usize))| {
-            let partition = downbeat_core::device::PartitionId(*partition as u32);
-            (slot as u32, queue.refiner(*device, partition).lock().profile().clone())
-        };
-        let profiles: Vec<(u32, LatencyProfile)> = slots.iter().enumerate().filter(runs).map(profile).collect();
         let slo = self.options.slo(name, definition.slo);
-        let settings = queue.settings();
         let items = settings.max_batch.max(1);
-        let full = FullBatch { items, takes: queue.least(items) };
         // The cost of a full batch changes with every batch, and is a hint. An unchanged
         // fingerprint therefore keeps its last definition.
         let Files { fingerprint, recipe, .. } = self.files(definition, number, loaded);
-        let mut before = self.last.iter().flat_map(|last| &last.models);
-        let same = before.find(|before| before.model == *name && before.version == number);
-        let same = same.filter(|same| same.fingerprint == fingerprint).map(|same| same.definition.clone());
+        let same = self.same_as_before(name, number, &fingerprint);
         Some(OfferedModel {
             model: name.clone(),
             version: number,
@@ -144,7 +193,7 @@ impl OfferMaker {
                     preprocess.describe(&mut config);
                 }
                 let (codec, batching) = (loaded.codec.clone(), definition.batching.clone());
-                Definition { config, codec, batching, slo, full, recipe }.encode()
+                Definition { config, codec, batching, slo, full, recipe, step_times: Vec::new() }.encode()
             }),
             fingerprint,
             max_batch: items,
@@ -160,15 +209,33 @@ impl OfferMaker {
         })
     }
 
-    /// Warns once about a version that is not offered because of its device policy.
-    fn warn_of_policy(&mut self, name: &str, number: u64, loaded: &LoadedVersion) {
-        if self.said.insert((name.to_owned(), number)) {
-            tracing::warn!(
-                model = %name, version = number, policy = %loaded.policy().policy,
-                "not offered to the cluster: its batches are made by its device policy, and in a cluster the scheduler makes them; give it the device policy \
-                 exclusive"
-            );
-        }
+    /// The batches of a version that the cluster's scheduler makes, on partitions.
+    fn of_scheduler(&self, queue: Arc<Queue>, (slots, partitions): (&[Place], &[(usize, usize)])) -> Batches {
+        let profile = |(slot, place): (usize, &Place)| {
+            let Place::Partition(number) = place else { return None };
+            let (device, partition) = *partitions.get(number.0 as usize)?;
+            let partition = PartitionId(partition as u32);
+            let profile = || queue.refiner(device, partition).lock().profile().clone();
+            self.registry.driver.runs(*number, &queue).then(|| (slot as u32, profile()))
+        };
+        let profiles = slots.iter().enumerate().filter_map(profile).collect();
+        let settings = queue.settings().clone();
+        let items = settings.max_batch.max(1);
+        Batches { full: FullBatch { items, takes: queue.least(items) }, settings, profiles }
+    }
+
+    /// The batches of a version whose device policy makes the launches: on seats. Each request goes to
+    /// the device that will answer first. It waits in the cluster only if all seats are taken.
+    fn of_policy(&self, definition: &ModelDefinition, loaded: &LoadedVersion, slots: &[Place]) -> Batches {
+        let profile = |(slot, place): (usize, &Place)| {
+            let Place::Seat(device) = place else { return None };
+            Some((slot as u32, loaded.hosts.on_device(*device)?.profile.clone()))
+        };
+        let profiles = slots.iter().enumerate().filter_map(profile).collect();
+        let first = &loaded.hosts.first().profile;
+        let settings = Queue::routed_options(&self.options, definition, first.clone());
+        let items = settings.max_batch;
+        Batches { full: FullBatch { items, takes: first.latency(items) }, settings, profiles }
     }
 
     /// The steps to a model's inputs, packed for sending.

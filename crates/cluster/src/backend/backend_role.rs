@@ -1,25 +1,27 @@
 //! A backend's state machine with the slots that run its batches.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_host::device::{QueuedCall, run_own};
 use downbeat_host::request::call::Call;
 use downbeat_host::request::queue::Queue;
-use downbeat_host::request::reply::{Answer, BatchAnswers, Gathered, Reply};
+use downbeat_host::request::reply::{Answer, BatchAnswers, BatchRun as BatchLaunch, Gathered, Reply};
 use downbeat_host::scheduler::SlotDone;
 use downbeat_models::loaded_version::LoadedVersion;
 use downbeat_models::registry::Registry;
 use downbeat_models::serving::InFlight;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Doing, Member, NodeId, Offer, Outcome, QueueKey,
+    BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Member, NodeId, Offer, Outcome, QueueKey,
     RequestKey, Role,
 };
 use downbeat_service::error::ServiceError;
 use tokio::sync::mpsc;
 
+use super::model_loader::Told;
+use super::slot_map::{Place, SlotMap};
 use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
 use crate::wire::arena::Arena;
@@ -29,10 +31,14 @@ use crate::wire::tensors::Tensors;
 pub enum BackendEvent {
     /// A slot is done with its batch.
     Ran(SlotDone),
+    /// All requests of a seat's batch are answered.
+    Answered(BatchId, BatchAnswers),
     /// The backend's slots and models have changed.
     Offer(Offer),
     /// An ordered load or unload is done, or has failed.
     Done(String, Result<(), String>),
+    /// The order of a scheduler, by its number there, is carried out, or has failed.
+    Ordered((NodeId, u64), Result<(), String>),
     /// The backend must leave.
     Drain,
 }
@@ -49,7 +55,8 @@ struct Running {
     batch: BatchKey,
     slot: u32,
     members: Vec<RequestKey>,
-    answers: Arc<Gathered>,
+    /// `None`: the batch has a seat, and its answers come with an event.
+    answers: Option<Arc<Gathered>>,
     /// Keeps the model from being unloaded during the batch.
     _model: InFlight,
 }
@@ -60,19 +67,26 @@ pub struct BackendRole {
     registry: Registry,
     /// By slot: waiting batches, in the order of their runs.
     waiting: BTreeMap<u32, VecDeque<Waiting>>,
-    /// Running batches, at most one on each slot, by this process's ids.
+    /// Running batches, at most one on each slot that is no seat, by this process's ids.
     running: BTreeMap<BatchId, Running>,
     next_batch: u64,
     /// Loads and unloads models; the result comes as an event.
-    loader: mpsc::UnboundedSender<(String, Doing)>,
+    loader: mpsc::UnboundedSender<Told>,
+    slots: Arc<SlotMap>,
+    /// Takes the answers of seats' batches.
+    seats_done: SeatsDone,
     board: StatusBoard,
     arena: Option<Arc<Arena>>,
 }
 
-/// A batch that is ready for its slot.
+/// The sender of this role's own events. It is set before the first batch.
+pub type SeatsDone = Arc<OnceLock<mpsc::UnboundedSender<BackendEvent>>>;
+
+/// The calls of a batch that is ready for its slot.
 struct Prepared {
     model: InFlight,
-    jobs: Vec<(RequestId, QueuedCall)>,
+    loaded: Arc<LoadedVersion>,
+    calls: Vec<Call>,
 }
 
 impl BackendRole {
@@ -81,16 +95,17 @@ impl BackendRole {
         node: NodeId,
         options: BackendOptions,
         now: Time,
-        (registry, loader): (Registry, mpsc::UnboundedSender<(String, Doing)>),
+        (registry, loader): (Registry, mpsc::UnboundedSender<Told>),
+        (slots, seats_done): (Arc<SlotMap>, SeatsDone),
         (board, arena): (StatusBoard, Option<Arc<Arena>>),
     ) -> Self {
         let node = BackendNode::new(node, options, now);
         let (waiting, running) = Default::default();
-        BackendRole { node, registry, waiting, running, next_batch: 0, loader, board, arena }
+        BackendRole { node, registry, waiting, running, next_batch: 0, loader, slots, seats_done, board, arena }
     }
 
-    /// Gives a slot its next batch, if the slot is free.
-    fn begin(&mut self, now: Time, slot: u32) {
+    /// Gives a partition its next batch, if the partition is free.
+    fn begin(&mut self, now: Time, slot: u32, partition: DeviceId) {
         while self.running.values().all(|running| running.slot != slot) {
             let Some(Waiting { batch, queue, members }) = self.waiting.get_mut(&slot).and_then(VecDeque::pop_front)
             else {
@@ -98,28 +113,73 @@ impl BackendRole {
             };
             let requests: Vec<RequestKey> = members.iter().map(|member| member.request).collect();
             let answers = Arc::new(Gathered::default());
-            match self.prepare(now, slot, &queue, members, &answers) {
-                Ok(None) => {
-                    // The model is gone, so no member has run. The members run on a backend that
-                    // still has the model.
-                    self.node.handle_unloaded(now, &queue.model, queue.version);
-                    self.node.handle_ran(now, batch, None, None, Vec::new());
-                }
-                Ok(Some(Prepared { model, jobs })) if !jobs.is_empty() => {
-                    let id = BatchId(self.next_batch);
-                    self.next_batch += 1;
+            let prepared = self.prepare(now, &queue, members, &answers);
+            let jobs = prepared.and_then(|prepared| match prepared {
+                Some(prepared) => self.jobs(now, partition, prepared).map(Some),
+                None => Ok(None),
+            });
+            match jobs {
+                Ok(None) => self.is_gone(now, batch, &queue),
+                Ok(Some((model, jobs))) if !jobs.is_empty() => {
+                    let id = self.next_id();
+                    let answers = Some(answers);
                     self.running.insert(id, Running { batch, slot, members: requests, answers, _model: model });
                     // A short batch without another beside it runs on the node's thread. Two
                     // changes of threads would take longer than the batch.
                     let is_alone = self.node.batches() == 1;
-                    run_own(is_alone, |own| self.registry.driver.grant(DeviceId(slot), id, jobs, own));
+                    run_own(is_alone, |own| self.registry.driver.grant(partition, id, jobs, own));
                 }
-                prepared => {
-                    let failed = prepared.err();
-                    self.done(now, batch, None, requests, &answers, failed.as_ref());
-                }
+                jobs => self.done(now, batch, None, requests, answers.take(), jobs.err().as_ref()),
             }
         }
+    }
+
+    /// Hands the requests of a seat's batch to the device policy of their model.
+    fn seat(&mut self, now: Time, (slot, device): (u32, usize), Waiting { batch, queue, members }: Waiting) {
+        let requests: Vec<RequestKey> = members.iter().map(|member| member.request).collect();
+        let id = self.next_id();
+        let done = self.seats_done.clone();
+        let answered = move |answers| {
+            // A node that has ended takes no events.
+            if let Some(done) = done.get() {
+                drop(done.send(BackendEvent::Answered(id, answers)));
+            }
+        };
+        let answers = Arc::new(Gathered::until_done(Box::new(answered)));
+        match self.prepare(now, &queue, members, &answers) {
+            Ok(None) => self.is_gone(now, batch, &queue),
+            Ok(Some(Prepared { model, loaded, calls })) => {
+                let place = loaded.hosts.devices().iter().find(|(host, _)| host.device == device).cloned();
+                self.running.insert(id, Running { batch, slot, members: requests, answers: None, _model: model });
+                let is_alone = self.node.batches() == 1 && calls.len() == 1;
+                for call in calls {
+                    let length = loaded.hosts.length(&loaded.codec, &call.admitted);
+                    match (length, &place) {
+                        (Ok(length), Some((host, model))) if loaded.hosts.is_routed => {
+                            let request = self.registry.driver.next_request();
+                            run_own(is_alone, |own| host.submit(model, request, call, length, own));
+                        }
+                        (Err(error), _) => call.reply.send(Err(error)),
+                        _ => call.reply.send(Err(not_here(&queue.model, slot))),
+                    }
+                }
+            }
+            Err(error) => self.done(now, batch, None, requests, BatchAnswers::default(), Some(&error)),
+        }
+    }
+
+    /// The number of a new batch.
+    fn next_id(&mut self) -> BatchId {
+        let id = BatchId(self.next_batch);
+        self.next_batch += 1;
+        id
+    }
+
+    /// The model of a batch is gone, so no member has run. The members run on a backend that still
+    /// has the model.
+    fn is_gone(&mut self, now: Time, batch: BatchKey, queue: &QueueKey) {
+        self.node.handle_unloaded(now, &queue.model, queue.version);
+        self.node.handle_ran(now, batch, None, None, Vec::new());
     }
 
     /// Makes the calls of a batch's members. Members that do not fit are answered at once. `None`:
@@ -127,7 +187,6 @@ impl BackendRole {
     fn prepare(
         &self,
         now: Time,
-        slot: u32,
         queue: &QueueKey,
         members: Vec<Member<Tensors>>,
         answers: &Arc<Gathered>,
@@ -138,11 +197,7 @@ impl BackendRole {
         if let Some(reason) = loaded.out_of_service() {
             return Err(ServiceError::Unavailable(format!("model '{name}': {reason}")));
         }
-        let runs = |(_, queue): &(_, Arc<Queue>)| self.registry.driver.runs(DeviceId(slot), queue);
-        if loaded.hosts.is_routed || !loaded.queues().first().is_some_and(runs) {
-            return Err(ServiceError::Internal(format!("model '{name}' does not run on slot {slot} of this backend")));
-        }
-        let (mut jobs, mut rows, mut of_shape) = (Vec::with_capacity(members.len()), 0u32, None);
+        let (mut calls, mut rows) = (Vec::with_capacity(members.len()), 0u32);
         for (place, Member { deadline, payload, .. }) in members.into_iter().enumerate() {
             let reply = Reply::gathered(answers.clone(), place);
             let admitted = match admit(&loaded, name, payload) {
@@ -161,11 +216,7 @@ impl BackendRole {
                 reply.send(Err(ServiceError::Internal(reason)));
                 continue;
             }
-            let queue = match &of_shape {
-                Some(queue) => queue,
-                None => of_shape.insert(self.registry.serving().queue(&model.definition, &loaded, &admitted, now)?),
-            };
-            let call = Call {
+            calls.push(Call {
                 admitted,
                 loaded: loaded.clone(),
                 arrival: now,
@@ -176,11 +227,26 @@ impl BackendRole {
                 charge: None,
                 trace: None,
                 reply,
-            };
-            let job = QueuedCall { call, queue: queue.clone(), queue_expiry: Time::MAX, level: 0, has_place: false };
-            jobs.push((self.registry.driver.next_request(), job));
+            });
         }
-        Ok(Some(Prepared { model, jobs }))
+        Ok(Some(Prepared { model, loaded, calls }))
+    }
+
+    /// The calls of a partition's batch, with the queue of their shape.
+    fn jobs(&self, now: Time, partition: DeviceId, prepared: Prepared) -> Result<Jobs, ServiceError> {
+        let Prepared { model, loaded, calls } = prepared;
+        let runs = |(_, queue): &(_, Arc<Queue>)| self.registry.driver.runs(partition, queue);
+        if loaded.hosts.is_routed || !loaded.queues().first().is_some_and(runs) {
+            return Err(not_here(&loaded.name, partition.0));
+        }
+        let Some(first) = calls.first() else { return Ok((model, Vec::new())) };
+        let queue = self.registry.serving().queue(&model.definition, &loaded, &first.admitted, now)?;
+        let job = |call| {
+            let queue = queue.clone();
+            let job = QueuedCall { call, queue, queue_expiry: Time::MAX, level: 0, has_place: false };
+            (self.registry.driver.next_request(), job)
+        };
+        Ok((model, calls.into_iter().map(job).collect()))
     }
 
     /// Reports the results of a batch to the state machine. `failed`: why the batch did not begin.
@@ -190,12 +256,11 @@ impl BackendRole {
         batch: BatchKey,
         ran: Option<(u32, Duration)>,
         members: Vec<RequestKey>,
-        answers: &Gathered,
+        BatchAnswers { answers, run }: BatchAnswers,
         failed: Option<&ServiceError>,
     ) {
         let lost = || ServiceError::Internal("the request was lost on its backend: this is a defect".to_owned());
         let mut outcomes: Vec<Option<Answer>> = members.iter().map(|_| None).collect();
-        let BatchAnswers { answers, run } = std::mem::take(&mut *answers.lock());
         for (place, answer) in answers {
             if let Some(outcome) = outcomes.get_mut(place) {
                 *outcome = Some(answer);
@@ -217,6 +282,25 @@ impl BackendRole {
         });
         self.node.handle_ran(now, batch, ran, run, outcomes);
     }
+}
+
+/// The model in service, and the jobs of its batch.
+type Jobs = (InFlight, Vec<(RequestId, QueuedCall)>);
+
+fn not_here(model: &str, slot: u32) -> ServiceError {
+    ServiceError::Internal(format!("model '{model}' does not run on slot {slot} of this backend"))
+}
+
+/// The items of a seat's batch, and their part of the time of the launch that they shared with
+/// other requests; `None`: nothing ran.
+fn device_time(BatchAnswers { answers, run }: &BatchAnswers) -> Option<(u32, Duration)> {
+    let ran = answers.iter().filter(|(_, answer)| answer.is_ok()).count();
+    let requests = u32::try_from(ran).unwrap_or(u32::MAX);
+    let part = |run: &BatchLaunch| {
+        let part = f64::from(requests) / f64::from(run.rows.max(requests));
+        Duration::from_secs_f64(run.phases.compute_infer.as_secs_f64() * part)
+    };
+    (ran > 0).then(|| (requests, run.as_ref().map_or(Duration::ZERO, part)))
 }
 
 /// Checks a member's tensors like those of a client's request.
@@ -262,12 +346,21 @@ impl Machine for BackendRole {
         match event {
             BackendEvent::Ran(SlotDone { batch, ran }) => {
                 if let Some(Running { batch, slot, members, answers, _model }) = self.running.remove(&batch) {
-                    self.done(now, batch, ran, members, &answers, None);
-                    self.begin(now, slot);
+                    let answers = answers.map(|answers| answers.take()).unwrap_or_default();
+                    self.done(now, batch, ran, members, answers, None);
+                    if let Some(Place::Partition(partition)) = self.slots.get(slot) {
+                        self.begin(now, slot, partition);
+                    }
+                }
+            }
+            BackendEvent::Answered(batch, answers) => {
+                if let Some(Running { batch, members, _model, .. }) = self.running.remove(&batch) {
+                    self.done(now, batch, device_time(&answers), members, answers, None);
                 }
             }
             BackendEvent::Offer(offer) => self.node.handle_offer(now, offer),
             BackendEvent::Done(model, result) => self.node.handle_done(now, &model, result),
+            BackendEvent::Ordered(order, result) => self.node.handle_ordered(now, order, result),
             BackendEvent::Drain => self.node.handle_drain(now),
         }
     }
@@ -280,12 +373,27 @@ impl Machine for BackendRole {
                 BackendOutput::Lost(peer) => return Some(Step::Close(peer)),
                 BackendOutput::Note(note) => tracing::warn!("{note}"),
                 BackendOutput::Run { batch, slot, queue, members } => {
-                    self.waiting.entry(slot).or_default().push_back(Waiting { batch, queue, members });
-                    self.begin(now, slot);
+                    let waiting = Waiting { batch, queue, members };
+                    match self.slots.get(slot) {
+                        Some(Place::Partition(partition)) => {
+                            self.waiting.entry(slot).or_default().push_back(waiting);
+                            self.begin(now, slot, partition);
+                        }
+                        Some(Place::Seat(device)) => self.seat(now, (slot, device), waiting),
+                        // The node refuses plans for slots that were not offered.
+                        None => self.node.handle_ran(now, batch, None, None, Vec::new()),
+                    }
                 }
                 BackendOutput::Model(model, doing) => {
-                    if let Err(mpsc::error::SendError((model, _))) = self.loader.send((model, doing)) {
+                    let told = Told { model, doing, order: None };
+                    if let Err(mpsc::error::SendError(Told { model, .. })) = self.loader.send(told) {
                         self.node.handle_done(now, &model, Err("the process is about to end".to_owned()));
+                    }
+                }
+                BackendOutput::Order { from, model, doing } => {
+                    let told = Told { model, doing, order: Some(from) };
+                    if self.loader.send(told).is_err() {
+                        self.node.handle_ordered(now, from, Err("the process is about to end".to_owned()));
                     }
                 }
                 BackendOutput::Leader(_, epoch) => self.board.follows(epoch, false),

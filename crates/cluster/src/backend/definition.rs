@@ -30,6 +30,7 @@ struct Sent {
     slo: Option<Duration>,
     full: (u32, Duration),
     recipe: Option<SentRecipe>,
+    step_times: Vec<Duration>,
 }
 
 /// The steps to a model's inputs, in the form that is sent.
@@ -101,6 +102,8 @@ pub struct Definition {
     pub full: FullBatch,
     /// The steps to the model's inputs, if it takes more than tensors.
     pub recipe: Option<Arc<SentRecipe>>,
+    /// `l(1)` of each step of an ensemble, as they were at loading.
+    pub step_times: Vec<Duration>,
 }
 
 impl Definition {
@@ -113,6 +116,7 @@ impl Definition {
             slo: self.slo,
             full: (self.full.items, self.full.takes),
             recipe: self.recipe.as_deref().cloned(),
+            step_times: self.step_times.clone(),
         };
         // Encoding cannot fail. An empty result fails in `decode`, which reports it.
         postcard::to_allocvec(&sent).unwrap_or_default()
@@ -132,6 +136,7 @@ impl Definition {
             slo: sent.slo,
             full: FullBatch { items: sent.full.0, takes: sent.full.1 },
             recipe: sent.recipe.map(Arc::new),
+            step_times: sent.step_times,
         })
     }
 }

@@ -4,3 +4,4 @@ pub(crate) mod backend_offer;
 pub(crate) mod backend_role;
 pub(crate) mod definition;
 pub(crate) mod model_loader;
+pub(crate) mod slot_map;

@@ -3,21 +3,29 @@
 use std::sync::Arc;
 
 use downbeat_models::registry::Registry;
-use downbeat_roles::Doing;
+use downbeat_roles::{Doing, NodeId};
 use downbeat_service::service::LoadOverrides;
 use tokio::sync::mpsc;
 
 use super::backend_role::BackendEvent;
 
+/// A change of a model to make.
+pub struct Told {
+    pub model: String,
+    pub doing: Doing,
+    /// The order of a client that the change is for; `None`: the scheduler assigns models.
+    pub order: Option<(NodeId, u64)>,
+}
+
 /// Carries out orders side by side, until their sender is gone. `done` is called after each load
 /// and unload, before the node hears the result.
 pub async fn follow(
-    mut told: mpsc::UnboundedReceiver<(String, Doing)>,
+    mut told: mpsc::UnboundedReceiver<Told>,
     registry: Registry,
     answers: mpsc::UnboundedSender<BackendEvent>,
     done: impl Fn() + Clone + Send + 'static,
 ) {
-    while let Some((model, doing)) = told.recv().await {
+    while let Some(Told { model, doing, order }) = told.recv().await {
         let (registry, answers, done) = (registry.clone(), answers.clone(), done.clone());
         tokio::spawn(async move {
             let result = match doing {
@@ -33,18 +41,14 @@ pub async fn follow(
             }
             done();
             // A node that has ended takes no events.
-            let _ = answers.send(BackendEvent::Done(model, result));
+            let _ = answers.send(match order {
+                Some(order) => BackendEvent::Ordered(order, result),
+                None => BackendEvent::Done(model, result),
+            });
         });
     }
 }
 
 async fn load(registry: &Registry, model: &str) -> Result<(), String> {
-    registry.load_model(model, LoadOverrides::default(), Arc::new(())).await.map_err(|error| error.to_string())?;
-    let served = registry.serving().get(model);
-    if served.is_some_and(|served| served.versions.values().all(|version| version.hosts.is_routed)) {
-        // The model would hold memory without being used.
-        registry.unload_model(model).await.map_err(|error| error.to_string())?;
-        return Err("the model's device policy makes batches, and in a cluster the scheduler makes them; give the model the device policy exclusive".to_owned());
-    }
-    Ok(())
+    registry.load_model(model, LoadOverrides::default(), Arc::new(())).await.map_err(|error| error.to_string())
 }

@@ -9,13 +9,15 @@ use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_host::device::CounterHasher;
 use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_roles::{
-    FrontendNode, FrontendOptions, FrontendOutput, NewRequest, NodeId, Outcome, Refusal, RequestEnd, Role,
+    Doing, FrontendNode, FrontendOptions, FrontendOutput, NewRequest, NodeId, OrderFailure, Outcome, Refusal,
+    RequestEnd, Role,
 };
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::Metrics;
 use downbeat_service::refusal;
 use downbeat_service::report::missed::Miss;
 use downbeat_service::unanswered::Unanswered;
+use tokio::sync::oneshot;
 
 use super::remote_models::{RemoteModels, RemoteVersion};
 use crate::node::machine::{Machine, Step};
@@ -41,6 +43,8 @@ pub enum FrontendEvent {
     Request(u64, NewRequest<Tensors>, RemoteCall),
     /// The client of this ticket's request has gone. The ticket has counted the request.
     Cancel(u64),
+    /// A client wants this change of a model.
+    Order(String, Doing, oneshot::Sender<Result<(), OrderFailure>>),
 }
 
 /// When a client should try again that no scheduler's lead could serve.
@@ -55,6 +59,9 @@ pub struct FrontendRole {
     calls: Table<(u64, RemoteCall)>,
     /// By ticket: the state machine's number.
     numbers: Table<u64>,
+    /// By number: the clients that wait for changes of models.
+    orders: Table<oneshot::Sender<Result<(), OrderFailure>>>,
+    next_order: u64,
     models: Arc<RemoteModels>,
     metrics: Arc<Metrics>,
     board: StatusBoard,
@@ -69,7 +76,8 @@ impl FrontendRole {
         (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
     ) -> Self {
         let node = FrontendNode::new(node, options, now);
-        FrontendRole { node, calls: Table::default(), numbers: Table::default(), models, metrics, board }
+        let (calls, numbers, orders) = Default::default();
+        FrontendRole { node, calls, numbers, orders, next_order: 0, models, metrics, board }
     }
 
     /// Answers a request.
@@ -168,6 +176,12 @@ impl Machine for FrontendRole {
                 self.numbers.insert(ticket, number);
                 self.calls.insert(number, (ticket, call));
             }
+            FrontendEvent::Order(model, doing, client) => {
+                let number = self.next_order;
+                self.next_order += 1;
+                self.orders.insert(number, client);
+                self.node.handle_order(now, number, (model, doing));
+            }
             FrontendEvent::Cancel(ticket) => {
                 if let Some(number) = self.numbers.remove(&ticket) {
                     self.calls.remove(&number);
@@ -188,6 +202,12 @@ impl Machine for FrontendRole {
                 FrontendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
                 FrontendOutput::Lost(peer) => return Some(Step::Close(peer)),
                 FrontendOutput::End { number, end } => self.end(now, number, end),
+                FrontendOutput::Ordered { number, result } => {
+                    // The client may have gone.
+                    if let Some(client) = self.orders.remove(&number) {
+                        let _ = client.send(result);
+                    }
+                }
                 FrontendOutput::Models(models) => self.models.replace(models, &self.metrics),
                 FrontendOutput::Leader { epoch, handed_in, .. } => {
                     self.board.follows(epoch, false);

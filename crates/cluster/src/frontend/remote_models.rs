@@ -1,6 +1,6 @@
 //! The models that a frontend's clients may ask for, from the leading scheduler's messages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
@@ -19,6 +19,7 @@ use downbeat_service::report::missed::MissedRequests;
 use downbeat_service::unanswered::Unanswered;
 use parking_lot::{Mutex, RwLock};
 
+use super::remote_ensemble::RemoteEnsemble;
 use crate::backend::definition::Definition;
 
 /// A phase that a backend reports as longer counts as this long.
@@ -44,6 +45,8 @@ pub struct RemoteVersion {
     pub version: String,
     /// The requirements on the version's requests.
     pub definition: Definition,
+    /// The steps of an ensemble; `None`: the model runs on backends.
+    pub ensemble: Option<RemoteEnsemble>,
     /// The bytes that `definition` was read from.
     bytes: Vec<u8>,
     /// The steps to the version's inputs, if it takes more than tensors. Empty until the steps are
@@ -148,6 +151,16 @@ impl RemoteVersion {
         queued
     }
 
+    /// Counts a request of an ensemble that was answered after `took`, and whether it was late. All
+    /// steps together ran for `ran`.
+    pub fn record_whole(&self, rows: u32, (took, late): (Duration, bool), ran: Duration) {
+        let phases = Phases { compute_infer: ran.min(LONGEST_PHASE), ..Phases::default() };
+        let waited = took.saturating_sub(ran);
+        self.metrics.record_batch(rows, phases, std::iter::once((waited, took, late)));
+        let taken = std::iter::once((waited, took));
+        self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
+    }
+
     /// The counts of the version's requests by outcome.
     pub fn sample(&self) -> Sample {
         let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
@@ -178,6 +191,13 @@ impl RemoteVersion {
     }
 }
 
+/// Reads a definition, and the steps of an ensemble.
+fn read(definition: &[u8]) -> Result<(Definition, Option<RemoteEnsemble>), String> {
+    let read = Definition::decode(definition)?;
+    let ensemble = RemoteEnsemble::of(&read)?;
+    Ok((read, ensemble))
+}
+
 impl RemoteModels {
     /// No models yet.
     pub fn new(preprocessing: Preprocessing) -> Self {
@@ -193,8 +213,9 @@ impl RemoteModels {
             let same = there.and_then(|there| there.versions.get(&version)).filter(|same| same.bytes == definition);
             let read = match same {
                 Some(same) => Ok(same.clone()),
-                None => Definition::decode(&definition).map(|read| {
+                None => read(&definition).map(|(read, ensemble)| {
                     let version = Arc::new(RemoteVersion {
+                        ensemble,
                         metrics: metrics.model(&model, &version.to_string()),
                         name: model.clone(),
                         number: version,
@@ -229,6 +250,19 @@ impl RemoteModels {
             tracing::info!(models = ?gone, "no longer served");
         }
         *self.models.write() = now.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
+    }
+
+    /// Whether a version may be asked for, and so may the models of its steps and of theirs.
+    pub fn is_ready(&self, name: &str, version: &str) -> bool {
+        let (mut open, mut seen) = (vec![(name.to_owned(), version.to_owned())], BTreeSet::new());
+        while let Some(next) = open.pop() {
+            let Ok(version) = self.version(&next.0, &next.1) else { return false };
+            if seen.insert(next) {
+                let steps = version.ensemble.iter().flat_map(RemoteEnsemble::models);
+                open.extend(steps.map(|(model, version)| (model.to_owned(), version)));
+            }
+        }
+        true
     }
 
     pub fn is_empty(&self) -> bool {

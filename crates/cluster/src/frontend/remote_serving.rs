@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_models::preprocess::Preprocess;
-use downbeat_models::serving::{Limits, Looked, Refused, Terms, Wishes, hold_inputs, response, version_of};
+use downbeat_models::serving::{
+    Limits, Looked, Refused, Terms, Wishes, adapt_inputs, hold_inputs, response, version_of,
+};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
-use downbeat_roles::{NewRequest, QueueKey};
+use downbeat_roles::{Doing, NewRequest, OrderFailure, QueueKey};
 use downbeat_service::budget::{ByteBudget, Reservation};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
@@ -23,9 +25,11 @@ use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use downbeat_service::unanswered::Unanswered;
 use downbeat_service::work::turn_end;
-use tokio::sync::mpsc;
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::{mpsc, oneshot};
 
 use super::frontend_role::{FrontendEvent, RemoteCall};
+use super::remote_ensemble::Due;
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
 use crate::node::status::StatusBoard;
 use crate::wire::arena::Arena;
@@ -33,6 +37,9 @@ use crate::wire::tensors::Tensors;
 
 /// The most requests in flight at a frontend.
 const MOST_IN_FLIGHT: u64 = 1 << 18;
+/// How long the answer to a load waits until this frontend offers the model, and how often it looks.
+const HEARS_WITHIN: Duration = Duration::from_millis(10_000);
+const LOOKS_EVERY: Duration = Duration::from_millis(10);
 /// When a client should try again at that limit.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
@@ -195,6 +202,140 @@ impl RemoteServing {
     }
 }
 
+/// A request of an ensemble that is in flight.
+pub(super) struct Entered<'a>(&'a AtomicU64);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl RemoteServing {
+    /// Has all backends load or unload a model that load models by request.
+    async fn order(&self, name: &str, doing: Doing) -> Result<(), ServiceError> {
+        let (client, done) = oneshot::channel();
+        // A node that has ended drops the event, and with it the sender.
+        let _ = self.events.send(FrontendEvent::Order(name.to_owned(), doing, client));
+        match done.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(OrderFailure::Refused(reason))) => Err(ServiceError::InvalidArgument(reason)),
+            Ok(Err(OrderFailure::NoLeader)) => Err(ServiceError::Unavailable(format!(
+                "no scheduler leads, or another has begun to lead since: look whether the backends have changed model \
+                 '{name}' (POST /v2/repository/index), and try again"
+            ))),
+            Err(_) => Err(ServiceError::Unavailable("the frontend is shutting down".to_owned())),
+        }
+    }
+
+    /// Waits until this frontend has heard of a change that backends have made.
+    async fn until(&self, is_heard: impl Fn() -> bool) {
+        let end = self.clock.now() + HEARS_WITHIN;
+        while !is_heard() && self.clock.now() < end {
+            tokio::time::sleep(LOOKS_EVERY.into()).await;
+        }
+    }
+
+    /// The clock that decides.
+    pub(super) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Counts a request of an ensemble in flight, also between its steps.
+    pub(super) fn enter_ensemble(&self) -> Entered<'_> {
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+        Entered(&self.in_flight)
+    }
+
+    /// Runs a step of an ensemble, which may be an ensemble.
+    pub(super) fn infer_step(
+        &self,
+        request: InferRequest,
+        due: Due,
+    ) -> BoxFuture<'_, Result<InferResponse, ServiceError>> {
+        self.infer_due(request, Some(due)).boxed()
+    }
+
+    /// Runs an inference, which may be a step of an ensemble that is due at a time.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    async fn infer_due(&self, mut request: InferRequest, due: Option<Due>) -> Result<InferResponse, ServiceError> {
+        let arrival = self.clock.now();
+        let model = self.models.get(&request.model_name)?;
+        let version = version_of(&request.model_name, &model.versions, &request.model_version)?;
+        if let Some(ensemble) = &version.ensemble {
+            return Box::pin(self.infer_ensemble((version, ensemble), request, due)).await;
+        }
+        let its = &version.definition;
+        if its.config.is_decoupled() {
+            return Err(ServiceError::Unimplemented(format!(
+                "model '{}' is decoupled, and a cluster serves models with one answer to each request; serve the model \
+                 by a server of its own (downbeat serve)",
+                request.model_name
+            )));
+        }
+        let wishes = Wishes { codec: &its.codec, batching: &its.batching, slo: its.slo };
+        let mut looked = wishes.look(&request, arrival)?;
+        if let Some(Due { deadline, is_slo, .. }) = due {
+            looked = looked.due(deadline, is_slo);
+            if version.preprocess_of(&request)?.is_none() {
+                adapt_inputs(&mut request.inputs, &its.codec.inputs);
+            }
+        }
+        let Looked { wanted, limits } = looked;
+        let terms = || Terms { number: None, arrived: arrival, deadline: limits.deadline };
+        let note =
+            |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
+        let mut ticket = self.enter(version, arrival).map_err(|error| note(&request, error.into()))?;
+        let _prepared = match version.preprocess_of(&request)? {
+            // Boxed, because its large state would burden all other requests.
+            Some(steps) => {
+                let held = Box::pin(self.prepare((&model, steps), &mut request, &limits, &mut ticket)).await;
+                Some(held.map_err(|error| note(&request, Refused { reason: ticket.end, error }))?)
+            }
+            None => None,
+        };
+        ticket.end = None;
+        let (admitted, request) = wishes.admit(request).await?;
+        let is_empty = admitted.is_empty;
+        let held = hold_inputs(&self.budget, &model.input_bytes, &version.name, admitted.bytes());
+        let _input_bytes = held.map_err(|error| {
+            version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
+            note(&request, error.into())
+        })?;
+        let varies = its.codec.has_varying_shapes();
+        let shape = if varies { its.codec.shape_key(&admitted).to_vec() } else { Vec::new() };
+        let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
+        let asked = NewRequest {
+            queue: QueueKey { model: version.name.clone(), version: version.number, shape },
+            payload: Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref()),
+            deadline: limits.deadline,
+            queue_expiry: limits.queue_expiry,
+            level: limits.level,
+            size: rows,
+        };
+        let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
+        let call = RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply };
+        if !self.is_live() {
+            return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
+        }
+        self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
+        ticket.end = Some(Unanswered::Cancelled);
+        let Some(Answered { answer: outputs, miss }) = limits.wait(answer, || self.clock.now().since(arrival)).await
+        else {
+            ticket.end = Some(Unanswered::Timeout);
+            return Err(note(&request, Refused { reason: ticket.end, error: limits.overrun(&request.model_name) }));
+        };
+        ticket.end = None;
+        if let Some(miss) = miss {
+            terms().note(self.clock.now(), &version.missed, &request, *miss, outputs.as_ref().err());
+        }
+        let outputs = if is_empty { its.codec.without_rows(outputs)? } else { outputs? };
+        Ok(response(request, &its.codec, &version.version, wanted.as_deref(), outputs))
+    }
+}
+
 /// Refuses a question that only the model's backend can answer.
 fn elsewhere<T>(what: &str) -> Result<T, ServiceError> {
     Err(ServiceError::Unimplemented(format!(
@@ -218,7 +359,7 @@ impl Service for RemoteServing {
     }
 
     fn is_model_ready(&self, name: &str, version: &str) -> bool {
-        !self.draining.load(Ordering::Acquire) && self.models.version(name, version).is_ok()
+        !self.draining.load(Ordering::Acquire) && self.models.is_ready(name, version)
     }
 
     fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
@@ -280,12 +421,19 @@ impl Service for RemoteServing {
         self.models.all().values().flat_map(|model| model.versions.values().map(entry).collect::<Vec<_>>()).collect()
     }
 
-    async fn load(&self, _name: &str, _overrides: LoadOverrides) -> Result<(), ServiceError> {
-        elsewhere("loading models")
+    async fn load(&self, name: &str, overrides: LoadOverrides) -> Result<(), ServiceError> {
+        if overrides.config.is_some() || !overrides.files.is_empty() {
+            return elsewhere("loading a model with another configuration or other files");
+        }
+        self.order(name, Doing::Load).await?;
+        self.until(|| self.models.is_ready(name, "")).await;
+        Ok(())
     }
 
-    async fn unload(&self, _name: &str) -> Result<(), ServiceError> {
-        elsewhere("unloading models")
+    async fn unload(&self, name: &str) -> Result<(), ServiceError> {
+        self.order(name, Doing::Unload).await?;
+        self.until(|| self.models.get(name).is_err()).await;
+        Ok(())
     }
 
     fn cluster(&self) -> Option<ClusterReport> {
@@ -311,69 +459,8 @@ impl Service for RemoteServing {
         })
     }
 
-    async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
-        let arrival = self.clock.now();
-        let model = self.models.get(&request.model_name)?;
-        let version = version_of(&request.model_name, &model.versions, &request.model_version)?;
-        let its = &version.definition;
-        if its.config.is_decoupled() {
-            return Err(ServiceError::Unimplemented(format!(
-                "model '{}' is decoupled, and a cluster serves models with one answer to each request; serve the model \
-                 by a server of its own (downbeat serve)",
-                request.model_name
-            )));
-        }
-        let wishes = Wishes { codec: &its.codec, batching: &its.batching, slo: its.slo };
-        let Looked { wanted, limits } = wishes.look(&request, arrival)?;
-        let terms = || Terms { number: None, arrived: arrival, deadline: limits.deadline };
-        let note =
-            |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
-        let mut ticket = self.enter(version, arrival).map_err(|error| note(&request, error.into()))?;
-        let _prepared = match version.preprocess_of(&request)? {
-            // Boxed, because its large state would burden all other requests.
-            Some(steps) => {
-                let held = Box::pin(self.prepare((&model, steps), &mut request, &limits, &mut ticket)).await;
-                Some(held.map_err(|error| note(&request, Refused { reason: ticket.end, error }))?)
-            }
-            None => None,
-        };
-        ticket.end = None;
-        let (admitted, request) = wishes.admit(request).await?;
-        let is_empty = admitted.is_empty;
-        let held = hold_inputs(&self.budget, &model.input_bytes, &version.name, admitted.bytes());
-        let _input_bytes = held.map_err(|error| {
-            version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
-            note(&request, error.into())
-        })?;
-        let varies = its.codec.has_varying_shapes();
-        let shape = if varies { its.codec.shape_key(&admitted).to_vec() } else { Vec::new() };
-        let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
-        let asked = NewRequest {
-            queue: QueueKey { model: version.name.clone(), version: version.number, shape },
-            payload: Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref()),
-            deadline: limits.deadline,
-            queue_expiry: limits.queue_expiry,
-            level: limits.level,
-            size: rows,
-        };
-        let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
-        let call = RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply };
-        if !self.is_live() {
-            return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
-        }
-        self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
-        ticket.end = Some(Unanswered::Cancelled);
-        let Some(Answered { answer: outputs, miss }) = limits.wait(answer, || self.clock.now().since(arrival)).await
-        else {
-            ticket.end = Some(Unanswered::Timeout);
-            return Err(note(&request, Refused { reason: ticket.end, error: limits.overrun(&request.model_name) }));
-        };
-        ticket.end = None;
-        if let Some(miss) = miss {
-            terms().note(self.clock.now(), &version.missed, &request, *miss, outputs.as_ref().err());
-        }
-        let outputs = if is_empty { its.codec.without_rows(outputs)? } else { outputs? };
-        Ok(response(request, &its.codec, &version.version, wanted.as_deref(), outputs))
+    async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
+        self.infer_due(request, None).await
     }
 
     fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String> {

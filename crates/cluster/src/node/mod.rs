@@ -24,6 +24,7 @@ use downbeat_roles::{Frame, Hello, NodeId, PROTOCOL, Role, RoleNode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{LocalSet, spawn_local};
 
@@ -112,22 +113,31 @@ pub struct Setup {
 /// The sender of events to a node. The node's thread ends with the last sender.
 pub type Events<M> = mpsc::UnboundedSender<<M as Machine>::Event>;
 
+/// The handles of a node that runs.
+pub struct Started<M: Machine> {
+    /// Events to the node.
+    pub events: Events<M>,
+    /// The event loop of the thread. It takes no turn while the state machine hangs.
+    pub event_loop: Handle,
+    /// The thread, to wait for its end.
+    pub thread: std::thread::JoinHandle<()>,
+}
+
 /// Starts a node's thread.
 ///
 /// # Errors
 /// If the operating system has no thread left.
-pub fn start<M: Machine>(
-    setup: Setup,
-    machine: impl FnOnce() -> M + Send + 'static,
-) -> anyhow::Result<(Events<M>, std::thread::JoinHandle<()>)> {
+pub fn start<M: Machine>(setup: Setup, machine: impl FnOnce() -> M + Send + 'static) -> anyhow::Result<Started<M>> {
     let (sender, events) = mpsc::unbounded_channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let event_loop = runtime.handle().clone();
     let run = move || {
         let local = LocalSet::new();
         local.block_on(&runtime, async move { Node::new(setup, machine())?.run(events).await })
     };
     let run = move || guarded("node", run);
-    Ok((sender, std::thread::Builder::new().name("node".to_owned()).spawn(run)?))
+    let thread = std::thread::Builder::new().name("node".to_owned()).spawn(run)?;
+    Ok(Started { events: sender, event_loop, thread })
 }
 
 /// Runs a thread that the process cannot do without: if the thread fails, the process ends.

@@ -1,5 +1,5 @@
 //! Tests of the driver from outside, in one binary.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+mod inside;
 mod races;
-mod removal;

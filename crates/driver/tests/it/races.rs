@@ -194,6 +194,7 @@ fn operate(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>) {
             cluster.set_profile(old, profiles(9));
             cluster.remove_model(old);
         }
+        cluster.visit();
         cluster.set_load(devices[step as usize % 2], Time::from_nanos(u64::from(step % 7)));
         if step % 15 == 14 {
             devices.push(cluster.add_device(DeviceKind(step % 2)));

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::PartitionId;
+use downbeat_core::device_profiles::DeviceProfiles;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_repository::ModelDefinition;
@@ -58,6 +59,29 @@ impl Queue {
         });
         // Loading a model refuses `Route`: this server routes no requests to others.
         let dispatch = options.dispatch_policy(name, configured).with_delay(queue_delay, &batching.preferred);
+        let profiles = placed.profiles(|site| profiles[site].clone());
+        Self::options_for(options, definition, profiles, dispatch, at_once)
+    }
+
+    /// The options that the scheduler of a cluster has for a version whose device policy makes the
+    /// batches. `profile`: the version's latencies.
+    pub fn routed_options(
+        options: &ServerOptions,
+        definition: &ModelDefinition,
+        profile: LatencyProfile,
+    ) -> QueueOptions {
+        Self::options_for(options, definition, profile.into(), DispatchPolicy::Route, u32::MAX)
+    }
+
+    fn options_for(
+        options: &ServerOptions,
+        definition: &ModelDefinition,
+        profiles: DeviceProfiles,
+        dispatch: DispatchPolicy,
+        at_once: u32,
+    ) -> QueueOptions {
+        let (name, batching) = (&definition.name, &definition.batching);
+        let queue_delay = options.queue_delay(name, batching.max_queue_delay);
         let drop = options.drop_policy(name, definition.drop, dispatch.clone());
         let levels = batching.levels.iter().map(|level| PriorityLevel {
             max_queue: if level.max_queue_size == 0 { u32::MAX } else { level.max_queue_size },
@@ -65,7 +89,7 @@ impl Queue {
         });
         QueueOptions {
             max_batch: batching.max_batch_size.max(1),
-            profiles: placed.profiles(|site| profiles[site].clone()),
+            profiles,
             drop,
             dispatch,
             max_in_flight: at_once,

@@ -52,7 +52,36 @@ enum To {
 }
 
 /// The answers to the requests of a batch, until the batch is done.
-pub type Gathered = Mutex<BatchAnswers>;
+#[derive(Default)]
+pub struct Gathered {
+    answers: Mutex<BatchAnswers>,
+    /// Takes the answers once no reply of the batch is left; `None`: the batch's owner takes them.
+    done: Option<TakesAnswers>,
+}
+
+/// Takes the answers of a batch.
+pub type TakesAnswers = Box<dyn Fn(BatchAnswers) + Send + Sync>;
+
+impl Gathered {
+    /// Gathers answers for `done`, which gets them once all replies are sent or dropped. The caller
+    /// keeps no reference.
+    pub fn until_done(done: TakesAnswers) -> Self {
+        Gathered { answers: Mutex::default(), done: Some(done) }
+    }
+
+    /// Takes the answers that have come so far.
+    pub fn take(&self) -> BatchAnswers {
+        std::mem::take(&mut *self.answers.lock())
+    }
+}
+
+impl Drop for Gathered {
+    fn drop(&mut self) {
+        if let Some(done) = self.done.take() {
+            done(self.take());
+        }
+    }
+}
 
 /// The answers to the requests of a batch, and its run.
 #[derive(Default)]
@@ -104,7 +133,7 @@ impl Reply {
     /// Notes the launch of the request's batch, if the batch gathers its answers.
     pub fn ran(&self, run: BatchRun) {
         if let To::Batch(gathered, _) = &self.to {
-            gathered.lock().run = Some(run);
+            gathered.answers.lock().run = Some(run);
         }
     }
 
@@ -161,7 +190,7 @@ impl Delivery {
         match self.to {
             // The client may have gone.
             To::Client(to) => drop(to.send(self.answered)),
-            To::Batch(gathered, place) => gathered.lock().answers.push((place, self.answered.answer)),
+            To::Batch(gathered, place) => gathered.answers.lock().answers.push((place, self.answered.answer)),
         }
     }
 }
@@ -233,11 +262,25 @@ mod tests {
         let replies: Vec<_> = (0..2).map(|place| Reply::gathered(gathered.clone(), place)).collect();
         replies[0].ran(BatchRun { rows: 4, phases: Phases::default(), ended: Time::from_nanos(7) });
         replies.into_iter().rev().zip(1..).for_each(|(reply, byte)| reply.send(answer(byte)));
-        let BatchAnswers { answers, run } = std::mem::take(&mut *gathered.lock());
+        let BatchAnswers { answers, run } = gathered.take();
         let run = run.unwrap();
         assert_eq!((run.rows, run.ended), (4, Time::from_nanos(7)));
         let answers: Vec<_> = answers.into_iter().map(|(place, answer)| (place, bytes(answer))).collect();
         assert_eq!(answers, [(1, vec![1]), (0, vec![2])]);
+    }
+
+    #[test]
+    fn the_last_reply_hands_on_the_answers_of_its_batch() {
+        let (sender, mut done) = mpsc::unbounded_channel();
+        let gathered = Arc::new(Gathered::until_done(Box::new(move |answers| drop(sender.send(answers)))));
+        let mut replies: Vec<_> = (0..2).map(|place| Reply::gathered(gathered.clone(), place)).collect();
+        drop(gathered);
+        replies.swap_remove(0).send(answer(1));
+        assert!(done.try_recv().is_err(), "a reply is left");
+        drop(replies);
+        let BatchAnswers { answers, run } = done.try_recv().unwrap();
+        let answers: Vec<_> = answers.into_iter().map(|(place, answer)| (place, bytes(answer))).collect();
+        assert_eq!((answers, run.is_none()), (vec![(0, vec![1])], true), "the other reply had no answer");
     }
 
     #[test]

@@ -176,6 +176,11 @@ impl Driver {
         Ok(())
     }
 
+    /// Waits for the threads that work in the scheduler. Returns if none of them hangs.
+    pub fn visit(&self) {
+        self.cluster.visit();
+    }
+
     /// Passes on the unwritten part of the decision log, so that a killed process loses little of
     /// it.
     pub fn flush_log(&self) {

@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use downbeat_core::pages::Pointer;
 use downbeat_repository::{Ensemble, EnsembleStep, ModelDefinition};
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ModelControl;
@@ -135,16 +134,9 @@ impl Registry {
     /// or none works now.
     ///
     /// # Errors
-    /// `InvalidArgument`: a step does not fit, or its model is not ready; `Unimplemented` in a cluster.
+    /// `InvalidArgument`: a step does not fit, or its model is not ready.
     pub(super) fn take_in_ensemble(&self, definition: ModelDefinition) -> Result<(), ServiceError> {
         let name = definition.name.clone();
-        if self.cluster.get().is_some() {
-            return Err(ServiceError::Unimplemented(format!(
-                "model '{name}' is an ensemble, which a cluster does not serve yet; serve it by downbeat serve, or \
-                 have clients call the models of its steps one after another ({})",
-                Pointer::PIPELINES_IN_A_CLUSTER
-            )));
-        }
         let definition = Arc::new(definition);
         let fits = {
             let mut ensembles = self.ensembles.lock();

@@ -706,7 +706,10 @@ impl Registry {
         let found = self.fingerprints().inspect_err(|error| {
             tracing::error!(%error, "the repository cannot be read; the cluster's scheduler can load no models here")
         });
-        found.unwrap_or_default().into_iter().map(|(name, files)| (name, files.bytes())).collect()
+        // An ensemble has no device, and its models may be on other backends.
+        let has_device = |name: &String| self.repository.models_of_steps(name, None).is_empty();
+        let found = found.unwrap_or_default().into_iter().filter(|(name, _)| has_device(name));
+        found.map(|(name, files)| (name, files.bytes())).collect()
     }
 
     /// Bytes for models that the smallest of its devices has; `None`: any number.

@@ -49,7 +49,10 @@ use crate::loaded_version::LoadedVersion;
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use missed::{Refused, Terms};
 pub use model::{InFlight, Model, version_of};
-pub use pipeline::{Callers, FoundModel, InPipeline, Pipeline, StepPart, Trail, Within};
+pub use pipeline::{
+    Callers, Failure, FoundModel, InPipeline, Pipeline, StepEnd, StepPart, StepRuns, Trail, Within, adapt_inputs,
+    run_steps,
+};
 
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;

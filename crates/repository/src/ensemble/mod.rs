@@ -9,6 +9,7 @@ use downbeat_protocol::inference::model_config::SchedulingChoice;
 use downbeat_protocol::inference::{ModelConfig, ModelEnsembling, model_ensembling};
 
 use crate::config::check::Report;
+use crate::config::config_source::ConfigSource;
 use crate::config::finding::did_you_mean;
 
 /// Most steps of an ensemble. Each request looks at each step.
@@ -80,6 +81,21 @@ impl Ensemble {
         let ensemble = Ensemble { steps, tensors: names.all, inputs, outputs, graph, max_inflight_requests };
         ensemble.check_ends(config, report);
         (report.errors.len() == before).then_some(ensemble)
+    }
+
+    /// The steps of a complete configuration; `None`: the model is no ensemble.
+    ///
+    /// # Errors
+    /// In words, if the steps form no graph.
+    pub fn of(config: &ModelConfig) -> Result<Option<Self>, String> {
+        if !matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_))) {
+            return Ok(None);
+        }
+        let source = ConfigSource::absent(config.name.clone());
+        let mut report = Report::new(&source);
+        let ensemble = Ensemble::read(config, &mut report);
+        let reasons: Vec<String> = report.errors.iter().map(|error| error.to_string()).collect();
+        ensemble.map(Some).ok_or_else(|| reasons.join("; "))
     }
 
     /// The names of the steps' models, each once, sorted.

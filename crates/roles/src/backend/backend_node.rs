@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::gathering::{Batch, Member};
 use super::late_fetches::LateFetches;
-use super::loading::{Doing, Loading};
+use super::loading::Loading;
 use super::under_way::UnderWay;
 use crate::delay::FetchEstimate;
 use crate::epoch::Epoch;
@@ -13,7 +13,7 @@ use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{
-    BatchKey, BatchRun, Delays, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role,
+    BatchKey, BatchRun, Delays, Doing, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role,
 };
 use crate::queue_names::HeardNames;
 use crate::role_node::RoleNode;
@@ -69,6 +69,15 @@ pub enum BackendOutput<P> {
     /// Load or unload a model. [`BackendNode::handle_done`] takes the result, and
     /// [`BackendNode::handle_offer`] the new list of models.
     Model(String, Doing),
+    /// A client wants this change of a model. [`BackendNode::handle_ordered`] takes the result.
+    Order {
+        /// The scheduler that hears of the result, and its number of the order.
+        from: (NodeId, u64),
+        /// Name of the model.
+        model: String,
+        /// The change.
+        doing: Doing,
+    },
     /// Another scheduler leads.
     Leader(NodeId, Epoch),
     /// The link to this peer is given up: close what carried it.
@@ -189,6 +198,13 @@ impl<P: Clone> BackendNode<P> {
             self.have(now);
         }
         self.settle(now);
+    }
+
+    /// Handles the result of an order. A scheduler that has left hears nothing.
+    pub fn handle_ordered(&mut self, now: Time, (scheduler, number): (NodeId, u64), result: Result<(), String>) {
+        if self.links.is_up(scheduler) {
+            self.links.say(now, scheduler, Message::Ordered { number, failed: result.err() });
+        }
     }
 
     /// Begins the loads and unloads that the assignment needs, and tells the leader the offer.
@@ -318,6 +334,11 @@ impl<P: Clone> BackendNode<P> {
             (Role::Scheduler { .. }, Message::Assign(assigned)) if self.following.leader() == Some(from) => {
                 self.loading.handle_assigned(assigned);
                 self.have(now);
+            }
+            (Role::Scheduler { .. }, Message::Order { number, model, doing }) => {
+                if self.following.leader() == Some(from) {
+                    self.outputs.push_back(BackendOutput::Order { from: (from, number), model, doing });
+                }
             }
             (Role::Scheduler { .. }, Message::LetGo) if self.following.leader() == Some(from) => {
                 self.is_let_go = self.is_draining;

@@ -3,16 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::assignment::Assignment;
-use crate::message::{Loadable, Offer};
-
-/// A change of one model that a backend must make.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Doing {
-    /// Load the model.
-    Load,
-    /// Unload the model, once its last batch is done.
-    Unload,
-}
+use crate::message::{Doing, Loadable, Offer};
 
 /// Decides which models a backend loads and unloads to follow its assignment.
 ///

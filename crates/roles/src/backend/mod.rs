@@ -8,4 +8,3 @@ mod under_way;
 
 pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
 pub use gathering::Member;
-pub use loading::Doing;

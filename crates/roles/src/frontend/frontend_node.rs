@@ -9,7 +9,9 @@ use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
-use crate::message::{A_MESSAGE, BatchKey, BatchRun, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel};
+use crate::message::{
+    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel,
+};
 use crate::role_node::RoleNode;
 use downbeat_core::time::{Duration, Time};
 
@@ -61,10 +63,26 @@ pub enum FrontendOutput<P> {
         /// The number of requests that the frontend hands in to this leader at once.
         handed_in: u64,
     },
+    /// A change of a model that a client wants is made, or why not.
+    Ordered {
+        /// The number of the order.
+        number: u64,
+        /// The result.
+        result: Result<(), OrderFailure>,
+    },
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
     /// Show this text to people, once.
     Note(String),
+}
+
+/// Why a change of a model was not made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OrderFailure {
+    /// No scheduler leads, or another has begun to lead since. Backends may have made the change.
+    NoLeader,
+    /// In words.
+    Refused(String),
 }
 
 /// Options of a frontend.
@@ -116,6 +134,8 @@ pub struct FrontendNode<P> {
     to_cancel: Vec<u64>,
     /// The name, version and [`ServedModel::may_repeat`] of each model.
     models: Vec<(String, u64, bool)>,
+    /// The numbers of orders that the leader has.
+    orders: BTreeSet<u64>,
     /// When the frontend lost its last leader, or began.
     leaderless_since: Time,
     run_again: u64,
@@ -137,6 +157,7 @@ impl<P: Clone> FrontendNode<P> {
             to_hand_in: Vec::new(),
             to_cancel: Vec::new(),
             models: Vec::new(),
+            orders: BTreeSet::new(),
             leaderless_since: now,
             run_again: 0,
             late_answers: 0,
@@ -181,6 +202,26 @@ impl<P: Clone> FrontendNode<P> {
         let number = self.requests.add(request);
         self.wait(now, number);
         number
+    }
+
+    /// Takes a client's wish to change a model, by the caller's number.
+    /// [`FrontendOutput::Ordered`] follows.
+    pub fn handle_order(&mut self, now: Time, number: u64, (model, doing): (String, Doing)) {
+        match self.following.leader() {
+            Some(leader) => {
+                self.orders.insert(number);
+                self.links.say(now, leader, Message::Order { number, model, doing });
+                self.settle(now);
+            }
+            None => self.outputs.push_back(FrontendOutput::Ordered { number, result: Err(OrderFailure::NoLeader) }),
+        }
+    }
+
+    /// Ends all orders, whose leader is gone.
+    fn end_orders(&mut self) {
+        for number in std::mem::take(&mut self.orders) {
+            self.outputs.push_back(FrontendOutput::Ordered { number, result: Err(OrderFailure::NoLeader) });
+        }
     }
 
     /// Removes the request of a client that has gone. No [`FrontendOutput::End`] follows.
@@ -229,6 +270,12 @@ impl<P: Clone> FrontendNode<P> {
             (Role::Scheduler { .. }, Message::Refused(refused)) if is_leader => {
                 for (number, refusal) in refused {
                     self.handle_refused(now, number, refusal);
+                }
+            }
+            (Role::Scheduler { .. }, Message::Ordered { number, failed }) if is_leader => {
+                if self.orders.remove(&number) {
+                    let result = failed.map_or(Ok(()), |reason| Err(OrderFailure::Refused(reason)));
+                    self.outputs.push_back(FrontendOutput::Ordered { number, result });
                 }
             }
             (Role::Scheduler { .. }, Message::Models(models)) if is_leader => {
@@ -281,6 +328,7 @@ impl<P: Clone> FrontendNode<P> {
     fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch, claims: Option<ClaimKey>) {
         if self.following.handle_leads(now, &mut self.links, from, epoch) {
             self.claims = claims;
+            self.end_orders();
             self.to_cancel.clear();
             self.to_hand_in = self.requests.withdraw();
             let handed_in = self.to_hand_in.len() as u64;
@@ -354,6 +402,7 @@ impl<P: Clone> FrontendNode<P> {
     /// Takes back the requests that no batch has claimed, because nobody leads.
     fn handle_no_leader(&mut self, now: Time) {
         self.leaderless_since = now;
+        self.end_orders();
         self.to_hand_in.clear();
         self.to_cancel.clear();
         for number in self.requests.withdraw() {

@@ -5,5 +5,5 @@ mod frontend_node;
 mod numbered;
 mod open_requests;
 
-pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, RequestEnd};
+pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, OrderFailure, RequestEnd};
 pub use open_requests::NewRequest;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::known_backend::{Backend, KindKey, SlotState, keys_of};
+use super::seat_loads::Site;
 use super::served_models::{ModelKey, NOBODY, ServedModels};
 use crate::assignment::Assignment;
 use crate::epoch::Epoch;
@@ -44,6 +45,8 @@ pub(super) struct ClusterMap {
     kinds: Vec<Option<Kind>>,
     devices: BTreeMap<DeviceId, (NodeId, u32)>,
     batches: BTreeMap<BatchId, InFlight>,
+    /// Whether any backend has seats.
+    has_seats: bool,
     notes: Vec<String>,
 }
 
@@ -59,6 +62,7 @@ impl ClusterMap {
             kinds: Vec::new(),
             devices: BTreeMap::new(),
             batches: BTreeMap::new(),
+            has_seats: false,
             notes: Vec::new(),
         }
     }
@@ -100,6 +104,7 @@ impl ClusterMap {
             }
             changed |= self.settle(now, scheduler, models, &keys);
         }
+        self.has_seats = self.backends.values().any(Backend::has_seats);
         (members, changed)
     }
 
@@ -189,6 +194,7 @@ impl ClusterMap {
         let has: BTreeSet<ModelKey> = keys_of(&offer).collect();
         backend.slots.resize_with(backend.slots.len().max(offer.slots.len()), SlotState::default);
         backend.set_offer(offer);
+        self.has_seats = self.backends.values().any(Backend::has_seats);
         let mut changed = false;
         for key in had.difference(&has) {
             if !self.may_have(key) {
@@ -348,6 +354,27 @@ impl ClusterMap {
                 self.devices.insert(device, (node, slot));
             }
         }
+    }
+
+    /// Whether any backend has seats.
+    pub fn has_seats(&self) -> bool {
+        self.has_seats
+    }
+
+    /// The backend's device that has this device of the scheduler, and whether the latter is a seat.
+    /// `None`: the backend has no seats.
+    pub fn site(&self, device: DeviceId) -> Option<(Site, bool)> {
+        let (node, slot) = *self.devices.get(&device)?;
+        let backend = self.backends.get(&node).filter(|backend| backend.has_seats())?;
+        let slot = backend.offer.as_ref()?.slots.get(slot as usize)?;
+        Some(((node, slot.device), slot.is_seat))
+    }
+
+    /// Tells the scheduler when a device with seats will be done with its work: the next request goes
+    /// to the device that is done first.
+    pub fn set_load(&self, scheduler: &mut Scheduler, (node, device): Site, until: Time) {
+        let seats = self.backends.get(&node).into_iter().flat_map(|backend| backend.seats(device));
+        seats.for_each(|seat| scheduler.set_load(seat, until));
     }
 
     /// Records that a batch is sent to a device, and which part of its time is needed. Returns the

@@ -126,12 +126,23 @@ impl Backend {
     }
 
     /// The device time of a batch that ran for `took` on a slot. A device's slots run side by side,
-    /// so each gets an equal part.
+    /// and each gets an equal part. The backend tells a seat's part itself.
     pub fn busy(&self, slot: u32, took: Duration) -> Duration {
         let slots = self.offer.as_ref().map_or(&[][..], |offer| &offer.slots);
-        let device = slots.get(slot as usize).map(|slot| slot.device);
-        let beside = slots.iter().filter(|slot| Some(slot.device) == device).count().max(1);
+        let Some(slot) = slots.get(slot as usize).filter(|slot| !slot.is_seat) else { return took };
+        let beside = slots.iter().filter(|other| other.device == slot.device && !other.is_seat).count().max(1);
         Duration::from_nanos(took.as_nanos() / beside as u64)
+    }
+
+    /// Whether the backend has seats.
+    pub fn has_seats(&self) -> bool {
+        self.offer.iter().flat_map(|offer| &offer.slots).any(|slot| slot.is_seat)
+    }
+
+    /// The scheduler's devices that are seats of a device.
+    pub fn seats(&self, device: u32) -> impl Iterator<Item = DeviceId> + '_ {
+        let slots = self.offer.iter().flat_map(|offer| &offer.slots).zip(&self.slots);
+        slots.filter(move |(slot, _)| slot.is_seat && slot.device == device).filter_map(|(_, state)| state.device)
     }
 
     /// The backend's offers of a model.

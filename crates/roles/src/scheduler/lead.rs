@@ -1,6 +1,6 @@
 //! The state of a scheduler while it leads: the queues of all models and the slots of all backends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::assigner::{Assigner, AssignerOutput, SubClusterOptions};
@@ -9,6 +9,8 @@ use super::cluster_map::ClusterMap;
 use super::known_backend::Backend;
 use super::load_count::LoadCount;
 use super::model_rates::ModelRates;
+use super::orders::{Orders, Word};
+use super::seat_loads::SeatLoads;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
 use crate::assignment::SubClusterPlan;
@@ -16,7 +18,7 @@ use crate::claims::ClaimSecret;
 use crate::epoch::Epoch;
 use crate::links::Links;
 use crate::message::{
-    BatchKey, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
+    BatchKey, Doing, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
 };
 use downbeat_core::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler, Ticket};
 use downbeat_core::ids::{BatchId, DeviceId, ModelId, RequestId};
@@ -67,6 +69,10 @@ pub(super) struct Lead {
     measures_at: Time,
     load: LoadCount,
     rates: ModelRates,
+    seat_loads: SeatLoads,
+    /// Decisions whose batches count in `seat_loads`, and which are not carried out yet.
+    decided: VecDeque<Output>,
+    orders: Orders,
     /// Assigns models to backends, if this scheduler does so.
     assigner: Option<Assigner>,
     /// Whether backends, or their offers, have changed since the last assignments.
@@ -110,6 +116,9 @@ impl Lead {
             measures_at: now + MEASURE_EVERY,
             load: LoadCount::default(),
             rates: ModelRates::default(),
+            seat_loads: SeatLoads::default(),
+            decided: VecDeque::new(),
+            orders: Orders::default(),
             assigner,
             assigns: true,
         }
@@ -168,10 +177,13 @@ impl Lead {
 
     /// Handles the loss of a frontend or a backend.
     pub fn handle_lost(&mut self, now: Time, node: NodeId) {
+        let name = self.map.backend_mut(node).map(|backend| backend.name.clone()).unwrap_or_default();
+        self.orders.handle_lost(node, &name);
         for (id, place) in self.waiting.handle_frontend_lost(node) {
             self.withdraw(now, id, place);
         }
         let (batches, changed) = self.map.handle_lost(now, &mut self.scheduler, &mut self.models, node);
+        self.seat_loads.forget(node);
         self.models_changed |= changed;
         self.assigns = true;
         for members in batches {
@@ -212,6 +224,14 @@ impl Lead {
                     }
                 }
             }
+            (Role::Frontend, Message::Order { number, model, doing }) => {
+                self.handle_order((from, number), &model, doing)
+            }
+            (Role::Backend, Message::Ordered { number, failed }) => {
+                if let Some(backend) = self.map.backend_mut(from) {
+                    self.orders.handle_done(number, (from, &backend.name), failed);
+                }
+            }
             (Role::Backend, Message::UnderWay(running)) => {
                 self.map.handle_under_way(now, &mut self.scheduler, from, &running);
             }
@@ -231,6 +251,30 @@ impl Lead {
             // Not a message for a scheduler, or not from a peer of this role: ignored.
             _ => {}
         }
+    }
+
+    /// Orders a client's change of a model on all backends that load models on orders.
+    fn handle_order(&mut self, wish: (NodeId, u64), model: &str, doing: Doing) {
+        if self.assigner.is_some() {
+            let reason = "the scheduler divides models among sub-clusters, and has them loaded and unloaded itself";
+            return self.orders.refuse(wish, reason.to_owned());
+        }
+        let is_there = |offer: &Offer| offer.models.iter().any(|offered| offered.model == model);
+        let of = |can: &dyn Fn(&Offer) -> bool| -> BTreeSet<NodeId> {
+            // A backend without a repository for orders has fixed models.
+            let offer = |backend: &Backend| backend.offer.as_ref().is_some_and(|o| !o.repository.is_empty() && can(o));
+            self.map.backends().filter(|(_, backend)| offer(backend)).map(|(node, _)| node).collect()
+        };
+        let backends = match doing {
+            Doing::Unload => of(&is_there),
+            Doing::Load => Some(of(&|offer| offer.loadable(model).is_some()))
+                .filter(|found| !found.is_empty())
+                .unwrap_or_else(|| {
+                    // Ensembles are not listed there. A backend without the model says so.
+                    of(&|_| true)
+                }),
+        };
+        self.orders.begin(wish, (model, doing), backends);
     }
 
     fn handle_requests(&mut self, now: Time, from: NodeId, requests: &[HandedIn]) {
@@ -279,7 +323,17 @@ impl Lead {
                 parked.request.model = model;
                 self.rates.arrived(model);
                 match self.admit(now, parked.request) {
-                    Ok(ticket) => return self.waiting.set_place(id, Place::Queued(model, ticket)),
+                    Ok(ticket) => {
+                        self.waiting.set_place(id, Place::Queued(model, ticket));
+                        // The next request must find the device of this one loaded.
+                        while self.map.has_seats()
+                            && let Some(output) = self.scheduler.poll_output()
+                        {
+                            self.count_seat_load(now, &output);
+                            self.decided.push_back(output);
+                        }
+                        return;
+                    }
                     Err(reject) => reject,
                 }
             }
@@ -378,6 +432,9 @@ impl Lead {
         missed: &[RequestKey],
     ) {
         let busy = took.and_then(|took| self.map.busy(batch, took));
+        if batch.epoch == self.epoch {
+            self.end_seat_load(now, batch.batch);
+        }
         let Some(members) = self.map.handle_completed(now, &mut self.scheduler, from, batch) else { return };
         if let Some((busy, needed)) = busy {
             self.load.batch(busy, needed);
@@ -390,6 +447,38 @@ impl Lead {
             self.waiting.end(*id, is_missed.then_some(Refusal::Lost));
         }
         self.scheduler.recycle(members);
+    }
+
+    /// Counts the work of a batch on a device with seats. A seat's batch costs a device what its
+    /// items cost in a full batch.
+    fn count_seat_load(&mut self, now: Time, output: &Output) {
+        let Output::Dispatch { batch, device, model, size, expected, .. } = output else { return };
+        let Some((site, is_seat)) = self.map.site(*device) else { return };
+        let part = if is_seat { self.load.needed_part(&self.scheduler, *model, *size, *expected) } else { 1.0 };
+        let takes = Duration::from_secs_f64(expected.as_secs_f64() * part);
+        let until = self.seat_loads.sent(now, *batch, site, takes);
+        self.map.set_load(&mut self.scheduler, site, until);
+    }
+
+    /// Takes back the work of a batch that is done.
+    fn end_seat_load(&mut self, now: Time, batch: BatchId) {
+        if self.map.has_seats()
+            && let Some((site, until)) = self.seat_loads.ended(now, batch)
+        {
+            self.map.set_load(&mut self.scheduler, site, until);
+        }
+    }
+
+    /// The scheduler's next decision.
+    fn poll_decision(&mut self, now: Time) -> Option<Output> {
+        if let Some(decided) = self.decided.pop_front() {
+            return Some(decided);
+        }
+        let output = self.scheduler.poll_output()?;
+        if self.map.has_seats() {
+            self.count_seat_load(now, &output);
+        }
+        Some(output)
     }
 
     /// Does everything that is due.
@@ -486,7 +575,7 @@ impl Lead {
 
     /// Sends the scheduler's decisions to frontends and backends.
     pub fn flush<P: Clone>(&mut self, now: Time, links: &mut Links<P>) {
-        while let Some(output) = self.scheduler.poll_output() {
+        while let Some(output) = self.poll_decision(now) {
             match output {
                 Output::Dispatch { batch, device, model, members, size, start, expected, .. } => {
                     let times = (start.since(now), expected);
@@ -509,6 +598,16 @@ impl Lead {
             }
         }
         self.assign(now, links);
+        while let Some(word) = self.orders.poll() {
+            match word {
+                Word::Do { backend, order: number, model, doing } => {
+                    links.say(now, backend, Message::Order { number, model, doing });
+                }
+                Word::Done { wish: (frontend, number), failed } => {
+                    links.say(now, frontend, Message::Ordered { number, failed });
+                }
+            }
+        }
         while let Some((frontend, refused)) = self.waiting.poll_refused() {
             links.say(now, frontend, Message::Refused(refused));
         }
@@ -539,6 +638,7 @@ impl Lead {
                 for id in &members {
                     self.waiting.end(*id, Some(Refusal::Lost));
                 }
+                self.end_seat_load(now, batch);
                 return self.scheduler.recycle(members);
             }
         };

@@ -8,8 +8,10 @@ mod known_backend;
 mod lead;
 mod load_count;
 mod model_rates;
+mod orders;
 mod orphans;
 mod scheduler_node;
+mod seat_loads;
 mod served_models;
 mod waiting;
 

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod model_budgets;
+mod orders;
 mod orphans;
 mod role_links;
 mod role_nonsense;
@@ -12,4 +13,5 @@ mod role_texts;
 #[path = "../../../core/tests/it/scenario_file.rs"]
 mod scenario_file;
 mod scheduler_node;
+mod seats;
 mod sub_clusters;

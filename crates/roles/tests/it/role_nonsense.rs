@@ -71,7 +71,10 @@ fn message(step: &Step) -> Message<P> {
             let tokens = members.iter().take(b as usize % 3).map(|member| (member.frontend, ClaimToken(c))).collect();
             Message::Plan(Plan { batch, slot, queue, members, tokens, size, starts_in: long, expected: short })
         }
-        13 => Message::Offer(Offer { slots: vec![Slot { hardware: String::new(), device: 0 }], ..Offer::default() }),
+        13 => Message::Offer(Offer {
+            slots: vec![Slot { hardware: String::new(), device: 0, is_seat: false }],
+            ..Offer::default()
+        }),
         14 => Message::Delays(Delays {
             control: long,
             fetch: short,
@@ -97,6 +100,8 @@ fn message(step: &Step) -> Message<P> {
         19 | 20 => {
             Message::Inputs { batch, granted: vec![(a, long, ()), (c, short, ()), (c, short, ())], gone: vec![b] }
         }
+        21 if c % 3 == 0 => Message::Order { number: a, model: "m".to_owned(), doing: Doing::Unload },
+        21 if c % 3 == 1 => Message::Ordered { number: b, failed: (a == 0).then(String::new) },
         21 => Message::Release { batch, numbers: vec![a, b, c] },
         _ => Message::Answers {
             run: Some(BatchRun {
@@ -188,7 +193,8 @@ impl World {
                 node.handle_request(now, NewRequest { queue, payload, deadline, queue_expiry, level, size });
             }
             (25, Node::Backend(node)) => {
-                let slots = (0..=a.min(3)).map(|_| Slot { hardware: String::new(), device: 0 }).collect();
+                let slots =
+                    (0..=a.min(3)).map(|_| Slot { hardware: String::new(), device: 0, is_seat: false }).collect();
                 node.handle_offer(now, Offer { slots, ..Offer::default() });
             }
             (26, Node::Frontend(node)) => node.handle_cancel(now, a.min(b)),

@@ -109,7 +109,7 @@ impl World {
             Role::Backend => {
                 let fetch_within = Duration::from_millis(4);
                 let mut node = BackendNode::new(id, BackendOptions { heartbeat, lost_after, fetch_within }, self.now);
-                let slots = (0..2).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect();
+                let slots = (0..2).map(|_| Slot { hardware: "cpu".to_owned(), device: 0, is_seat: false }).collect();
                 node.handle_offer(self.now, Offer { slots, ..Offer::default() });
                 self.engines.insert(id, Engine::default());
                 Node::Backend(node)
@@ -213,6 +213,7 @@ impl World {
                         }
                         Some(FrontendOutput::Note(_)) => None,
                         Some(FrontendOutput::Models(_) | FrontendOutput::Leader { .. }) => None,
+                        Some(FrontendOutput::Ordered { .. }) => panic!("no client has ordered a change"),
                     }
                 }
                 Some(Node::Backend(node)) => {
@@ -235,7 +236,9 @@ impl World {
                         }
                         Some(BackendOutput::Note(_)) => None,
                         Some(BackendOutput::Leader(..)) => None,
-                        Some(BackendOutput::Model(model, _)) => panic!("nobody told it to have {model}"),
+                        Some(BackendOutput::Model(model, _) | BackendOutput::Order { model, .. }) => {
+                            panic!("nobody told it to have {model}")
+                        }
                         Some(BackendOutput::Drained) => panic!("nobody told it to go"),
                     }
                 }

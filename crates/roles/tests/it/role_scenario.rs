@@ -134,6 +134,7 @@ impl World {
                 Node::Frontend(node) => match node.poll_output(now)? {
                     FrontendOutput::Send(to, frame) => return Some((to, frame)),
                     FrontendOutput::End { number, end } => format!("end of {number}: {}", end_text(&end)),
+                    FrontendOutput::Ordered { number, result } => format!("end of order {number}: {result:?}"),
                     FrontendOutput::Models(models) => {
                         format!("models {}", list(models.iter().map(|m| m.model.clone())))
                     }
@@ -158,6 +159,7 @@ impl World {
                     }
                     BackendOutput::Model(model, Doing::Load) => format!("loads {model}"),
                     BackendOutput::Model(model, Doing::Unload) => format!("unloads {model}"),
+                    BackendOutput::Order { model, doing, .. } => format!("is to {doing:?} {model}"),
                     BackendOutput::Leader(who, epoch) => format!("obeys {} as {}", name(who), epoch_text(epoch)),
                     BackendOutput::Lost(peer) => format!("gives {} up", name(peer)),
                     BackendOutput::Note(note) => note,

@@ -253,7 +253,7 @@ pub fn offer(models: &str, slots: u32) -> Offer {
         profiles: profiles.clone(),
     };
     let models = models.split(',').filter(|name| *name != "none").map(model).collect();
-    let slots = (0..slots).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect();
+    let slots = (0..slots).map(|_| Slot { hardware: "cpu".to_owned(), device: 0, is_seat: false }).collect();
     Offer { slots, models, ..Offer::default() }
 }
 

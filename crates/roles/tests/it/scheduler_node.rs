@@ -232,7 +232,7 @@ pub fn model(name: &str, latency: Duration, slots: u32) -> OfferedModel {
 
 pub fn offer(slots: u32, models: Vec<OfferedModel>) -> Offer {
     Offer {
-        slots: (0..slots).map(|_| Slot { hardware: "cpu".into(), device: 0 }).collect(),
+        slots: (0..slots).map(|_| Slot { hardware: "cpu".into(), device: 0, is_seat: false }).collect(),
         models,
         ..Offer::default()
     }

@@ -39,6 +39,27 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- .Values.clusterSecret | default (printf "%s-cluster" (include "downbeat.name" .)) }}
 {{- end }}
 
+{{- /* The Secret with the certificate of the ports; empty: the ports speak no TLS. */}}
+{{- define "downbeat.tlsSecret" -}}
+{{- $tls := .Values.tls }}
+{{- if or $tls.secret $tls.issuer.name }}{{ $tls.secret | default (printf "%s-tls" (include "downbeat.name" .)) }}{{ end }}
+{{- end }}
+
+{{- /* The roles of this mode, in JSON. */}}
+{{- define "downbeat.roles" -}}
+{{- ternary (list "serve") (list "frontend" "scheduler" "backend") (eq .Values.mode "single") | toJson }}
+{{- end }}
+
+{{- /* The names in the certificate, in JSON: those of the Services. */}}
+{{- define "downbeat.dnsNames" -}}
+{{- $names := list }}
+{{- range $role := include "downbeat.roles" . | fromJsonArray }}
+{{- $name := include "downbeat.role" (dict "root" $ "role" $role) }}
+{{- $names = concat $names (list $name (printf "%s.%s" $name $.Release.Namespace) (printf "%s.%s.svc" $name $.Release.Namespace)) }}
+{{- end }}
+{{- .Values.tls.dnsNames | default $names | toJson }}
+{{- end }}
+
 {{- /* The list that all roles of a cluster are told: one name for each replica of the StatefulSet. */}}
 {{- define "downbeat.schedulers" -}}
 {{- $name := printf "%s-scheduler" (include "downbeat.name" .) }}
@@ -47,17 +68,61 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- join "," $all }}
 {{- end }}
 
+{{- /* The flags by which the processes of a cluster find and trust each other. */}}
+{{- define "downbeat.clusterArgs" -}}
+{{- $etcd := .Values.etcd }}
+{{- if $etcd.endpoints }}
+- --etcd={{ join "," $etcd.endpoints }}
+- --etcd-prefix={{ $etcd.prefix | default (printf "%s/%s" .Release.Namespace (include "downbeat.name" .)) }}
+{{- if $etcd.caSecret }}
+- --etcd-ca=/etcd/ca.crt
+{{- end }}
+{{- if $etcd.certificateSecret }}
+- --etcd-certificate=/etcd/tls.crt
+- --etcd-key=/etcd/tls.key
+{{- end }}
+{{- if $etcd.user }}
+- --etcd-user={{ $etcd.user }}
+- --etcd-password=/etcd/password
+{{- end }}
+{{- else }}
+- --schedulers={{ include "downbeat.schedulers" . }}
+{{- end }}
+- --cluster-secret=/cluster/secret
+{{- end }}
+
+{{- /* The flags that lock the ports. */}}
+{{- define "downbeat.accessArgs" -}}
+{{- if include "downbeat.tlsSecret" . }}
+- --tls-certificate=/tls/tls.crt
+- --tls-key=/tls/tls.key
+{{- if .Values.tls.clientCaSecret }}
+- --tls-client-ca=/tls/clients.crt
+{{- end }}
+{{- end }}
+{{- if .Values.apiKeys.secret }}
+- --api-keys=/keys/keys.toml
+{{- end }}
+{{- end }}
+
 {{- /* The flags of a role, from its own list. */}}
 {{- define "downbeat.args" -}}
 - {{ .role }}
 - --host=0.0.0.0
 - --health-port=8005
 {{- if ne .role "serve" }}
-- --schedulers={{ include "downbeat.schedulers" .root }}
-- --cluster-secret=/cluster/secret
+{{- include "downbeat.clusterArgs" .root }}
 {{- end }}
+{{- include "downbeat.accessArgs" .root }}
 {{- if has .role (list "scheduler" "backend") }}
 - --grpc-port=off
+{{- end }}
+{{- if .root.Values.subClusters }}
+{{- if eq .role "scheduler" }}
+- --sub-clusters={{ .root.Values.subClusters }}
+{{- else if eq .role "backend" }}
+- --model-control-mode=explicit
+{{- end }}
 {{- end }}
 {{- if .models }}
 {{- if .root.Values.gpu.enabled }}
@@ -96,7 +161,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{- define "downbeat.env" -}}
 {{- $values := .root.Values }}
-{{- if eq .role "scheduler" }}
+{{- if and (eq .role "scheduler") (not $values.etcd.endpoints) }}
 - name: DOWNBEAT_RANK
   valueFrom: { fieldRef: { fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']" } }
 {{- end }}
@@ -120,6 +185,35 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 - { name: profiles, emptyDir: {} }
 {{- if ne .role "serve" }}
 - { name: cluster, secret: { secretName: {{ include "downbeat.clusterSecret" .root }}, defaultMode: 0440 } }
+{{- $etcd := $values.etcd }}
+{{- if or $etcd.caSecret $etcd.certificateSecret $etcd.passwordSecret }}
+- name: etcd
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- with $etcd.caSecret }}
+      - secret: { name: {{ . }}, items: [{ key: ca.crt, path: ca.crt }] }
+      {{- end }}
+      {{- with $etcd.certificateSecret }}
+      - secret: { name: {{ . }}, items: [{ key: tls.crt, path: tls.crt }, { key: tls.key, path: tls.key }] }
+      {{- end }}
+      {{- with $etcd.passwordSecret }}
+      - secret: { name: {{ . }}, items: [{ key: password, path: password }] }
+      {{- end }}
+{{- end }}
+{{- end }}
+{{- with include "downbeat.tlsSecret" .root }}
+- name: tls
+  projected:
+    defaultMode: 0440
+    sources:
+      - secret: { name: {{ . }}, items: [{ key: tls.crt, path: tls.crt }, { key: tls.key, path: tls.key }] }
+      {{- with $values.tls.clientCaSecret }}
+      - secret: { name: {{ . }}, items: [{ key: ca.crt, path: clients.crt }] }
+      {{- end }}
+{{- end }}
+{{- with $values.apiKeys.secret }}
+- { name: keys, secret: { secretName: {{ . }}, defaultMode: 0440 } }
 {{- end }}
 {{- if .models }}
 {{- if $values.models.url }}
@@ -142,6 +236,15 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 - { name: profiles, mountPath: /profiles }
 {{- if ne .role "serve" }}
 - { name: cluster, mountPath: /cluster, readOnly: true }
+{{- if or $values.etcd.caSecret $values.etcd.certificateSecret $values.etcd.passwordSecret }}
+- { name: etcd, mountPath: /etcd, readOnly: true }
+{{- end }}
+{{- end }}
+{{- if include "downbeat.tlsSecret" .root }}
+- { name: tls, mountPath: /tls, readOnly: true }
+{{- end }}
+{{- if $values.apiKeys.secret }}
+- { name: keys, mountPath: /keys, readOnly: true }
 {{- end }}
 {{- if .models }}
 - { name: models, mountPath: /models{{ if not $values.models.url }}, readOnly: true{{ end }} }
@@ -192,6 +295,9 @@ volumeMounts:
 {{- if not $values.podMonitor.enabled }}
 prometheus.io/scrape: "true"
 prometheus.io/port: "8002"
+{{- if include "downbeat.tlsSecret" .root }}
+prometheus.io/scheme: https
+{{- end }}
 {{- end }}
 {{- if and .models $values.config }}
 # A changed configuration starts new pods.

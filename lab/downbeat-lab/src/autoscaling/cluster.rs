@@ -104,7 +104,7 @@ pub struct ScaledCluster {
     seconds: Vec<Second>,
 }
 
-/// The number of pods that deploy/kubernetes/autoscale asks for, by the number of devices now and
+/// The number of pods that deploy/helm asks for, by the number of devices now and
 /// the number that the advisor wants.
 ///
 /// Kubernetes leaves the number of pods alone while the two differ by at most a tenth. If more

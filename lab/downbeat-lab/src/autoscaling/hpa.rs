@@ -21,7 +21,7 @@ pub struct HpaOptions {
     pub tolerance: f64,
     /// The most pods that were wanted in this time stay
     /// (`behavior.scaleDown.stabilizationWindowSeconds`). Kubernetes' default is 300 s; 120 s is that of
-    /// deploy/kubernetes/autoscale.
+    /// deploy/helm.
     pub down_window: Duration,
 }
 

@@ -13,7 +13,7 @@ use crate::policy::POLICIES;
 
 /// Close the loop of autoscaling in virtual time: a load that doubles, one that halves, and an hour of noise.
 ///
-/// The scheduler, its advisor, Prometheus, the rule of deploy/kubernetes/autoscale, Kubernetes'
+/// The scheduler, its advisor, Prometheus, the rule of deploy/helm, Kubernetes'
 /// autoscaler and the start of pods each take their time.
 ///
 /// Example:

@@ -43,6 +43,10 @@ pub struct NetworkArgs {
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     requests: u64,
 
+    /// With --seeds: device policies make the batches, on seats of the backends.
+    #[arg(long, requires = "seeds")]
+    seats: bool,
+
     /// Runs at a time [default: one for each core]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroU16>,
@@ -86,7 +90,10 @@ pub fn run(args: &NetworkArgs) -> anyhow::Result<()> {
         if jobs.is_empty() || !progress.goes_on(results.runs as usize, total) {
             break;
         }
-        let run = |seed: &u64| NetworkScenario::random(*seed, args.requests).run();
+        let run = |seed: &u64| {
+            let scenario = NetworkScenario::random(*seed, args.requests);
+            if args.seats { scenario.seated().run() } else { scenario.run() }
+        };
         for outcome in parallel::map(&jobs, threads, run, |_| ()) {
             if let Some(rule) = &outcome.broken {
                 progress.say(&format!("seed {}: {}: {}", outcome.seed, rule.rule, rule.what));

@@ -70,6 +70,9 @@ struct Text {
     /// The slots of each backend.
     #[serde(default)]
     slots: Number<1, 64>,
+    /// Whether the slots are seats of one device.
+    #[serde(default)]
+    seats: bool,
     /// If true, a store allots epochs.
     #[serde(default)]
     store: bool,
@@ -295,6 +298,7 @@ impl Text {
             schedulers: self.schedulers.0,
             backends: self.backends.0,
             slots: self.slots.0,
+            seats: self.seats,
         };
         if self.model.is_empty() {
             return Err((0, "there is no model; give a [[model]]".to_owned()));

@@ -297,11 +297,13 @@ pub(super) fn offer(scenario: &NetworkScenario, copies: &[Copy]) -> Offer {
         shape: Vec::new(),
         profiles: (0..slots).map(|slot| (slot, model.profile.clone())).collect(),
     };
+    let is_seat = scenario.roles.seats;
+    let slot = |number| Slot { hardware: "emulated".into(), device: if is_seat { 0 } else { number }, is_seat };
     let has = |number: &usize| matches!(copies.get(*number), Some(Copy::Loaded(_) | Copy::Unloading));
     let loadable = |number| Loadable { model: model_name(number), memory: MODEL_BYTES, failed: None };
     let clusters: Option<&SubClusters> = scenario.sub_clusters.as_ref();
     Offer {
-        slots: (0..slots).map(|device| Slot { hardware: "emulated".into(), device }).collect(),
+        slots: (0..slots).map(slot).collect(),
         models: scenario.models.iter().enumerate().filter(|(number, _)| has(number)).map(model).collect(),
         repository: scenario.sub_clusters.iter().flat_map(|_| (0..scenario.models.len()).map(loadable)).collect(),
         memory: clusters.and_then(|clusters| clusters.memory),

@@ -25,6 +25,14 @@ fn chance(rng: &mut Pcg64, share: f64) -> bool {
 }
 
 impl NetworkScenario {
+    /// The same network, whose backends make the batches by device policies: their slots are seats.
+    #[must_use]
+    pub fn seated(mut self) -> Self {
+        self.roles.seats = true;
+        self.models.iter_mut().for_each(|model| model.dispatch = DispatchPolicy::Route);
+        self
+    }
+
     /// Draws a network with faults from the seed, with about this many requests.
     pub fn random(seed: u64, requests: u64) -> Self {
         let mut rng = random(seed, 3);
@@ -34,6 +42,7 @@ impl NetworkScenario {
             schedulers: rng.random_range(1..=3),
             backends: rng.random_range(1..=5),
             slots: rng.random_range(1..=3),
+            seats: false,
         };
         let mut models: Vec<NetworkModel> = (0..rng.random_range(1..=4)).map(|_| model(rng)).collect();
         let slots = f64::from(roles.backends * roles.slots);

@@ -294,7 +294,8 @@ impl<'a> NetworkRun<'a> {
                 let known = |number: usize| models.iter().any(|model| model.model == model_name(number));
                 self.processes[at].models = (0..self.scenario.models.len()).map(known).collect();
             }
-            FrontendOutput::Leader { .. } => {}
+            // No client of these networks orders changes of models.
+            FrontendOutput::Leader { .. } | FrontendOutput::Ordered { .. } => {}
             FrontendOutput::Lost(peer) => self.close(at, peer),
             FrontendOutput::Note(note) => self.judge.breaks(self.now, "peers say what they may", || note),
         }
@@ -359,6 +360,7 @@ impl<'a> NetworkRun<'a> {
             }
             BackendOutput::Run { batch, slot, queue, members } => self.run_batch(at, batch, slot, &queue, &members),
             BackendOutput::Model(name, doing) => self.model_does(at, &name, doing),
+            BackendOutput::Order { .. } => {}
             BackendOutput::Leader(_, epoch) => self.judge.obeys(self.now, self.processes[at].node(), epoch),
             BackendOutput::Lost(peer) => self.close(at, peer),
             BackendOutput::Note(note) => self.judge.breaks(self.now, "peers say what they may", || note),

@@ -42,6 +42,8 @@ pub struct Roles {
     pub backends: u32,
     /// Slots of each backend.
     pub slots: u32,
+    /// Whether the slots are seats of one device, whose device policy makes the batches.
+    pub seats: bool,
 }
 
 /// A model, the same on all backends.

@@ -40,7 +40,7 @@ fn a_noisy_load_does_not_oscillate_for_an_hour() {
     assert!(run.attainment(Change::SETTLES_S, usize::MAX) >= 0.99, "seed 44");
 }
 
-/// Kubernetes ignores a difference of a tenth: deploy/kubernetes/autoscale/rules.yaml asks for more.
+/// Kubernetes ignores a difference of a tenth: the rule of deploy/helm asks for more.
 #[test]
 fn more_devices_are_always_more_than_a_tenth_more() {
     let more = [(1, 2), (10, 11), (20, 21), (20, 30), (20, 18)].map(|(devices, wanted)| published(devices, wanted));

@@ -7,7 +7,11 @@ use downbeat_lab::network::{NetworkFile, NetworkOutcome, NetworkScenario};
 
 /// Runs a seed, which must keep all rules.
 fn judged(seed: u64, requests: u64) -> NetworkOutcome {
-    let outcome = NetworkScenario::random(seed, requests).run();
+    judge(seed, NetworkScenario::random(seed, requests), requests)
+}
+
+fn judge(seed: u64, scenario: NetworkScenario, requests: u64) -> NetworkOutcome {
+    let outcome = scenario.run();
     assert_eq!(outcome.broken, None, "seed {seed} of {requests} requests: {outcome:?}");
     assert_eq!(outcome.ended(), outcome.requests, "seed {seed}: {outcome:?}");
     outcome
@@ -20,6 +24,17 @@ fn no_rule_is_broken_under_random_faults() {
     let mut all = NetworkOutcome::default();
     for seed in 0..200 {
         all.add(&judged(seed, 250));
+    }
+    assert!(all.requests > 20_000 && all.good > all.requests / 4, "{all:?}");
+    assert!(all.repeated > 0 && all.lost > 0 && all.too_late > 0 && all.died > 0, "{all:?}");
+}
+
+/// The same rules hold for models whose device policies make the batches.
+#[test]
+fn no_rule_is_broken_where_devices_make_the_batches() {
+    let mut all = NetworkOutcome::default();
+    for seed in 0..200 {
+        all.add(&judge(seed, NetworkScenario::random(seed, 250).seated(), 250));
     }
     assert!(all.requests > 20_000 && all.good > all.requests / 4, "{all:?}");
     assert!(all.repeated > 0 && all.lost > 0 && all.too_late > 0 && all.died > 0, "{all:?}");

@@ -32,7 +32,7 @@ class Hpa:
 
 
 def published(devices, wanted):
-    """The metric as the rule of deploy/kubernetes/autoscale has it. Kubernetes leaves the number of pods alone while it differs by a
+    """The metric as the rule of deploy/helm has it. Kubernetes leaves the number of pods alone while it differs by a
     tenth at most; if more devices are wanted, the rule asks for more than a tenth more."""
     if not math.isfinite(wanted) or wanted <= 0:
         return None

@@ -3,6 +3,7 @@
 mod flat;
 mod run;
 mod step_request;
+mod step_runs;
 mod trail;
 mod weighing;
 
@@ -33,6 +34,8 @@ use crate::loaded_version::LoadedVersion;
 use crate::serving::Serving;
 
 pub use run::{InPipeline, Within};
+pub use step_request::adapt_inputs;
+pub use step_runs::{Failure, StepEnd, StepRuns, run_steps};
 pub use trail::{Callers, Trail};
 pub use weighing::Weighing;
 use weighing::{Cast, as_queued, find_pools, index_in, unqueued};
@@ -161,6 +164,11 @@ impl Pipeline {
     /// The steps. An ensemble in service has some.
     pub fn ensemble(&self) -> &Ensemble {
         self.definition.ensemble.as_ref().expect("a pipeline in service is made of steps")
+    }
+
+    /// `l(1)` of each step: the time of one request alone.
+    pub fn step_times(&self) -> Vec<Duration> {
+        self.parts.iter().map(StepPart::alone).collect()
     }
 
     /// Whether the steps run exactly these models.

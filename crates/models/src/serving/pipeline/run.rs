@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::journal::pipelines::{PipelineInput, PipelineSpec, StepSpec};
-use downbeat_core::pipeline::graph::{StepState, Walk};
+use downbeat_core::pipeline::graph::Walk;
 use downbeat_core::probes::Doubt;
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::step_mark::{StepMark, Whole};
@@ -14,11 +14,11 @@ use downbeat_service::report::missed::{Miss, Missed};
 use downbeat_service::traces::context::traceparent;
 use downbeat_service::unanswered::Unanswered;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use smallvec::SmallVec;
 
 use super::flat::Plan;
-use super::step_request::{Tensors, adapt_inputs};
+use super::step_request::adapt_inputs;
+use super::step_runs::{Failure, StepEnd, StepRuns, run_steps};
 use super::trail::{Callers, Trail};
 use super::{Pipeline, PipelineRecord};
 use crate::serving::{Limits, Looked, Serving, Wishes};
@@ -54,10 +54,17 @@ impl Within {
 
 impl Looked {
     /// Puts the deadline of a step in the place of the deadline that the model has for its own clients.
-    pub(in crate::serving) fn within(mut self, within: Option<&Within>) -> Self {
-        if let Some(Within { deadline, deadline_is_slo, is_call: false, .. }) = within {
-            (self.limits.deadline, self.limits.deadline_is_slo) = (*deadline, *deadline_is_slo);
+    pub(in crate::serving) fn within(self, within: Option<&Within>) -> Self {
+        match within {
+            Some(Within { deadline, deadline_is_slo, is_call: false, .. }) => self.due(*deadline, *deadline_is_slo),
+            _ => self,
         }
+    }
+
+    /// Sets another deadline, and whether it follows from an SLO.
+    #[must_use]
+    pub fn due(mut self, deadline: Time, deadline_is_slo: bool) -> Self {
+        (self.limits.deadline, self.limits.deadline_is_slo) = (deadline, deadline_is_slo);
         self
     }
 }
@@ -93,14 +100,6 @@ impl Drop for Counted<'_> {
             self.record.record_not_answered(reason, self.serving.now().since(self.arrival));
         }
     }
-}
-
-/// A step that has ended.
-struct Ended {
-    step: usize,
-    result: Result<InferResponse, ServiceError>,
-    waited: Duration,
-    ran: Duration,
 }
 
 /// The count of a step whose future is dropped before its end.
@@ -150,14 +149,19 @@ impl Serving {
             .of(&request)
             .and_then(|trace| trace.part((&definition.name, &record.version), within.is_some(), arrival));
         let time = Budget::new((pipeline, &trail), &limits, arrival, plan);
+        let mut steps = ServedSteps { serving: self, time };
         let (id, traceparent) = (request.id.clone(), traceparent(&request).map(str::to_owned));
         let missed = |now, miss, error| {
             let (traceparent, deadline) = (traceparent.as_deref(), limits.deadline);
             let missed = Missed { id: &id, traceparent, number: None, arrived: arrival, deadline };
             record.missed.note((now, Clock::unix_millis()), &missed, miss, error);
         };
-        let outcome = self.run_steps((pipeline, &trail), request, time, wanted.as_deref()).await;
+        let (parts, held) = ((pipeline.ensemble(), &*pipeline.codec), self.budget.reservation());
+        let outcome = run_steps(&mut steps, parts, request, wanted.as_deref(), held).await;
         let now = self.now();
+        if outcome.is_ok() {
+            steps.time.end(now);
+        }
         if let Some(part) = part {
             match &outcome {
                 Ok(_) => part.ended(now),
@@ -183,68 +187,6 @@ impl Serving {
         }
     }
 
-    /// Runs the steps that the wanted outputs need, for a request that has this `time`. Returns the
-    /// answer, and how long the steps waited and ran, all together.
-    async fn run_steps(
-        &self,
-        (pipeline, trail): (&Pipeline, &Trail<'_>),
-        mut whole: InferRequest,
-        mut time: Budget<'_>,
-        wanted: Option<&[usize]>,
-    ) -> Result<(InferResponse, (Duration, Duration)), Failure> {
-        let ensemble = pipeline.ensemble();
-        let all: Vec<usize> = (0..ensemble.outputs.len()).collect();
-        let places = wanted.unwrap_or(&all);
-        let name = whole.model_name.clone();
-        let of_ensemble = |reason| ServiceError::InvalidArgument(format!("ensemble '{name}': {reason}"));
-        let wanted: Vec<usize> = places.iter().map(|place| ensemble.outputs[*place]).collect();
-        let wants_all = wanted.len() == ensemble.outputs.len();
-        let mut walk = Walk::new(&ensemble.graph, (!wants_all).then_some(&wanted[..]));
-        let runs = |step| walk.state(step) != StepState::Skipped;
-        let held = self.budget.reservation();
-        let tensors = Tensors::new(ensemble, &pipeline.codec, &mut whole, places, runs, held);
-        let mut tensors = tensors.map_err(of_ensemble)?;
-        let mut running = FuturesUnordered::new();
-        let (mut waited, mut ran) = (Duration::ZERO, Duration::ZERO);
-        let named = |step: usize, error: ServiceError| {
-            error.within(format_args!("step {step} ('{}') of ensemble '{name}'", ensemble.steps[step].model))
-        };
-        loop {
-            let is_alone = running.is_empty() && walk.ready() <= 1;
-            while let Some(step) = walk.poll_start() {
-                let within = time.within(&walk, step, self.now(), is_alone).map_err(|error| {
-                    pipeline.steps[step].metrics.dropped.inc();
-                    named(step, error)
-                })?;
-                let request = tensors.request(ensemble, step, &whole);
-                running.push(self.run_step((pipeline, trail), step, request, within));
-            }
-            let next = match time.left(self.now()) {
-                None => running.next().await,
-                Some(left) => {
-                    let next = tokio::time::timeout(left.into(), running.next()).await;
-                    next.map_err(|_| Failure {
-                        reason: Unanswered::Timeout,
-                        error: overrun(time.limits, &name, pipeline, &walk),
-                    })?
-                }
-            };
-            let Some(Ended { step, result, waited: its_wait, ran: its_run }) = next else { break };
-            (waited, ran) = (waited + its_wait, ran + its_run);
-            // On an error the other steps are dropped with `running`, which cancels them.
-            let outputs = result.map_err(|error| named(step, error))?.outputs;
-            tensors.keep(ensemble, step, outputs).map_err(|error| named(step, error))?;
-            walk.handle_finished(step);
-        }
-        time.end(self.now());
-        let outputs = tensors
-            .outputs(ensemble, &pipeline.codec, places)
-            .map_err(|error| error.within(format_args!("ensemble '{name}'")))?;
-        let response =
-            InferResponse { model_name: whole.model_name, id: whole.id, outputs, ..InferResponse::default() };
-        Ok((response, (waited, ran)))
-    }
-
     /// Runs one step.
     async fn run_step(
         &self,
@@ -252,7 +194,7 @@ impl Serving {
         step: usize,
         request: InferRequest,
         within: Within,
-    ) -> Ended {
+    ) -> StepEnd {
         let (begin, record) = (self.now(), &pipeline.steps[step]);
         let mut step_trail = trail.reached(step as u32, &within.mark, within.deadline);
         let mut count = StepCount(Some(&record.metrics.cancelled));
@@ -270,7 +212,7 @@ impl Serving {
             Err(ServiceError::DeadlineExceeded(_)) => record.metrics.dropped.inc(),
             Err(_) => record.metrics.failed.inc(),
         }
-        Ended { step, result, waited, ran }
+        StepEnd { step, result, times: (waited, ran) }
     }
 
     /// Asks the model of a step. A step that misses its local deadline tries once more, if the whole can
@@ -409,21 +351,32 @@ impl Pipeline {
     }
 }
 
-/// Why a request of an ensemble got no result, and the reason that it counts for.
-struct Failure {
-    reason: Unanswered,
-    error: ServiceError,
+/// The steps of one request. Their models are in service in this process.
+struct ServedSteps<'a> {
+    serving: &'a Serving,
+    time: Budget<'a>,
 }
 
-impl From<ServiceError> for Failure {
-    fn from(error: ServiceError) -> Self {
-        let reason = match &error {
-            ServiceError::DeadlineExceeded(_) => Unanswered::Hopeless,
-            ServiceError::QueueFull { .. } | ServiceError::TooMany { .. } => Unanswered::QueueFull,
-            ServiceError::Unavailable(_) => Unanswered::RunEnded,
-            _ => Unanswered::Engine,
-        };
-        Failure { reason, error }
+impl<'a> StepRuns<'a> for ServedSteps<'a> {
+    fn begin(
+        &mut self,
+        walk: &Walk<'_>,
+        step: usize,
+        request: InferRequest,
+        is_alone: bool,
+    ) -> Result<BoxFuture<'a, StepEnd>, ServiceError> {
+        let (serving, pipeline, trail) = (self.serving, self.time.pipeline, self.time.trail);
+        let within = self.time.within(walk, step, serving.now(), is_alone);
+        let within = within.inspect_err(|_| pipeline.steps[step].metrics.dropped.inc())?;
+        Ok(serving.run_step((pipeline, trail), step, request, within).boxed())
+    }
+
+    fn left(&self) -> Option<Duration> {
+        self.time.left(self.serving.now())
+    }
+
+    fn limits(&self) -> &Limits {
+        self.time.limits
     }
 }
 
@@ -505,12 +458,4 @@ impl<'a> Budget<'a> {
             self.pipeline.probes.lock().was_wrong();
         }
     }
-}
-
-/// The error of a request whose client waits no longer.
-fn overrun(limits: &Limits, name: &str, pipeline: &Pipeline, walk: &Walk<'_>) -> ServiceError {
-    let running = walk.remaining().filter(|step| walk.state(*step) == StepState::Running);
-    let named =
-        running.map(|step| format!("step {step} ('{}') of ensemble '{name}'", pipeline.ensemble().steps[step].model));
-    limits.overrun(name).within(format_args!("in {}", named.collect::<Vec<_>>().join(", ")))
 }

@@ -263,7 +263,7 @@ fn offer() -> Result<Offer> {
         profiles: (0..SLOTS).map(|slot| (slot, profile.clone())).collect(),
     };
     Ok(Offer {
-        slots: (0..SLOTS).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect(),
+        slots: (0..SLOTS).map(|_| Slot { hardware: "cpu".to_owned(), device: 0, is_seat: false }).collect(),
         models: vec![model],
         ..Offer::default()
     })

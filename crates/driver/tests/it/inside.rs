@@ -1,6 +1,7 @@
-//! The removal of a model before the matchmaker has heard of the removal.
+//! Threads that keep others out of a mailbox.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
 use downbeat_core::cluster::*;
@@ -89,4 +90,24 @@ fn a_removed_model_is_not_asked_again_and_again() {
     });
     let answered = is_done.recv_timeout(std::time::Duration::from_secs(60));
     assert_eq!(answered, Ok(true), "the device goes to the model that is there");
+}
+
+/// A probe asks by a visit whether a thread hangs in the scheduler.
+#[test]
+fn a_visit_waits_for_the_thread_inside_and_takes_its_messages() {
+    let cluster = cluster();
+    let queue = cluster.add_model(options());
+    let has_left = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let inside = cluster.own_shard(0);
+        let visitor = scope.spawn(|| {
+            cluster.visit();
+            assert!(has_left.load(Ordering::SeqCst), "the visit is over, and a thread is still inside");
+        });
+        post(&cluster, queue, 0);
+        has_left.store(true, Ordering::SeqCst);
+        drop(inside);
+        visitor.join().unwrap();
+    });
+    assert_eq!(cluster.handler().dispatched.lock().unwrap().len(), 1, "the request was left behind");
 }

@@ -1,0 +1,226 @@
+"""Device policies, Python models and pipelines behind two frontends and two backends: the answers are ONNX Runtime's, also when a
+backend is killed."""
+import concurrent.futures
+import itertools
+import sys
+import threading
+import time
+
+import numpy as np
+import onnxruntime
+import pytest
+import requests
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+import ensembles
+import models
+from models import random_inputs
+from serving import EXAMPLES, processes
+from test_device_policies import GROUPS
+from test_examples import inputs_of
+
+MODELS = EXAMPLES / "models"
+NAMES = ["digits", "mlp", "encoder"]
+# However busy the machine is, no request is late.
+PATIENT = ("--slo-ms", "digits=3600000", "--slo-ms", "mlp=3600000", "--slo-ms", "encoder=3600000")
+PATIENCE_S = 300
+
+
+@pytest.fixture(scope="module", params=[*GROUPS, "auto"])
+def cluster(request, binary, tmp_path_factory):
+    """A scheduler, two backends that have the examples by one device policy, and two frontends."""
+    policy = request.param
+    folder = tmp_path_factory.mktemp(policy)
+    groups = GROUPS.get(policy, {"*": 'policy = "auto"'})
+    options = "".join(f'[[device.groups]]\nmodels = ["{names}"]\n{settings}\n' for names, settings in groups.items())
+    (folder / "policies.toml").write_text(options)
+    flags = ("--config", str(folder / "policies.toml"), *PATIENT)
+    with processes(binary, MODELS, folder, *flags, models=NAMES, backends=2, frontends=2) as (_, backends, frontends):
+        yield policy, backends, frontends
+
+
+def ask(frontend, part, rounds):
+    """So many requests of a client, each compared with ONNX Runtime."""
+    sessions = {name: onnxruntime.InferenceSession(MODELS / name / "1/model.onnx") for name in NAMES}
+    module, address = (httpclient, frontend.http) if part % 2 else (grpcclient, frontend.grpc)
+    rng = np.random.default_rng(part)
+    options = {"network_timeout": PATIENCE_S} if part % 2 else {}
+    with module.InferenceServerClient(address, **options) as client:
+        for number in rounds:
+            name = NAMES[(part + number) % len(NAMES)]
+            feed = random_inputs(sessions[name], int(rng.integers(1, 5)), int(rng.integers(1, 41)), seed=100 * part + number)
+            result = client.infer(name, inputs_of(module, feed))
+            for entry, expected in zip(sessions[name].get_outputs(), sessions[name].run(None, feed)):
+                got = result.as_numpy(entry.name)
+                np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3, err_msg=f"{name} {entry.name} {part} {number}")
+
+
+def launches(backends):
+    return [backend.metric("downbeat_launches_total") for backend in backends]
+
+
+def test_many_clients_get_the_answers_of_onnxruntime(cluster):
+    policy, backends, frontends = cluster
+    before = launches(backends)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda part: ask(frontends[part // 2 % 2], part, range(12)), range(8)))
+    if policy != "auto":
+        assert requests.get(f"{backends[0].url}/v2/models/digits/policy", timeout=30).json()["policy"] == policy
+    assert all(after > before for before, after in zip(before, launches(backends))), "both backends ran batches"
+
+
+def test_a_request_that_fails_costs_no_other_its_answer(cluster):
+    _, _, frontends = cluster
+    wrong = {"input_ids": [[1_000_000] * 9], "attention_mask": [[1] * 9]}
+    session = onnxruntime.InferenceSession(MODELS / "encoder/1/model.onnx")
+    names = [entry.name for entry in session.get_inputs()]
+    body = {"inputs": [{"name": name, "datatype": "INT64", "shape": [1, 9], "data": wrong.get(name, [[0] * 9])[0]} for name in names]}
+
+    def send(part):
+        if part % 4:
+            return ask(frontends[part % 2], part, range(3))
+        reply = requests.post(f"{frontends[part % 2].url}/v2/models/encoder/infer", json=body, timeout=PATIENCE_S)
+        assert reply.status_code != 200 and "failed on this request" in reply.text, reply.text
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(send, range(16)))
+
+
+def test_a_killed_backend_costs_no_request(cluster):
+    _, backends, frontends = cluster
+    asked = threading.Semaphore(0)
+
+    def rounds():
+        for number in range(40):
+            yield number
+            asked.release()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        parts = [pool.submit(ask, frontends[part // 2 % 2], part, rounds()) for part in range(8)]
+        # All clients are at work, and far from their ends.
+        for _ in range(40):
+            asked.acquire()
+        backends[1].kill()
+        for part in parts:
+            part.result()
+
+
+def test_python_models_answer_behind_frontends(binary, repository, tmp_path):
+    models.held(repository, "held")
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [3.0]}]}
+    flags = ("--python", sys.executable)
+    with processes(binary, repository, tmp_path, *flags, models=["held"], backends=2, frontends=2) as (_, backends, frontends):
+        def post(number):
+            return requests.post(f"{frontends[number % 2].url}/v2/models/held/infer", json=body, timeout=PATIENCE_S)
+
+        hold = repository / "held" / "hold"
+        hold.touch()
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            replies = [pool.submit(post, number) for number in range(8)]
+            while not (repository / "held" / "runs").exists():
+                assert not any(reply.done() for reply in replies), [reply.result().text for reply in replies if reply.done()]
+                time.sleep(0.02)
+            backends[0].kill()
+            hold.unlink()
+            for reply in replies:
+                assert reply.result().status_code == 200 and reply.result().json()["outputs"][0]["data"] == [3.0], reply.result().text
+
+
+CHAIN = {"id": "7", "inputs": [{"name": "in", "datatype": "FP32", "shape": [2, 4], "data": list(range(8))}]}
+
+
+@pytest.fixture(scope="module")
+def pipelines(binary, tmp_path_factory):
+    """Two backends with the ensembles `chain` (adds 111) and `outer`, whose steps are `chain` and `plus1`, and two frontends.
+    One model of a step has the device policy `windowed`."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    repository = folder / "models"
+    ensembles.chain(repository)
+    ensembles.write(repository, "outer", [ensembles.step("chain", {"in": "in"}, {"out": "t"}), ensembles.step("plus1", {"x": "t"}, {"y": "out"})],
+                    {"in": ensembles.FOUR}, {"out": ensembles.FOUR})
+    (folder / "options.toml").write_text('[[device.groups]]\nmodels = ["plus10"]\npolicy = "windowed"\n')
+    with processes(binary, repository, folder, "--config", str(folder / "options.toml"), "--slo-ms", "3600000", models=["chain", "outer", "plus1"],
+                   backends=2, frontends=2, spares=1, engine="rten") as cluster:
+        yield cluster
+
+
+def test_a_pipeline_answers_behind_frontends(pipelines):
+    _, _, frontends = pipelines
+    for frontend, (name, more) in itertools.product(frontends, {"chain": 111.0, "outer": 112.0}.items()):
+        reply = requests.post(f"{frontend.url}/v2/models/{name}/infer", json=CHAIN, timeout=PATIENCE_S)
+        assert reply.status_code == 200, reply.text
+        [output] = reply.json()["outputs"]
+        assert reply.json()["id"] == "7" and output["name"] == "out" and output["data"] == [number + more for number in range(8)]
+        with grpcclient.InferenceServerClient(frontend.grpc) as client:
+            assert client.is_model_ready(name)
+            result = client.infer(name, inputs_of(grpcclient, {"in": np.ones((3, 4), np.float32)}))
+            np.testing.assert_array_equal(result.as_numpy("out"), np.full((3, 4), 1 + more, np.float32))
+        [statistics] = requests.get(f"{frontend.url}/v2/models/{name}/stats", timeout=PATIENCE_S).json()["model_stats"]
+        assert statistics["inference_stats"]["success"]["count"] >= 2 and statistics["inference_count"] >= 5
+
+
+def test_a_failing_step_is_named_behind_frontends(pipelines):
+    _, _, frontends = pipelines
+    for wrong, reason in (({"shape": [1, 5]}, "shape"), ({"datatype": "INT64"}, "INT64")):
+        [tensor] = CHAIN["inputs"]
+        body = {"inputs": [{**tensor, "data": [1] * (5 if "shape" in wrong else 8), **wrong}]}
+        reply = requests.post(f"{frontends[0].url}/v2/models/chain/infer", json=body, timeout=PATIENCE_S)
+        assert reply.status_code == 400 and reason in reply.json()["error"], reply.text
+
+
+def test_killed_processes_cost_no_request_of_a_pipeline(pipelines):
+    """The leading scheduler is killed, and then a backend."""
+    (leader, _), backends, frontends = pipelines
+    answered = threading.Semaphore(0)
+
+    def send(part):
+        session = requests.Session()
+        for _ in range(60):
+            reply = session.post(f"{frontends[part % 2].url}/v2/models/outer/infer", json=CHAIN, timeout=PATIENCE_S)
+            assert reply.status_code == 200 and reply.json()["outputs"][0]["data"][0] == 112.0, reply.text
+            answered.release()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        parts = [pool.submit(send, part) for part in range(8)]
+        for process in (leader, backends[0]):
+            for _ in range(60):
+                answered.acquire()
+            process.kill()
+        for part in parts:
+            part.result()
+
+
+def test_clients_load_and_unload_models_at_any_frontend(binary, tmp_path):
+    repository = tmp_path / "models"
+    ensembles.chain(repository)
+    models.add(repository, "broken", 1)
+    (repository / "broken/1/model.onnx").write_bytes(b"no model")
+    flags = ("--model-control-mode", "explicit", "--load-model", "plus1")
+    with processes(binary, repository, tmp_path, *flags, models=["plus1"], backends=2, frontends=2, engine="rten") as (_, backends, frontends):
+        def post(frontend, path, body=None):
+            return requests.post(f"{frontend.url}/v2/repository/{path}", json=body, timeout=PATIENCE_S)
+
+        def ready(process, model):
+            return requests.get(f"{process.url}/v2/models/{model}/ready", timeout=PATIENCE_S).status_code == 200
+
+        one, other = frontends
+        assert post(one, "models/plus10/load").status_code == 200
+        assert all(ready(process, "plus10") for process in [one, *backends])
+        # An ensemble loads the models of its steps.
+        with grpcclient.InferenceServerClient(other.grpc) as client:
+            client.load_model("chain")
+            result = client.infer("chain", inputs_of(grpcclient, {"in": np.ones((1, 4), np.float32)}))
+            np.testing.assert_array_equal(result.as_numpy("out"), np.full((1, 4), 112, np.float32))
+            client.unload_model("chain")
+            assert not client.is_model_ready("chain")
+        for name, reason in (("broken", "backend "), ("nobody", "nobody")):
+            reply = post(one, f"models/{name}/load")
+            assert reply.status_code == 400 and reason in reply.json()["error"], reply.text
+        reply = post(one, "models/plus10/load", {"parameters": {"config": "{}"}})
+        assert reply.status_code == 501 and "ask the backend" in reply.json()["error"], reply.text
+        assert post(other, "models/plus10/unload").status_code == 200
+        assert not any(ready(process, "plus10") for process in [other, *backends])
+        reply = post(other, "models/plus10/unload")
+        assert reply.status_code == 400 and "none has it" in reply.json()["error"], reply.text
+        assert ready(one, "plus1") and not ready(one, "nobody")

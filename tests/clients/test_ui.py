@@ -79,6 +79,7 @@ def test_live_has_the_outcomes_of_requests(start, copied_examples):
     assert sum(digits["latency"]) == 3 and len(digits["latency"]) == len(live["latency_bounds_ms"]) + 1
     assert 1 <= sum(digits["batches"]) <= 3 and len(digits["batches"]) == len(live["batch_bounds"]) + 1
     assert digits["slo_ms"] == 3_600_000 and digits["profile"][0][0] == 1 and digits["profile"][0][1] > 0
+    assert digits["slowdown"] > 0 and mlp["slowdown"] is None
     assert sum(part[1] for part in digits["history"]) == 3 == sum(part[2] for part in digits["history"])
     assert mlp["in_time"] == 0 and sum(mlp["unanswered"].values()) == 1, mlp
     assert "history" not in requests.get(f"{server.url}/v2/live", timeout=60).json()["models"][0]
@@ -175,6 +176,7 @@ def test_a_what_if_replays_the_last_requests(start, copied_examples):
     assert told["measured"] == 1
     other = ask(rate=2, devices=3, slo=0.5, policy="eager+head").json()
     assert (other["rate"], other["devices"], other["slo"], other["policy"]) == (2, 3, 0.5, "eager+head")
+    assert told["one_device_fewer"] is None and other["one_device_fewer"]["rate"] == 2
     assert 2 in [point["rate"] for point in other["curve"]]
     for asked, words in {"rate": "a factor from 0.05 to 20", "devices": "a whole number from 1 to 1000", "policy": "unknown policy"}.items():
         wrong = ask(**{asked: "1e9"})

@@ -15,8 +15,7 @@ use crate::commands::device_advice_command::{self, DeviceAdviceArgs};
 use crate::options::units::positive_millis;
 use crate::run_output::{RunOutput, waiting};
 
-/// The most requests that each run of an advice replays. A run of so many takes about a second with its
-/// rehearsal.
+/// The most requests that each run of an advice replays, since a run's rehearsal takes long.
 const SEARCHED: usize = 50_000;
 
 /// What a command does first.

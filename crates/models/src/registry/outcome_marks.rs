@@ -66,7 +66,9 @@ mod tests {
     #[test]
     fn marks_begin_anew_when_a_model_goes() {
         let mut marks = OutcomeMarks::default();
-        [mark(0, 10), mark(1_000, 20), mark(2_000, 5)].into_iter().for_each(|mark| marks.note(mark));
+        for mark in [mark(0, 10), mark(1_000, 20), mark(2_000, 5)] {
+            marks.note(mark);
+        }
         assert_eq!(marks.all(), [mark(2_000, 5)]);
     }
 }

@@ -312,8 +312,8 @@ fn a_frontend_answers_as_one_server_does() {
         assert_eq!(apart, whole, "{path}");
     }
     let (status, said) = http(cluster.frontend.http, "POST", "/v2/repository/models/digits/unload", "{}");
-    assert_eq!(status, 501, "{said}");
-    assert!(said.contains("ask the backend"), "{said}");
+    assert_eq!(status, 400, "{said}");
+    assert!(said.contains("start backends with --model-control-mode explicit"), "{said}");
     let (status, said) = http(cluster.backends[0].http, "POST", "/v2/models/digits/infer", &body);
     assert_eq!(status, 501, "{said}");
     // A busy machine may need the second backend, too.

@@ -65,7 +65,7 @@ impl Orders {
         if !open.waits.remove(&backend) {
             return;
         }
-        open.failed.extend(failed.map(|reason| format!("backend {name}: {reason}")));
+        open.failed.extend(failed.map(|reason| format!("{name}: {reason}")));
         if open.waits.is_empty()
             && let Some(Order { wish, failed, .. }) = self.open.remove(&order)
         {

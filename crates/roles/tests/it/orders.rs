@@ -57,7 +57,7 @@ fn failures_name_their_backends() {
     ask(&mut world, frontend, 0, "n", Doing::Load);
     world.say(backends[0], Message::Ordered { number: 0, failed: Some("no memory".into()) });
     world.disconnect(backends[1]);
-    let told = "backend n1: no memory; backend n2: it was lost meanwhile";
+    let told = "n1: no memory; n2: it was lost meanwhile";
     assert_eq!(results(&mut world, frontend), [(0, Some(told.to_owned()))]);
 }
 

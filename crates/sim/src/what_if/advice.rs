@@ -33,7 +33,7 @@ pub struct Wanted {
     /// Whether to compute what only charts show.
     pub charts: bool,
     /// The most requests that each run of the search replays. The best setting is checked on
-    /// [`CHECKED`] times as many.
+    /// four times as many.
     pub searched: usize,
 }
 

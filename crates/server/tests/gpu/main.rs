@@ -144,13 +144,11 @@ async fn answers_as_the_cpu(models: &[&'static str], policy: &str, settings: Val
     stand_in.assert_clean();
 }
 
-/// Waits until the threads of a dropped server have given back their memory on the GPUs. A thread may
-/// still be about to prepare a lane, which it drops at once: so nothing may be there for half a second.
+/// Waits until the threads of a dropped server have given back their memory on the GPUs. Each test ends
+/// with it: the driver of the next test would hear of the rest.
 async fn has_ended(stand_in: &StandIn) {
-    let mut quiet = 0;
     for _ in 0..6_000 {
-        quiet = if stand_in.leaks().is_empty() { quiet + 1 } else { 0 };
-        if quiet == 50 {
+        if stand_in.leaks().is_empty() {
             return;
         }
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -467,7 +465,7 @@ async fn a_lost_gpu_gets_no_more_of_routed_requests() {
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn what_tensorrt_compiles_is_kept_beside_the_profiles() {
     use std::os::unix::fs::PermissionsExt;
-    let _stand_in = gpus(1);
+    let stand_in = gpus(1);
     let cache = tempfile::tempdir().unwrap();
     let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models"));
     options.engine = EngineChoice::Tensorrt;
@@ -480,6 +478,8 @@ async fn what_tensorrt_compiles_is_kept_beside_the_profiles() {
     let folder = cache.path().join("tensorrt");
     assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1);
+    drop(registry);
+    has_ended(&stand_in).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

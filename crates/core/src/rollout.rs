@@ -7,7 +7,7 @@
 //!
 //! let terms = RolloutTerms { share: 0.25, ..RolloutTerms::default() };
 //! let mut rollout = Rollout::new(terms);
-//! let routes: Vec<Route> = (0..8).map(|number| rollout.route(request_hash("", number), false)).collect();
+//! let routes: Vec<Route> = (1..9).map(|number| rollout.route(request_hash("", number), false)).collect();
 //! assert_eq!(routes.iter().filter(|route| **route == Route::New).count(), 2);
 //! assert_eq!(rollout.route(request_hash("", 1), true), Route::New, "the header asks for the new version");
 //!

@@ -32,6 +32,11 @@ def infer(client):
     assert answer.startswith(b"HTTP/1.1 200"), answer
 
 
+def assert_none_ran(server, rested):
+    """No thread has had a core since. A thread that a pool no longer needs may have ended."""
+    assert server.threads().items() <= rested.items(), (server.threads(), rested)
+
+
 def test_no_thread_of_an_idle_server_runs(one):
     (health,) = free_ports(1)
     server = one("--health-port", str(health))
@@ -43,7 +48,7 @@ def test_no_thread_of_an_idle_server_runs(one):
     rested = server.rest()
     # Ten times the longest interval at which anything looked before.
     time.sleep(10)
-    assert server.threads() == rested
+    assert_none_ran(server, rested)
     # The server wakes for a request, watches it, and rests again.
     with wire.connect(server.http_port) as client:
         infer(client)
@@ -57,7 +62,7 @@ def test_no_thread_runs_for_idle_connections(one):
     held = [wire.idle_client(server, protocol, is_used) for protocol in ("http", "grpc") for is_used in (True, False)]
     rested = server.rest()
     time.sleep(5)
-    assert server.threads() == rested
+    assert_none_ran(server, rested)
     for client in held:
         client.close()
 

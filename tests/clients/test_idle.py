@@ -53,7 +53,7 @@ def test_no_thread_of_an_idle_server_runs(one):
     with wire.connect(server.http_port) as client:
         infer(client)
         assert server.threads() != rested
-        assert {name for name, _ in server.rest().values()} >= {name for name, _ in rested.values()}
+        assert {name for name, _ in server.rest().values()} >= {name for name, _ in rested.values()} - {"tokio-rt-worker"}
         infer(client)
 
 

@@ -63,7 +63,7 @@ pub enum FrontendOutput<P> {
         /// The number of requests that the frontend hands in to this leader at once.
         handed_in: u64,
     },
-    /// A change of a model that a client wants is made, or why not.
+    /// The result of an order: a client wanted a change of a model.
     Ordered {
         /// The number of the order.
         number: u64,

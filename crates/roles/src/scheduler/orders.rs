@@ -7,7 +7,7 @@ use crate::message::{Doing, NodeId};
 /// The most orders that are under way at a time.
 const MOST_ORDERS: usize = 256;
 
-/// A client's wish: the frontend that has it, and the frontend's number of it.
+/// A client's wish, named by its frontend and by that frontend's number.
 pub(super) type Wish = (NodeId, u64);
 
 /// A message about an order.
@@ -15,7 +15,7 @@ pub(super) type Wish = (NodeId, u64);
 pub(super) enum Word {
     /// To a backend: do this to the model.
     Do { backend: NodeId, order: u64, model: String, doing: Doing },
-    /// To a frontend: the wish is fulfilled, or why not.
+    /// To a frontend: the end of a wish.
     Done { wish: Wish, failed: Option<String> },
 }
 

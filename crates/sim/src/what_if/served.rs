@@ -135,8 +135,8 @@ impl Recorded {
     /// run are left out.
     ///
     /// The present load has the settings that the server's rehearsal has found. At another load the
-    /// rehearsal would find out whether they still serve it. So the curve takes the better outcome: of
-    /// these settings, or of the rule for the load of the moment.
+    /// rehearsal would find out whether they still serve it. Therefore the curve takes the better of
+    /// two outcomes: that of these settings, and that of the rule for the load of the moment.
     ///
     /// # Errors
     /// If the setting or a rate is invalid.

@@ -480,7 +480,7 @@ fn batches_run_side_by_side_until_other_models_slow_them_down() {
     };
     let other = ask(&mut scheduler, 0, 100, 1).remove(0);
     let mut now = 0;
-    // The batches that begin beside the first one. A launch takes so many milliseconds.
+    // Returns the number of batches that begin beside the first batch. A launch takes so many ms.
     let mut beside = |scheduler: &mut DeviceScheduler, takes: u64| {
         let mut running = ask(scheduler, now, 0, 0);
         let (mut count, mut is_first) = (0, true);

@@ -221,7 +221,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let Started { events, event_loop, .. } =
         node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
     ports.watch(node_part(event_loop));
-    let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena)));
+    let serving = RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena));
     let scraped = serving.clone();
     let metrics: MetricsText = Arc::new(move || scraped.metrics());
     let answering = Answering { budget, gpus: Vec::new(), metrics, traces: traces.clone() };

@@ -57,6 +57,7 @@ mod message;
 mod own_pauses;
 mod queue_names;
 mod role_node;
+mod rollouts;
 mod scheduler;
 
 pub use assignment::{Assignment, Divided, MoveLimit, PlanWanted, PlannedModel, Stamp, SubClusterPlan};

@@ -12,6 +12,7 @@ use crate::claims::{ClaimKey, ClaimToken};
 use crate::delay::class_of;
 use crate::epoch::Epoch;
 pub use crate::ids::{BatchKey, NodeId, RequestKey};
+use crate::rollouts::MOST_DECISION;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
 use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
@@ -464,6 +465,17 @@ pub enum Message<P> {
         /// The change.
         doing: Doing,
     },
+    /// Frontend to scheduler, scheduler to frontend: a decision about the rollout of a model.
+    Rollout {
+        /// Name of the model.
+        #[serde(deserialize_with = "short_text")]
+        model: String,
+        /// Counts the decisions of the model, from 1. Of two with one number the greater bytes count.
+        number: u64,
+        /// The decision, which schedulers hand on and never look into.
+        #[serde(deserialize_with = "at_most::<_, _, MOST_DECISION>")]
+        decision: Vec<u8>,
+    },
     /// Backend to scheduler, scheduler to frontend: the order is carried out.
     Ordered {
         /// The number that the receiver gave the order.
@@ -507,6 +519,9 @@ impl<P> Message<P> {
                 matches!((from, to), (Backend, Frontend))
             }
             Message::Inputs { .. } => matches!((from, to), (Frontend, Backend)),
+            Message::Rollout { .. } => {
+                matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Frontend))
+            }
             Message::Order { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
             Message::Ordered { .. } => matches!((from, to), (Backend, Scheduler { .. }) | (Scheduler { .. }, Frontend)),
         }
@@ -560,6 +575,7 @@ impl<P> Message<P> {
             | Message::Claim { .. }
             | Message::Release { .. }
             | Message::Order { .. }
+            | Message::Rollout { .. }
             | Message::Ordered { .. } => {}
         }
     }

@@ -181,7 +181,8 @@ impl OfferMaker {
         // Times change with every batch, and are hints.
         let definition = self.same_as_before(name, version, &fingerprint).unwrap_or_else(|| {
             let (config, batching) = (definition.config.clone(), definition.batching.clone());
-            Definition { config, codec: pipeline.codec.clone(), batching, slo, full, recipe: None, step_times }.encode()
+            let (fingerprint, codec) = (fingerprint.clone(), pipeline.codec.clone());
+            Definition { fingerprint, config, codec, batching, slo, full, recipe: None, step_times }.encode()
         });
         OfferedModel {
             model: name.clone(),
@@ -237,7 +238,8 @@ impl OfferMaker {
                     preprocess.describe(&mut config);
                 }
                 let (codec, batching) = (loaded.codec.clone(), definition.batching.clone());
-                Definition { config, codec, batching, slo, full, recipe, step_times: Vec::new() }.encode()
+                let (fingerprint, step_times) = (fingerprint.clone(), Vec::new());
+                Definition { fingerprint, config, codec, batching, slo, full, recipe, step_times }.encode()
             }),
             fingerprint,
             max_batch: items,

@@ -56,7 +56,8 @@ pub use pipeline::{
     Callers, Counted, Failure, FoundModel, InPipeline, Pipeline, StepEnd, StepPart, StepRuns, Trail, Within,
     adapt_inputs, run_steps,
 };
-pub use rollout::ServedRollout;
+pub use rolled::{RolledOut, ServedRequests, infer_rolled_out};
+pub use rollout::{ServedRollout, no_rollout};
 
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;
@@ -66,7 +67,7 @@ const RUNS_END_WITHIN: Duration = Duration::from_millis(8_000);
 const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
 
 /// The answer to an inference request.
-type Inferred = Result<InferResponse, ServiceError>;
+pub type Inferred = Result<InferResponse, ServiceError>;
 
 /// Where a request comes from.
 struct Origin<'w, 't> {

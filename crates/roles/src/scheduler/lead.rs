@@ -20,6 +20,7 @@ use crate::links::Links;
 use crate::message::{
     BatchKey, Doing, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
 };
+use crate::rollouts::{Received, Rollouts};
 use downbeat_core::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler, Ticket};
 use downbeat_core::ids::{BatchId, DeviceId, ModelId, RequestId};
 use downbeat_core::time::{Duration, Time};
@@ -79,6 +80,10 @@ pub(super) struct Lead {
     /// Decisions whose batches count in `seat_loads`, and which are not carried out yet.
     decided: VecDeque<Output>,
     orders: Orders,
+    rollouts: Rollouts,
+    /// Models whose decisions must be sent, with the frontend that told one, and whether that one was
+    /// new.
+    told_rollouts: Vec<(String, NodeId, bool)>,
     /// Assigns models to backends, if this scheduler does so.
     assigner: Option<Assigner>,
     /// Whether backends, or their offers, have changed since the last assignments.
@@ -125,6 +130,8 @@ impl Lead {
             seat_loads: SeatLoads::default(),
             decided: VecDeque::new(),
             orders: Orders::default(),
+            rollouts: Rollouts::default(),
+            told_rollouts: Vec::new(),
             assigner,
             assigns: true,
         }
@@ -176,6 +183,12 @@ impl Lead {
             Role::Scheduler { .. } => return,
         };
         links.say(now, hello.node, Message::Leads { epoch: self.epoch, claims });
+        if hello.role == Role::Frontend {
+            for (model, number, decision) in self.rollouts.all() {
+                let (model, decision) = (model.clone(), decision.to_vec());
+                links.say(now, hello.node, Message::Rollout { model, number, decision });
+            }
+        }
         if hello.role == Role::Frontend && self.is_settled {
             links.say(now, hello.node, Message::Models(self.models.list()));
         }
@@ -233,6 +246,9 @@ impl Lead {
             (Role::Frontend, Message::Order { number, model, doing }) => {
                 self.handle_order((from, number), &model, doing)
             }
+            (Role::Frontend, Message::Rollout { model, number, decision }) => {
+                self.handle_rollout(from, model, (number, &decision));
+            }
             (Role::Backend, Message::Ordered { number, failed }) => {
                 if let Some(backend) = self.map.backend_mut(from) {
                     self.orders.handle_done(number, (from, &backend.name), failed);
@@ -256,6 +272,16 @@ impl Lead {
             (Role::Backend, Message::Leave) => self.assigns |= self.map.handle_leave(from),
             // Not a message for a scheduler, or not from a peer of this role: ignored.
             _ => {}
+        }
+    }
+
+    /// Takes a frontend's decision about a rollout. If it is the newest, all other frontends must hear
+    /// it. Otherwise this frontend must hear the newest.
+    fn handle_rollout(&mut self, from: NodeId, model: String, (number, decision): (u64, &[u8])) {
+        match self.rollouts.handle(&model, number, decision) {
+            Received::New => self.told_rollouts.push((model, from, true)),
+            Received::Known => {}
+            Received::Old => self.told_rollouts.push((model, from, false)),
         }
     }
 
@@ -621,12 +647,19 @@ impl Lead {
                 }
             }
         }
+        for (model, from, is_new) in std::mem::take(&mut self.told_rollouts) {
+            let Some((number, decision)) = self.rollouts.of(&model) else { continue };
+            let hears = |frontend: &NodeId| (*frontend == from) != is_new;
+            for frontend in frontends(links).into_iter().filter(hears) {
+                let (model, decision) = (model.clone(), decision.to_vec());
+                links.say(now, frontend, Message::Rollout { model, number, decision });
+            }
+        }
         while let Some((frontend, refused)) = self.waiting.poll_refused() {
             links.say(now, frontend, Message::Refused(refused));
         }
         if self.is_settled && std::mem::take(&mut self.models_changed) {
-            let frontends = links.peers().filter(|peer| peer.role == Role::Frontend).map(|peer| peer.node);
-            for frontend in frontends.collect::<Vec<_>>() {
+            for frontend in frontends(links) {
                 links.say(now, frontend, Message::Models(self.models.list()));
             }
         }
@@ -706,6 +739,11 @@ impl Lead {
         ];
         others.into_iter().fold((due, "a batch or a deadline"), |least, due| if due.0 < least.0 { due } else { least })
     }
+}
+
+/// The frontends whose links are up.
+fn frontends<P: Clone>(links: &Links<P>) -> Vec<NodeId> {
+    links.peers().filter(|peer| peer.role == Role::Frontend).map(|peer| peer.node).collect()
 }
 
 /// The recent load of a model.

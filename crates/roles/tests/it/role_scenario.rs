@@ -134,6 +134,7 @@ impl World {
                 Node::Frontend(node) => match node.poll_output(now)? {
                     FrontendOutput::Send(to, frame) => return Some((to, frame)),
                     FrontendOutput::End { number, end } => format!("end of {number}: {}", end_text(&end)),
+                    FrontendOutput::Rollout { model, .. } => format!("another decides about the rollout of {model}"),
                     FrontendOutput::Ordered { number, result } => format!("end of order {number}: {result:?}"),
                     FrontendOutput::Models(models) => {
                         format!("models {}", list(models.iter().map(|m| m.model.clone())))

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::batch_codec::BatchCodec;
-use downbeat_models::serving::{Inferred, RolledOut, ServedRollout};
+use downbeat_models::serving::rolled::RolledOut;
+use downbeat_models::serving::{Inferred, ServedRollout};
 use downbeat_protocol::InferRequest;
 use downbeat_service::budget::Reservation;
 use downbeat_service::error::ServiceError;

@@ -8,9 +8,9 @@ use downbeat_core::rollout::RolloutChange;
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_models::preprocess::Preprocess;
+use downbeat_models::serving::rolled::infer_rolled_out;
 use downbeat_models::serving::{
-    Limits, Looked, Refused, ServedRollout, Terms, Wishes, adapt_inputs, hold_inputs, infer_rolled_out, no_rollout,
-    response,
+    Limits, Looked, Refused, ServedRollout, Terms, Wishes, adapt_inputs, hold_inputs, no_rollout, response,
 };
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
 use downbeat_roles::{Doing, NewRequest, OrderFailure, QueueKey};

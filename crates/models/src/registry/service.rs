@@ -26,9 +26,8 @@ use downbeat_service::tenants::NamedPart;
 use super::Registry;
 use super::model_entry::VersionState;
 use super::states::VersionStatus;
-use crate::serving::{
-    Pipeline, ServedRequests, ServedRollout, infer_rolled_out, no_rollout, statistics, unknown_model,
-};
+use crate::serving::rolled::{ServedRequests, infer_rolled_out};
+use crate::serving::{Pipeline, ServedRollout, no_rollout, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {

@@ -8,7 +8,7 @@ mod missed;
 mod model;
 mod pipeline;
 mod preparing;
-mod rolled;
+pub mod rolled;
 mod rollout;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,7 +56,6 @@ pub use pipeline::{
     Callers, Counted, Failure, FoundModel, InPipeline, Pipeline, StepEnd, StepPart, StepRuns, Trail, Within,
     adapt_inputs, run_steps,
 };
-pub use rolled::{RolledOut, ServedRequests, infer_rolled_out};
 pub use rollout::{ServedRollout, no_rollout};
 
 /// Shapes of one model that have a queue of their own at a time.

@@ -50,6 +50,11 @@ fn hello(node: NodeId, role: Role) -> Hello {
     Hello { protocol: PROTOCOL, node, role, name: "n".into(), address: String::new() }
 }
 
+/// Decisions with their numbers.
+type Numbered = Vec<(u64, Vec<u8>)>;
+/// The decisions that a scheduler hears, and those that the frontend's owner hears.
+type Heard = (Numbered, Vec<Vec<u8>>);
+
 /// A frontend whose scheduler says what a test has it say.
 struct Frontend {
     node: FrontendNode<()>,
@@ -64,7 +69,7 @@ impl Frontend {
     }
 
     /// A scheduler begins to lead, and has heard of no rollout. Returns the decisions that it hears.
-    fn led_by(&mut self, leader: u64) -> Vec<(u64, Vec<u8>)> {
+    fn led_by(&mut self, leader: u64) -> Numbered {
         let leader = NodeId(leader);
         self.scheduler = Links::new(leader);
         self.node.handle_connected(Time::ZERO, &hello(leader, Role::Scheduler { rank: 0 }));
@@ -76,18 +81,18 @@ impl Frontend {
         self.said(Message::Leads { epoch, claims }).0
     }
 
-    fn told(&mut self, number: u64, decision: &[u8]) -> (Vec<(u64, Vec<u8>)>, Vec<Vec<u8>>) {
+    fn told(&mut self, number: u64, decision: &[u8]) -> Heard {
         self.said(Message::Rollout { model: "m".into(), number, decision: decision.to_vec() })
     }
 
     /// The scheduler says this.
-    fn said(&mut self, message: Message<()>) -> (Vec<(u64, Vec<u8>)>, Vec<Vec<u8>>) {
+    fn said(&mut self, message: Message<()>) -> Heard {
         self.scheduler.say(Time::ZERO, NodeId(1), message);
         self.exchange()
     }
 
     /// Brings frames to and fro. Returns the decisions that the scheduler and the frontend's owner hear.
-    fn exchange(&mut self) -> (Vec<(u64, Vec<u8>)>, Vec<Vec<u8>>) {
+    fn exchange(&mut self) -> Heard {
         let (mut told, mut outputs) = (Vec::new(), Vec::new());
         for _ in 0..4 {
             while let Some((_, frame)) = self.scheduler.poll_frame(Time::ZERO) {
@@ -109,7 +114,7 @@ impl Frontend {
         (told, outputs)
     }
 
-    fn decide(&mut self, decision: &[u8]) -> Vec<(u64, Vec<u8>)> {
+    fn decide(&mut self, decision: &[u8]) -> Numbered {
         self.node.handle_rollout(Time::ZERO, "m", decision);
         self.exchange().0
     }

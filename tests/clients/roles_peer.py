@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 
-PROTOCOL = 10
+PROTOCOL = 11
 MAGIC = b"downbeat"
 DIALLER = b"downbeat cluster: dialler\0"
 TIMEOUT_S = 30

@@ -57,9 +57,10 @@ mod message;
 mod own_pauses;
 mod queue_names;
 mod role_node;
+mod rollouts;
 mod scheduler;
 
-pub use assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
+pub use assignment::{Assignment, Divided, MoveLimit, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
 pub use backend::{BackendNode, BackendOptions, BackendOutput, Member};
 pub use claims::{ClaimKey, ClaimSecret, ClaimToken};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
@@ -72,4 +73,6 @@ pub use message::{
     PROTOCOL, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
 };
 pub use role_node::RoleNode;
-pub use scheduler::{ModelBudget, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterOptions};
+pub use scheduler::{
+    ModelBudget, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterCount, SubClusterOptions,
+};

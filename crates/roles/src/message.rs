@@ -12,12 +12,13 @@ use crate::claims::{ClaimKey, ClaimToken};
 use crate::delay::class_of;
 use crate::epoch::Epoch;
 pub use crate::ids::{BatchKey, NodeId, RequestKey};
+use crate::rollouts::MOST_DECISION;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
 use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
-pub const PROTOCOL: u16 = 10;
+pub const PROTOCOL: u16 = 11;
 
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
@@ -192,9 +193,13 @@ pub struct OfferedModel {
 pub struct Loadable {
     /// Name of the model.
     pub model: String,
-    /// Bytes that the loaded model takes on a device, as far as the backend knows before it loads:
-    /// the size of the files.
+    /// Bytes that the loaded model takes on a device. Until the backend has loaded the model once, this
+    /// is an estimate by the size of its files.
     pub memory: u64,
+    /// Bytes that a run of the model takes beside these, or the same estimate.
+    pub run_memory: u64,
+    /// How long the backend's last load of the model took; `None`: there was none.
+    pub load_time: Option<Duration>,
     /// Why the last ordered load failed, if it did.
     pub failed: Option<String>,
 }
@@ -211,6 +216,8 @@ pub struct Offer {
     pub repository: Vec<Loadable>,
     /// Bytes for models on the backend's smallest device; `None`: not known.
     pub memory: Option<u64>,
+    /// The most bytes that runs beside each other take; `None`: a device runs one batch at a time.
+    pub runs: Option<u64>,
     /// The last assignment that the backend heard. `models` leaves out every model that this
     /// assignment takes away.
     pub assigned: Option<Assignment>,
@@ -458,6 +465,17 @@ pub enum Message<P> {
         /// The change.
         doing: Doing,
     },
+    /// Frontend to scheduler, scheduler to frontend: a decision about the rollout of a model.
+    Rollout {
+        /// Name of the model.
+        #[serde(deserialize_with = "short_text")]
+        model: String,
+        /// Counts the decisions of the model, from 1. Of two with one number the greater bytes count.
+        number: u64,
+        /// The decision, which schedulers hand on and never look into.
+        #[serde(deserialize_with = "at_most::<_, _, MOST_DECISION>")]
+        decision: Vec<u8>,
+    },
     /// Backend to scheduler, scheduler to frontend: the order is carried out.
     Ordered {
         /// The number that the receiver gave the order.
@@ -501,6 +519,9 @@ impl<P> Message<P> {
                 matches!((from, to), (Backend, Frontend))
             }
             Message::Inputs { .. } => matches!((from, to), (Frontend, Backend)),
+            Message::Rollout { .. } => {
+                matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Frontend))
+            }
             Message::Order { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
             Message::Ordered { .. } => matches!((from, to), (Backend, Scheduler { .. }) | (Scheduler { .. }, Frontend)),
         }
@@ -554,6 +575,7 @@ impl<P> Message<P> {
             | Message::Claim { .. }
             | Message::Release { .. }
             | Message::Order { .. }
+            | Message::Rollout { .. }
             | Message::Ordered { .. } => {}
         }
     }

@@ -114,7 +114,7 @@ pub trait Service: Send + Sync + 'static {
     /// process has none.
     fn rollout(&self, name: &str) -> Result<RolloutReport, ServiceError> {
         Err(ServiceError::Unimplemented(format!(
-            "this process rolls no version of model '{name}' out; `downbeat serve` does"
+            "this process rolls no version of model '{name}' out; `downbeat serve` and the frontends of a cluster do"
         )))
     }
 

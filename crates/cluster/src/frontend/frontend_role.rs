@@ -43,6 +43,8 @@ pub enum FrontendEvent {
     Request(u64, NewRequest<Tensors>, RemoteCall),
     /// The client of this ticket's request has gone. The ticket has counted the request.
     Cancel(u64),
+    /// This frontend has made this decision about the rollout of a model.
+    Rollout(String, Vec<u8>),
     /// A client wants this change of a model.
     Order(String, Doing, oneshot::Sender<Result<(), OrderFailure>>),
 }
@@ -182,6 +184,7 @@ impl Machine for FrontendRole {
                 self.orders.insert(number, client);
                 self.node.handle_order(now, number, (model, doing));
             }
+            FrontendEvent::Rollout(model, decision) => self.node.handle_rollout(now, &model, &decision),
             FrontendEvent::Cancel(ticket) => {
                 if let Some(number) = self.numbers.remove(&ticket) {
                     self.calls.remove(&number);
@@ -202,6 +205,7 @@ impl Machine for FrontendRole {
                 FrontendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
                 FrontendOutput::Lost(peer) => return Some(Step::Close(peer)),
                 FrontendOutput::End { number, end } => self.end(now, number, end),
+                FrontendOutput::Rollout { model, decision } => self.models.decide(&model, decision),
                 FrontendOutput::Ordered { number, result } => {
                     // The client may have gone.
                     if let Some(client) = self.orders.remove(&number) {

@@ -4,4 +4,5 @@ pub(crate) mod ensemble_walk;
 pub(crate) mod frontend_role;
 pub(crate) mod remote_ensemble;
 pub(crate) mod remote_models;
+mod remote_rollout;
 pub(crate) mod remote_serving;

@@ -1,13 +1,17 @@
 //! A frontend as the [`Service`] behind its ports. The models run on backends.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
+use downbeat_core::rollout::RolloutChange;
 use downbeat_core::{Duration, Time};
 use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_models::preprocess::Preprocess;
-use downbeat_models::serving::{Limits, Looked, Refused, Terms, Wishes, adapt_inputs, hold_inputs, response};
+use downbeat_models::serving::rolled::infer_rolled_out;
+use downbeat_models::serving::{
+    Limits, Looked, Refused, ServedRollout, Terms, Wishes, adapt_inputs, hold_inputs, no_rollout, response,
+};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
 use downbeat_roles::{Doing, NewRequest, OrderFailure, QueueKey};
 use downbeat_service::budget::{ByteBudget, Reservation};
@@ -20,6 +24,7 @@ use downbeat_service::report::cluster_report::ClusterReport;
 use downbeat_service::report::live::{LiveReport, PART};
 use downbeat_service::report::missed::MissedReport;
 use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::report::rollout::RolloutReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use downbeat_service::unanswered::Unanswered;
 use downbeat_service::work::turn_end;
@@ -29,6 +34,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::frontend_role::{FrontendEvent, RemoteCall};
 use super::remote_ensemble::Due;
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
+use super::remote_rollout::RemoteRequests;
 use crate::node::status::StatusBoard;
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
@@ -67,6 +73,8 @@ pub struct RemoteServing {
     next_ticket: AtomicU64,
     in_flight: AtomicU64,
     draining: AtomicBool,
+    /// The frontend itself: the task of a copy keeps it alive.
+    this: Weak<RemoteServing>,
 }
 
 /// The right to cancel a request, by dropping the ticket.
@@ -99,9 +107,9 @@ impl RemoteServing {
         budget: Arc<ByteBudget>,
         (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
         (events, arena): (mpsc::UnboundedSender<FrontendEvent>, Option<Arc<Arena>>),
-    ) -> Self {
+    ) -> Arc<Self> {
         let (next_ticket, in_flight, draining) = Default::default();
-        RemoteServing {
+        Arc::new_cyclic(|this| RemoteServing {
             options,
             clock,
             budget,
@@ -113,7 +121,8 @@ impl RemoteServing {
             next_ticket,
             in_flight,
             draining,
-        }
+            this: this.clone(),
+        })
     }
 
     /// Reports not ready from now on. Requests that still come are answered.
@@ -135,6 +144,9 @@ impl RemoteServing {
             let counts = version.sample().counts;
             self.metrics.set_outcomes(&version.name, &version.version, version.definition.slo, &counts);
         }
+        let models = self.models.all();
+        let rollouts = models.iter().filter_map(|(name, model)| Some((name, model.rollout.as_ref()?)));
+        self.metrics.set_rollout_states(rollouts.map(|(name, rollout)| [&**name, rollout.state().name()]));
         self.metrics.set_budget(&self.budget);
         self.metrics.set_abandoned(downbeat_service::work::work_pool::abandoned());
         self.metrics.render()
@@ -251,16 +263,44 @@ impl RemoteServing {
         request: InferRequest,
         due: Due,
     ) -> BoxFuture<'_, Result<InferResponse, ServiceError>> {
-        self.infer_due(request, Some(due)).boxed()
+        self.infer_due(self.clock.now(), request, Some(due)).boxed()
     }
 
-    /// Runs an inference, which may be a step of an ensemble that is due at a time.
+    /// Tells the other frontends of the rollout's state.
+    pub(super) fn tell_rollout(&self, rollout: &ServedRollout) {
+        let (model, decision) = (rollout.model().to_owned(), rollout.decision());
+        self.models.decide(&model, decision.clone());
+        // A node that has ended has no peers.
+        let _ = self.events.send(FrontendEvent::Rollout(model, decision));
+    }
+
+    /// The rollout of a model.
+    fn served_rollout(&self, name: &str) -> Result<Arc<ServedRollout>, ServiceError> {
+        self.models.get(name)?.rollout.clone().ok_or_else(|| no_rollout(name))
+    }
+
+    /// Runs an inference that came at `arrival`. `due`: the time of a step of an ensemble.
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    async fn infer_due(&self, mut request: InferRequest, due: Option<Due>) -> Result<InferResponse, ServiceError> {
-        let arrival = self.clock.now();
+    pub(super) async fn infer_due(
+        &self,
+        arrival: Time,
+        request: InferRequest,
+        due: Option<Due>,
+    ) -> Result<InferResponse, ServiceError> {
         let model = self.models.get(&request.model_name)?;
+        self.infer_of(&model, arrival, request, due).await
+    }
+
+    /// As [`RemoteServing::infer_due`], for a request of this model.
+    pub(super) async fn infer_of(
+        &self,
+        model: &RemoteModel,
+        arrival: Time,
+        mut request: InferRequest,
+        due: Option<Due>,
+    ) -> Result<InferResponse, ServiceError> {
         let version = model.version(&request.model_name, &request.model_version)?;
         if let Some(ensemble) = &version.ensemble {
             return Box::pin(self.infer_ensemble((version, ensemble), request, due)).await;
@@ -289,7 +329,7 @@ impl RemoteServing {
         let _prepared = match version.preprocess_of(&request)? {
             // Boxed, because its large state would burden all other requests.
             Some(steps) => {
-                let held = Box::pin(self.prepare((&model, steps), &mut request, &limits, &mut ticket)).await;
+                let held = Box::pin(self.prepare((model, steps), &mut request, &limits, &mut ticket)).await;
                 Some(held.map_err(|error| note(&request, Refused { reason: ticket.end, error }))?)
             }
             None => None,
@@ -458,7 +498,31 @@ impl Service for RemoteServing {
     }
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
-        self.infer_due(request, None).await
+        let model = self.models.get(&request.model_name)?;
+        let rollout = model.rollout.clone().filter(|_| request.model_version.is_empty());
+        match rollout.map(|rollout| (rollout, self.this.upgrade())) {
+            // The future is boxed: other requests would move its memory for nothing.
+            Some((rollout, Some(serving))) => {
+                Box::pin(infer_rolled_out(RemoteRequests { serving, model }, Some(rollout), request)).await
+            }
+            _ => self.infer_of(&model, self.clock.now(), request, None).await,
+        }
+    }
+
+    fn rollout_header(&self, name: &str) -> Option<String> {
+        self.models.rollout_header(name)
+    }
+
+    /// The state that all frontends share, and the requests of this frontend.
+    fn rollout(&self, name: &str) -> Result<RolloutReport, ServiceError> {
+        Ok(self.served_rollout(name)?.report(self.clock.now()))
+    }
+
+    fn change_rollout(&self, name: &str, change: &RolloutChange) -> Result<RolloutReport, ServiceError> {
+        let rollout = self.served_rollout(name)?;
+        rollout.change(change)?;
+        self.tell_rollout(&rollout);
+        self.rollout(name)
     }
 
     fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String> {

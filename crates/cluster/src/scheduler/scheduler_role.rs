@@ -1,7 +1,9 @@
 //! A scheduler's state machine in its process. A scheduler has no models and no tensors.
 
 use downbeat_core::Time;
-use downbeat_roles::{NodeId, PlanWanted, Role, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan};
+use downbeat_roles::{
+    Divided, NodeId, PlanWanted, Role, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use super::cluster_load::ClusterLoad;
@@ -25,7 +27,7 @@ pub enum SchedulerEvent {
     /// now.
     Allotted(Option<(u64, Option<SubClusterPlan>)>),
     /// The answer to a question for a plan: the sub-cluster of each model, or why there is no plan.
-    Planned(u64, Result<Vec<u32>, String>),
+    Planned(u64, Result<Divided, String>),
     /// A client wants models to be divided anew. The sender gets whether they are.
     Plan(oneshot::Sender<bool>),
 }

@@ -14,6 +14,7 @@ mod states;
 mod what_if;
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -497,16 +498,17 @@ impl Registry {
             return failed(format!("version {newest}: {reason}"), failures);
         }
         let mut model = Model::new(definition, versions);
-        let files =
-            (overlay.is_none() && model.definition.rollout.is_some()).then(|| self.repository.fingerprint(name));
+        let files = (overlay.is_none() && model.definition.rollout.is_some()).then(|| {
+            let mut hasher = DefaultHasher::new();
+            self.repository.fingerprint(name).hash(&mut hasher);
+            hasher.finish()
+        });
         let loaded: Vec<u64> = model.versions.keys().copied().collect();
         let before = self.serving.get(name).and_then(|before| before.rollout.clone());
-        model.rollout =
-            ServedRollout::begin(&model.definition, &loaded, files, self.metrics.clone()).map(|rollout| match before {
-                // The server may load a model again on its own account. The counts and the state stay.
-                Some(before) if rollout.is_same(&before) => before,
-                _ => Arc::new(rollout),
-            });
+        let terms = model.definition.rollout.clone();
+        let begun = terms.and_then(|terms| ServedRollout::begin(name, terms, &loaded, files, self.metrics.clone()));
+        // The server may load a model again on its own account. The counts and the state stay.
+        model.rollout = begun.map(|rollout| rollout.or_same(before));
         Ok(LoadedModel { served: Served::Model(Arc::new(model)), overlay, failures })
     }
 
@@ -726,6 +728,12 @@ impl Registry {
     /// Bytes for models that the smallest of its devices has; `None`: any number.
     pub fn device_memory(&self) -> Option<u64> {
         self.gpus.iter().map(|gpu| gpu.memory).min().or_else(|| self.model_memory.limit())
+    }
+
+    /// The most bytes that runs beside each other take of a device; `None`: a GPU, whose models keep
+    /// the memory of their runs.
+    pub fn run_memory(&self) -> Option<u64> {
+        self.gpus.is_empty().then(|| self.model_memory.runs().unwrap_or(u64::MAX))
     }
 
     /// The models in the repository's folder.

@@ -26,7 +26,8 @@ use downbeat_service::tenants::NamedPart;
 use super::Registry;
 use super::model_entry::VersionState;
 use super::states::VersionStatus;
-use crate::serving::{Pipeline, ServedRollout, statistics, unknown_model};
+use crate::serving::rolled::{ServedRequests, infer_rolled_out};
+use crate::serving::{Pipeline, ServedRollout, no_rollout, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -54,14 +55,9 @@ impl Registry {
     }
 
     fn served_rollout(&self, name: &str) -> Result<Arc<ServedRollout>, ServiceError> {
-        let none = || {
-            ServiceError::InvalidArgument(format!(
-                "model '{name}' has no rollout; give its configuration the parameter 'rollout', and load two versions"
-            ))
-        };
         match self.serving.get(name) {
-            Some(served) => served.rollout.clone().ok_or_else(none),
-            None => self.served_pipeline(name).and_then(|_| Err(none())),
+            Some(served) => served.rollout.clone().ok_or_else(|| no_rollout(name)),
+            None => self.served_pipeline(name).and_then(|_| Err(no_rollout(name))),
         }
     }
 
@@ -351,7 +347,8 @@ impl Service for Registry {
             Some(served) if served.definition.config.is_decoupled() => Err(ServiceError::Decoupled(request.model_name)),
             // These futures are boxed: other requests would move their memory for nothing.
             Some(served) if served.rollout.is_some() && request.model_version.is_empty() => {
-                Box::pin(self.serving.infer_in_rollout(served, request)).await
+                let rollout = served.rollout.clone();
+                Box::pin(infer_rolled_out(ServedRequests::new(self.serving.clone(), served), rollout, request)).await
             }
             Some(served) => self.serving.infer(&served, request, None).await,
             None => match self.serving.enter_pipeline(&request.model_name) {

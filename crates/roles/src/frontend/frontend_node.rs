@@ -13,6 +13,7 @@ use crate::message::{
     A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel,
 };
 use crate::role_node::RoleNode;
+use crate::rollouts::{MOST_DECISION, Received, Rollouts};
 use downbeat_core::time::{Duration, Time};
 
 /// A request without a deadline ends once no scheduler has led for this many times `lost_after`:
@@ -69,6 +70,13 @@ pub enum FrontendOutput<P> {
         number: u64,
         /// The result.
         result: Result<(), OrderFailure>,
+    },
+    /// Another frontend has made this decision about the rollout of a model.
+    Rollout {
+        /// Name of the model.
+        model: String,
+        /// The bytes that the other frontend gave to [`FrontendNode::handle_rollout`].
+        decision: Vec<u8>,
     },
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
@@ -136,6 +144,7 @@ pub struct FrontendNode<P> {
     models: Vec<(String, u64, bool)>,
     /// The numbers of orders that the leader has.
     orders: BTreeSet<u64>,
+    rollouts: Rollouts,
     /// When the frontend lost its last leader, or began.
     leaderless_since: Time,
     run_again: u64,
@@ -158,6 +167,7 @@ impl<P: Clone> FrontendNode<P> {
             to_cancel: Vec::new(),
             models: Vec::new(),
             orders: BTreeSet::new(),
+            rollouts: Rollouts::default(),
             leaderless_since: now,
             run_again: 0,
             late_answers: 0,
@@ -214,6 +224,35 @@ impl<P: Clone> FrontendNode<P> {
                 self.settle(now);
             }
             None => self.outputs.push_back(FrontendOutput::Ordered { number, result: Err(OrderFailure::NoLeader) }),
+        }
+    }
+
+    /// Takes a decision of this frontend about the rollout of a model, and tells the others.
+    pub fn handle_rollout(&mut self, now: Time, model: &str, decision: &[u8]) {
+        if decision.len() > MOST_DECISION {
+            let note = format!("a decision about the rollout of model '{model}' is too long for the other frontends");
+            return self.outputs.push_back(FrontendOutput::Note(note));
+        }
+        let number = self.rollouts.decide(model, decision);
+        if let Some(leader) = self.following.leader() {
+            let (model, decision) = (model.to_owned(), decision.to_vec());
+            self.links.say(now, leader, Message::Rollout { model, number, decision });
+            self.settle(now);
+        }
+    }
+
+    /// Takes the leader's decision about a rollout. If this frontend knows a newer decision, it tells
+    /// the leader.
+    fn handle_told_rollout(&mut self, now: Time, from: NodeId, model: String, (number, decision): (u64, Vec<u8>)) {
+        match self.rollouts.handle(&model, number, &decision) {
+            Received::New => self.outputs.push_back(FrontendOutput::Rollout { model, decision }),
+            Received::Known => {}
+            Received::Old => {
+                if let Some((number, decision)) = self.rollouts.of(&model) {
+                    let decision = decision.to_vec();
+                    self.links.say(now, from, Message::Rollout { model, number, decision });
+                }
+            }
         }
     }
 
@@ -278,6 +317,9 @@ impl<P: Clone> FrontendNode<P> {
                 let result = failed.map_or(Ok(()), |reason| Err(OrderFailure::Refused(reason)));
                 self.outputs.push_back(FrontendOutput::Ordered { number, result });
             }
+            (Role::Scheduler { .. }, Message::Rollout { model, number, decision }) if is_leader => {
+                self.handle_told_rollout(now, from, model, (number, decision));
+            }
             (Role::Scheduler { .. }, Message::Models(models)) if is_leader => {
                 let known = |model: &ServedModel| (model.model.clone(), model.version, model.may_repeat);
                 self.models = models.iter().map(known).collect();
@@ -328,6 +370,10 @@ impl<P: Clone> FrontendNode<P> {
     fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch, claims: Option<ClaimKey>) {
         if self.following.handle_leads(now, &mut self.links, from, epoch) {
             self.claims = claims;
+            for (model, number, decision) in self.rollouts.all() {
+                let (model, decision) = (model.clone(), decision.to_vec());
+                self.links.say(now, from, Message::Rollout { model, number, decision });
+            }
             self.end_orders();
             self.to_cancel.clear();
             self.to_hand_in = self.requests.withdraw();

@@ -10,6 +10,7 @@ mod role_planner;
 mod role_random;
 mod role_scenario;
 mod role_texts;
+mod rollouts;
 #[path = "../../../core/tests/it/scenario_file.rs"]
 mod scenario_file;
 mod scheduler_node;

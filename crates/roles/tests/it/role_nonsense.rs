@@ -100,6 +100,7 @@ fn message(step: &Step) -> Message<P> {
         19 | 20 => {
             Message::Inputs { batch, granted: vec![(a, long, ()), (c, short, ()), (c, short, ())], gone: vec![b] }
         }
+        21 if c % 6 == 2 => Message::Rollout { model: "m".to_owned(), number: a, decision: vec![b as u8; 3] },
         21 if c % 3 == 0 => Message::Order { number: a, model: "m".to_owned(), doing: Doing::Unload },
         21 if c % 3 == 1 => Message::Ordered { number: b, failed: (a == 0).then(String::new) },
         21 => Message::Release { batch, numbers: vec![a, b, c] },

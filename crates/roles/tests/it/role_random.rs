@@ -213,6 +213,7 @@ impl World {
                         }
                         Some(FrontendOutput::Note(_)) => None,
                         Some(FrontendOutput::Models(_) | FrontendOutput::Leader { .. }) => None,
+                        Some(FrontendOutput::Rollout { .. }) => panic!("no frontend rolls out"),
                         Some(FrontendOutput::Ordered { .. }) => panic!("no client has ordered a change"),
                     }
                 }

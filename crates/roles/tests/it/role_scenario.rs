@@ -134,6 +134,7 @@ impl World {
                 Node::Frontend(node) => match node.poll_output(now)? {
                     FrontendOutput::Send(to, frame) => return Some((to, frame)),
                     FrontendOutput::End { number, end } => format!("end of {number}: {}", end_text(&end)),
+                    FrontendOutput::Rollout { model, .. } => format!("another decides about the rollout of {model}"),
                     FrontendOutput::Ordered { number, result } => format!("end of order {number}: {result:?}"),
                     FrontendOutput::Models(models) => {
                         format!("models {}", list(models.iter().map(|m| m.model.clone())))
@@ -263,7 +264,13 @@ impl World {
             (["cancel", number], Node::Frontend(node)) => node.handle_cancel(now, number.parse().unwrap()),
             (["offer", models, ..], Node::Backend(node)) => {
                 let slots = option(words, "slots").map_or(1, |slots| slots.parse().unwrap());
-                let loadable = |model: &str| Loadable { model: model.to_owned(), memory: 1, failed: None };
+                let loadable = |model: &str| Loadable {
+                    model: model.to_owned(),
+                    memory: 1,
+                    run_memory: 0,
+                    load_time: None,
+                    failed: None,
+                };
                 let repository = option(words, "repository").map(|names| names.split(',').map(loadable).collect());
                 node.handle_offer(now, Offer { repository: repository.unwrap_or_default(), ..offer(models, slots) });
             }

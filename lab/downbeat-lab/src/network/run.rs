@@ -295,7 +295,7 @@ impl<'a> NetworkRun<'a> {
                 self.processes[at].models = (0..self.scenario.models.len()).map(known).collect();
             }
             // No client of these networks orders changes of models.
-            FrontendOutput::Leader { .. } | FrontendOutput::Ordered { .. } => {}
+            FrontendOutput::Leader { .. } | FrontendOutput::Ordered { .. } | FrontendOutput::Rollout { .. } => {}
             FrontendOutput::Lost(peer) => self.close(at, peer),
             FrontendOutput::Note(note) => self.judge.breaks(self.now, "peers say what they may", || note),
         }

@@ -51,7 +51,7 @@ pub struct Resident {
 const LAUNCH_WEIGHT: f64 = 0.125;
 /// A model whose launches take more than this many times as long as alone finds no room on its
 /// device.
-const SLOW: f64 = 1.2;
+const SLOW: f64 = 1.1;
 
 impl Resident {
     pub fn model(&self) -> ModelId {

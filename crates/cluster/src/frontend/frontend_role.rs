@@ -10,7 +10,7 @@ use downbeat_host::device::CounterHasher;
 use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_roles::{
     Doing, FrontendNode, FrontendOptions, FrontendOutput, NewRequest, NodeId, OrderFailure, Outcome, Refusal,
-    RequestEnd, Role,
+    RequestEnd, Role, RoleNode,
 };
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::Metrics;
@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 use super::remote_models::{RemoteModels, RemoteVersion};
 use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
+use crate::view::asks::{Asks, ViewEvent};
 use crate::wire::tensors::Tensors;
 
 /// A request that waits for its answer.
@@ -45,6 +46,8 @@ pub enum FrontendEvent {
     Cancel(u64),
     /// A client wants this change of a model.
     Order(String, Doing, oneshot::Sender<Result<(), OrderFailure>>),
+    /// A question about the whole cluster, or the answer to a question.
+    View(ViewEvent),
 }
 
 /// When a client should try again that no scheduler's lead could serve.
@@ -62,6 +65,7 @@ pub struct FrontendRole {
     /// By number: the clients that wait for changes of models.
     orders: Table<oneshot::Sender<Result<(), OrderFailure>>>,
     next_order: u64,
+    asks: Asks,
     models: Arc<RemoteModels>,
     metrics: Arc<Metrics>,
     board: StatusBoard,
@@ -74,10 +78,11 @@ impl FrontendRole {
         options: FrontendOptions,
         now: Time,
         (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
+        asks: Asks,
     ) -> Self {
         let node = FrontendNode::new(node, options, now);
         let (calls, numbers, orders) = Default::default();
-        FrontendRole { node, calls, numbers, orders, next_order: 0, models, metrics, board }
+        FrontendRole { node, calls, numbers, orders, next_order: 0, asks, models, metrics, board }
     }
 
     /// Answers a request.
@@ -182,6 +187,11 @@ impl Machine for FrontendRole {
                 self.orders.insert(number, client);
                 self.node.handle_order(now, number, (model, doing));
             }
+            FrontendEvent::View(ViewEvent::Ask(question, client)) => {
+                let number = self.asks.ask(client);
+                self.node.handle_ask(now, number, question);
+            }
+            FrontendEvent::View(ViewEvent::Tell(from, answer)) => self.node.handle_tell(now, from, answer),
             FrontendEvent::Cancel(ticket) => {
                 if let Some(number) = self.numbers.remove(&ticket) {
                     self.calls.remove(&number);
@@ -207,6 +217,12 @@ impl Machine for FrontendRole {
                     if let Some(client) = self.orders.remove(&number) {
                         let _ = client.send(result);
                     }
+                }
+                FrontendOutput::Asked { from, question } => self.asks.asked(from, question),
+                FrontendOutput::Told(number, told) => {
+                    let leader = self.node.leader();
+                    let own = leader.and_then(|leader| self.node.links().clock(leader));
+                    self.asks.told(number, told, (own, leader.is_some()));
                 }
                 FrontendOutput::Models(models) => self.models.replace(models, &self.metrics),
                 FrontendOutput::Leader { epoch, handed_in, .. } => {

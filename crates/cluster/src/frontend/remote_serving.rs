@@ -13,11 +13,11 @@ use downbeat_roles::{Doing, NewRequest, OrderFailure, QueueKey};
 use downbeat_service::budget::{ByteBudget, Reservation};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::{Metrics, batch_bounds, latency_bounds_ms};
+use downbeat_service::metrics::Metrics;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal;
-use downbeat_service::report::cluster_report::ClusterReport;
-use downbeat_service::report::live::{LiveReport, PART};
+use downbeat_service::report::cluster_report::ClusterView;
+use downbeat_service::report::live::LiveReport;
 use downbeat_service::report::missed::MissedReport;
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -26,10 +26,11 @@ use downbeat_service::work::turn_end;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot};
 
+use super::frontend_figures::FrontendFigures;
 use super::frontend_role::{FrontendEvent, RemoteCall};
 use super::remote_ensemble::Due;
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
-use crate::node::status::StatusBoard;
+use crate::view::View;
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
 
@@ -61,7 +62,8 @@ pub struct RemoteServing {
     pub budget: Arc<ByteBudget>,
     models: Arc<RemoteModels>,
     metrics: Arc<Metrics>,
-    board: StatusBoard,
+    figures: Arc<FrontendFigures>,
+    view: View,
     events: mpsc::UnboundedSender<FrontendEvent>,
     arena: Option<Arc<Arena>>,
     next_ticket: AtomicU64,
@@ -97,17 +99,19 @@ impl RemoteServing {
         options: Arc<ServerOptions>,
         clock: Clock,
         budget: Arc<ByteBudget>,
-        (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
+        (metrics, figures, view): (Arc<Metrics>, Arc<FrontendFigures>, View),
         (events, arena): (mpsc::UnboundedSender<FrontendEvent>, Option<Arc<Arena>>),
     ) -> Self {
         let (next_ticket, in_flight, draining) = Default::default();
+        let models = figures.models.clone();
         RemoteServing {
             options,
             clock,
             budget,
             models,
             metrics,
-            board,
+            figures,
+            view,
             events,
             arena,
             next_ticket,
@@ -352,7 +356,7 @@ impl Service for RemoteServing {
 
     fn is_ready(&self) -> bool {
         let has_models = self.options.allow_empty || !self.models.is_empty();
-        let can_ask = has_models && self.board.is_led();
+        let can_ask = has_models && self.view.board.is_led();
         !self.draining.load(Ordering::Acquire) && self.is_live() && (can_ask || !self.options.strict_readiness)
     }
 
@@ -395,15 +399,12 @@ impl Service for RemoteServing {
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
-        let of = |model: &RemoteModel| -> Vec<_> {
-            model.versions.values().map(|its| its.statistics.lock().to_proto(&its.name, &its.version)).collect()
-        };
         if name.is_empty() {
-            return Ok(self.models.all().values().flat_map(|model| of(model)).collect());
+            return Ok(self.figures.statistics());
         }
         let model = self.models.get(name)?;
         if version.is_empty() {
-            return Ok(of(&model));
+            return Ok(FrontendFigures::statistics_of(&model));
         }
         let its = model.version(name, version)?;
         Ok(vec![its.statistics.lock().to_proto(&its.name, &its.version)])
@@ -434,27 +435,12 @@ impl Service for RemoteServing {
         Ok(())
     }
 
-    fn cluster(&self) -> Option<ClusterReport> {
-        Some(self.board.status())
+    fn cluster(&self) -> Option<&dyn ClusterView> {
+        Some(&self.view)
     }
 
-    /// The counts of the models that backends run. Devices, waiting items and profiles are known to
-    /// the backends alone, and this process keeps no history.
-    fn live(&self, _history: bool) -> Option<LiveReport> {
-        let models = self.models.all();
-        Some(LiveReport {
-            server: self.options.server_name.clone(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            wall_ms: Clock::unix_millis(),
-            now_ns: self.clock.now().as_nanos(),
-            latency_bounds_ms: latency_bounds_ms(),
-            batch_bounds: batch_bounds(),
-            models: models.values().flat_map(|model| model.versions.values()).map(|version| version.live()).collect(),
-            device_busy_s: Vec::new(),
-            tenants: Vec::new(),
-            history_part_s: PART.as_secs_f64(),
-            in_cluster: true,
-        })
+    fn live(&self, history: bool) -> Option<LiveReport> {
+        Some(self.figures.live(history))
     }
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {

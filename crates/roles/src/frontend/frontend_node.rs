@@ -4,13 +4,14 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::open_requests::{NewRequest, OpenRequests, Place};
+use crate::asking::Asking;
 use crate::claims::{ClaimKey, ClaimToken};
 use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{
-    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel,
+    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel, Told,
 };
 use crate::role_node::RoleNode;
 use downbeat_core::time::{Duration, Time};
@@ -70,6 +71,15 @@ pub enum FrontendOutput<P> {
         /// The result.
         result: Result<(), OrderFailure>,
     },
+    /// A client of the cluster asks this question. [`FrontendNode::handle_tell`] takes the answer.
+    Asked {
+        /// The scheduler that hears the answer, and its number of the question.
+        from: (NodeId, u64),
+        /// The question.
+        question: Vec<u8>,
+    },
+    /// An answer to the [question](FrontendNode::handle_ask) of this number; `None`: it has ended.
+    Told(u64, Option<Told>),
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
     /// Show this text to people, once.
@@ -136,6 +146,7 @@ pub struct FrontendNode<P> {
     models: Vec<(String, u64, bool)>,
     /// The numbers of orders that the leader has.
     orders: BTreeSet<u64>,
+    asking: Asking,
     /// When the frontend lost its last leader, or began.
     leaderless_since: Time,
     run_again: u64,
@@ -158,6 +169,7 @@ impl<P: Clone> FrontendNode<P> {
             to_cancel: Vec::new(),
             models: Vec::new(),
             orders: BTreeSet::new(),
+            asking: Asking::default(),
             leaderless_since: now,
             run_again: 0,
             late_answers: 0,
@@ -217,8 +229,27 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Ends all orders, whose leader is gone.
+    /// Asks all frontends and backends a question, by the caller's number. [`FrontendOutput::Told`]
+    /// follows.
+    pub fn handle_ask(&mut self, now: Time, number: u64, question: Vec<u8>) {
+        if !self.asking.ask((now, &mut self.links), self.following.leader(), (number, question)) {
+            self.outputs.push_back(FrontendOutput::Told(number, None));
+        }
+        self.settle(now);
+    }
+
+    /// Answers a [question](FrontendOutput::Asked). A scheduler that has left hears nothing.
+    pub fn handle_tell(&mut self, now: Time, (scheduler, number): (NodeId, u64), answer: Vec<u8>) {
+        if self.links.is_up(scheduler) {
+            self.links.say(now, scheduler, Message::Tell { number, answer });
+            self.settle(now);
+        }
+    }
+
+    /// Ends all orders and questions, whose leader is gone.
     fn end_orders(&mut self) {
+        let ended = self.asking.end();
+        self.outputs.extend(ended.into_iter().map(|number| FrontendOutput::Told(number, None)));
         for number in std::mem::take(&mut self.orders) {
             self.outputs.push_back(FrontendOutput::Ordered { number, result: Err(OrderFailure::NoLeader) });
         }
@@ -277,6 +308,14 @@ impl<P: Clone> FrontendNode<P> {
             {
                 let result = failed.map_or(Ok(()), |reason| Err(OrderFailure::Refused(reason)));
                 self.outputs.push_back(FrontendOutput::Ordered { number, result });
+            }
+            (Role::Scheduler { .. }, Message::Ask { number, question }) if is_leader => {
+                self.outputs.push_back(FrontendOutput::Asked { from: (from, number), question });
+            }
+            (Role::Scheduler { .. }, Message::Told { number, told })
+                if is_leader && self.asking.handle_told(number, told.as_ref()) =>
+            {
+                self.outputs.push_back(FrontendOutput::Told(number, told));
             }
             (Role::Scheduler { .. }, Message::Models(models)) if is_leader => {
                 let known = |model: &ServedModel| (model.model.clone(), model.version, model.may_repeat);

@@ -214,6 +214,7 @@ impl World {
                         Some(FrontendOutput::Note(_)) => None,
                         Some(FrontendOutput::Models(_) | FrontendOutput::Leader { .. }) => None,
                         Some(FrontendOutput::Ordered { .. }) => panic!("no client has ordered a change"),
+                        Some(FrontendOutput::Asked { .. } | FrontendOutput::Told(..)) => panic!("no client asks"),
                     }
                 }
                 Some(Node::Backend(node)) => {
@@ -239,6 +240,7 @@ impl World {
                         Some(BackendOutput::Model(model, _) | BackendOutput::Order { model, .. }) => {
                             panic!("nobody told it to have {model}")
                         }
+                        Some(BackendOutput::Asked { .. } | BackendOutput::Told(..)) => panic!("no client asks"),
                         Some(BackendOutput::Drained) => panic!("nobody told it to go"),
                     }
                 }

@@ -13,6 +13,9 @@ const MOST_OPEN: usize = 64;
 /// The process that has asked, by its number of the question. `None`: this scheduler itself.
 pub(super) type Asker = (Option<NodeId>, u64);
 
+/// The process that has answered, and its answer.
+type Answer = (NodeId, Vec<u8>);
+
 #[derive(Debug)]
 struct Question {
     asker: Asker,
@@ -28,7 +31,7 @@ pub(super) struct Questions {
     asked: Vec<(Asker, Vec<u8>)>,
     open: BTreeMap<u64, Question>,
     /// Answers, and ends of questions.
-    words: VecDeque<(Asker, Option<(NodeId, Vec<u8>)>)>,
+    words: VecDeque<(Asker, Option<Answer>)>,
 }
 
 impl Questions {

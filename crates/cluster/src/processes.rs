@@ -13,6 +13,8 @@ use downbeat_frontend::connections::{self, Stage};
 use downbeat_frontend::liveness::Part;
 use downbeat_frontend::metrics_port::MetricsText;
 use downbeat_frontend::ports::{Answering, Ports, Signals, leave};
+use downbeat_host::decision_log::{DecisionLog, LogBounds};
+use downbeat_host::request_log::RequestLog;
 use downbeat_host::scheduler::WAKE_MARGIN;
 use downbeat_models::preprocess::Preprocessing;
 use downbeat_models::registry::Registry;
@@ -59,6 +61,8 @@ use crate::wire::ucx::Ucx;
 const LONGEST_NAMES: usize = 900;
 /// How often a backend checks whether its offer has changed.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
+/// How often a frontend's decision log is written at least.
+const LOG_EVERY: Duration = Duration::from_millis(1_000);
 /// How long the last traces of a frontend may take.
 const TRACES_END_WITHIN: Duration = Duration::from_millis(2_000);
 /// The most bytes of tensors in a frame to a scheduler, which gets none, and the most that wait for
@@ -228,7 +232,18 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     };
     tokio::spawn(watch_trouble(figures.clone()));
     let (questions, asked) = mpsc::unbounded_channel();
-    let role = move || FrontendRole::new(node, machine, clock.now(), shared, Asks::new(questions));
+    let decisions = decision_log(&options, clock, &metrics)?;
+    let log = decisions.as_ref().map(|sink| Arc::new(RequestLog::new(sink.clone(), clock)));
+    if let Some(log) = log.clone() {
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOG_EVERY).await;
+                log.flush();
+            }
+        });
+    }
+    let beside = (Asks::new(questions), log.clone());
+    let role = move || FrontendRole::new(node, machine, clock.now(), shared, beside);
     let Started { events, event_loop, .. } = node::start(setup, role)?;
     ports.watch(node_part(event_loop));
     let its = figures.clone();
@@ -239,7 +254,8 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let (server, send) = (options.server_name.clone(), Box::new(send));
     let view = View { server, clock, me, board, send, answerer: Some(answerer), ledger: Mutex::default() };
     let shared = (metrics, figures, view);
-    let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena)));
+    let (sent, its) = ((events, arena), log.clone());
+    let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, sent, its));
     let scraped = serving.clone();
     let metrics: MetricsText = Arc::new(move || scraped.metrics());
     let answering = Answering { budget, gpus: Vec::new(), metrics, traces: traces.clone() };
@@ -256,11 +272,22 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         leave(&stage, frontends, &mut signals, grace, options.drain_timeout.into(), || serving.is_idle()).await;
     let flushed = tokio::task::spawn_blocking(move || traces.flush());
     let _ = tokio::time::timeout(TRACES_END_WITHIN, flushed).await;
+    if let Some((log, decisions)) = log.zip(decisions) {
+        log.flush();
+        decisions.close();
+    }
     match finished && serving.is_idle() {
         true => tracing::info!("stopped"),
         false => tracing::warn!("stopped with requests unfinished"),
     }
     Ok(())
+}
+
+/// The decision log of a frontend, if the options name a folder. It has the requests alone.
+fn decision_log(options: &ServerOptions, clock: Clock, metrics: &Metrics) -> anyhow::Result<Option<Arc<DecisionLog>>> {
+    let bounds = LogBounds { bytes: options.decision_log_bytes as u64, age: options.decision_log_age };
+    let open = |folder| DecisionLog::open(folder, (0, 0), bounds, clock, metrics).map(Arc::new);
+    options.decision_log.as_deref().map(open).transpose()
 }
 
 /// Logs once a minute the models of a frontend with too few answered requests, and notes their

@@ -66,7 +66,7 @@ pub use backend::{BackendNode, BackendOptions, BackendOutput, Member};
 pub use claims::{ClaimKey, ClaimSecret, ClaimToken};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
-pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, OrderFailure, RequestEnd};
+pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, OrderFailure, RequestEnd, Way};
 pub use link::{Frame, LinkTiming, MOST_UNACKED};
 pub use links::{LinkEvent, Links};
 pub use message::{

@@ -359,6 +359,8 @@ pub enum Outcome<P> {
 /// The run of a batch, for the counts of the frontends whose requests it answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BatchRun {
+    /// The backend's device, from 0.
+    pub device: u32,
     /// Items of the batch, with the requests of other frontends and padding.
     pub items: u32,
     /// The time that joining the inputs took.

@@ -278,6 +278,8 @@ impl BackendRole {
         };
         let outcomes = members.into_iter().zip(outcomes.into_iter().map(outcome)).collect();
         let run = run.map(|run| BatchRun {
+            // The node knows the devices of its slots.
+            device: 0,
             items: run.rows,
             compute_input: run.phases.compute_input,
             compute_infer: run.phases.compute_infer,

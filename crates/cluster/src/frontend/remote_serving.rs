@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use downbeat_core::{Duration, Time};
+use downbeat_core::{Duration, RequestId, Time};
 use downbeat_host::request::reply::{Answered, Reply};
+use downbeat_host::request_log::{RequestLog, RequestTrail};
 use downbeat_models::preprocess::Preprocess;
 use downbeat_models::serving::{Limits, Looked, Refused, Terms, Wishes, adapt_inputs, hold_inputs, response};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
@@ -66,6 +67,8 @@ pub struct RemoteServing {
     view: View,
     events: mpsc::UnboundedSender<FrontendEvent>,
     arena: Option<Arc<Arena>>,
+    /// The decision log; `None`: there is none.
+    log: Option<Arc<RequestLog>>,
     next_ticket: AtomicU64,
     in_flight: AtomicU64,
     draining: AtomicBool,
@@ -101,6 +104,7 @@ impl RemoteServing {
         budget: Arc<ByteBudget>,
         (metrics, figures, view): (Arc<Metrics>, Arc<FrontendFigures>, View),
         (events, arena): (mpsc::UnboundedSender<FrontendEvent>, Option<Arc<Arena>>),
+        log: Option<Arc<RequestLog>>,
     ) -> Self {
         let (next_ticket, in_flight, draining) = Default::default();
         let models = figures.models.clone();
@@ -114,6 +118,7 @@ impl RemoteServing {
             view,
             events,
             arena,
+            log,
             next_ticket,
             in_flight,
             draining,
@@ -157,8 +162,7 @@ impl RemoteServing {
     }
 
     /// Takes a place among the requests in flight.
-    fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time) -> Result<Ticket<'a>, ServiceError> {
-        let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+    fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time, number: u64) -> Result<Ticket<'a>, ServiceError> {
         let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
         let ticket = Ticket { serving: self, version, number, arrival, end: None };
         if in_flight >= MOST_IN_FLIGHT {
@@ -255,14 +259,24 @@ impl RemoteServing {
         request: InferRequest,
         due: Due,
     ) -> BoxFuture<'_, Result<InferResponse, ServiceError>> {
-        self.infer_due(request, Some(due)).boxed()
+        self.infer_due(request, Some(due), (self.number(), None)).boxed()
+    }
+
+    /// The number of a new request.
+    fn number(&self) -> u64 {
+        self.next_ticket.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Runs an inference, which may be a step of an ensemble that is due at a time.
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    async fn infer_due(&self, mut request: InferRequest, due: Option<Due>) -> Result<InferResponse, ServiceError> {
+    async fn infer_due(
+        &self,
+        mut request: InferRequest,
+        due: Option<Due>,
+        (number, trail): (u64, Option<&RequestTrail<'_>>),
+    ) -> Result<InferResponse, ServiceError> {
         let arrival = self.clock.now();
         let model = self.models.get(&request.model_name)?;
         let version = model.version(&request.model_name, &request.model_version)?;
@@ -286,10 +300,14 @@ impl RemoteServing {
             }
         }
         let Looked { wanted, limits } = looked;
-        let terms = || Terms { number: None, arrived: arrival, deadline: limits.deadline };
+        if let Some(trail) = trail {
+            trail.has_terms(0, limits.deadline);
+        }
+        let logged = trail.map(RequestTrail::request);
+        let terms = || Terms { number: logged, arrived: arrival, deadline: limits.deadline };
         let note =
             |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
-        let mut ticket = self.enter(version, arrival).map_err(|error| note(&request, error.into()))?;
+        let mut ticket = self.enter(version, arrival, number).map_err(|error| note(&request, error.into()))?;
         let _prepared = match version.preprocess_of(&request)? {
             // Boxed, because its large state would burden all other requests.
             Some(steps) => {
@@ -309,6 +327,9 @@ impl RemoteServing {
         let varies = its.codec.has_varying_shapes();
         let shape = if varies { its.codec.shape_key(&admitted).to_vec() } else { Vec::new() };
         let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
+        if let Some(trail) = trail {
+            trail.has_terms(rows, limits.deadline);
+        }
         let asked = NewRequest {
             queue: QueueKey { model: version.name.clone(), version: version.number, shape },
             payload: Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref()),
@@ -392,10 +413,9 @@ impl Service for RemoteServing {
         elsewhere("the device policy of a model")
     }
 
-    /// No decision log has the requests: a scheduler writes its own, of requests under other numbers.
     fn missed(&self, name: &str, version: &str) -> Result<MissedReport, ServiceError> {
         let its = self.models.version(name, version)?;
-        Ok(its.missed.report(&its.name, &its.version, false))
+        Ok(its.missed.report(&its.name, &its.version, self.log.is_some()))
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
@@ -443,8 +463,17 @@ impl Service for RemoteServing {
         Some(self.figures.live(history))
     }
 
+    fn keeps_traces(&self) -> bool {
+        self.log.is_some()
+    }
+
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
-        self.infer_due(request, None).await
+        let number = self.number();
+        let Some(log) = &self.log else { return self.infer_due(request, None, (number, None)).await };
+        let trail = log.begin(RequestId(number), &request);
+        let result = self.infer_due(request, None, (number, Some(&trail))).await;
+        trail.ended(&result);
+        result
     }
 
     fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String> {

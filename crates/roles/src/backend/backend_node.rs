@@ -280,6 +280,7 @@ impl<P: Clone> BackendNode<P> {
     ) {
         let Some(done) = self.under_way.get_mut(batch).filter(|batch| batch.is_running()) else { return };
         let (missed, slot) = (done.missed(), done.slot as usize);
+        let device = self.offer.slots.get(slot).map_or(0, |slot| slot.device);
         let mut answers: BTreeMap<NodeId, Vec<(u64, Outcome<P>)>> = BTreeMap::new();
         for (request, outcome) in outcomes {
             if done.take_ran(request) {
@@ -289,7 +290,7 @@ impl<P: Clone> BackendNode<P> {
         let not_run = done.left_ran();
         for (frontend, answers) in answers {
             let has_outputs = answers.iter().any(|(_, outcome)| matches!(outcome, Outcome::Outputs(_)));
-            let its = run.map(|run| BatchRun { counts: run.counts && has_outputs, ..run });
+            let its = run.map(|run| BatchRun { counts: run.counts && has_outputs, device, ..run });
             if has_outputs && let Some(run) = &mut run {
                 run.counts = false;
             }

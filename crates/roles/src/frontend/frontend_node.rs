@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::open_requests::{NewRequest, OpenRequests, Place};
+use super::open_requests::{NewRequest, OpenRequests, Place, Way};
 use crate::asking::Asking;
 use crate::claims::{ClaimKey, ClaimToken};
 use crate::epoch::Epoch;
@@ -52,6 +52,8 @@ pub enum FrontendOutput<P> {
         number: u64,
         /// The end of the request.
         end: RequestEnd<P>,
+        /// The way of the request to its end.
+        way: Way,
     },
     /// Clients may ask for these models from now on, and for no others.
     Models(Vec<ServedModel>),
@@ -418,6 +420,7 @@ impl<P: Clone> FrontendNode<P> {
                 // A batch that gave the request back may not claim it again with its old token.
                 Some((Place::Here | Place::HandedIn, open)) if is_planned && batch > open.given_back => {
                     open.place = Place::Claimed(from, batch);
+                    open.claimed = (from, batch, now);
                     granted.push((number, open.left(now), open.payload.clone()));
                 }
                 _ => gone.push(number),
@@ -536,18 +539,18 @@ impl<P: Clone> FrontendNode<P> {
     }
 
     fn end(&mut self, number: u64, end: RequestEnd<P>) {
-        if self.remove(number) {
-            self.outputs.push_back(FrontendOutput::End { number, end });
+        if let Some(way) = self.remove(number) {
+            self.outputs.push_back(FrontendOutput::End { number, end, way });
         }
     }
 
-    /// Removes a request here and at the leader. Returns whether the request was open.
-    fn remove(&mut self, number: u64) -> bool {
-        let Some(open) = self.requests.remove(number) else { return false };
+    /// Removes a request here and at the leader. Returns its way, if the request was open.
+    fn remove(&mut self, number: u64) -> Option<Way> {
+        let open = self.requests.remove(number)?;
         if open.place == Place::HandedIn {
             self.to_cancel.push(number);
         }
-        true
+        Some(open.way())
     }
 
     /// Tells the leader about new and cancelled requests.

@@ -111,6 +111,7 @@ fn message(step: &Step) -> Message<P> {
         21 => Message::Release { batch, numbers: vec![a, b, c] },
         _ => Message::Answers {
             run: Some(BatchRun {
+                device: c as u32,
                 items: a as u32,
                 compute_input: short,
                 compute_infer: long,

@@ -203,7 +203,7 @@ impl World {
                     match node.poll_output(now) {
                         None => return,
                         Some(FrontendOutput::Send(to, frame)) => Some((to, frame)),
-                        Some(FrontendOutput::End { number, end }) => {
+                        Some(FrontendOutput::End { number, end, .. }) => {
                             self.end(RequestKey { frontend: id, number }, &end);
                             None
                         }

@@ -133,7 +133,7 @@ impl World {
             let text = match &mut self.node {
                 Node::Frontend(node) => match node.poll_output(now)? {
                     FrontendOutput::Send(to, frame) => return Some((to, frame)),
-                    FrontendOutput::End { number, end } => format!("end of {number}: {}", end_text(&end)),
+                    FrontendOutput::End { number, end, .. } => format!("end of {number}: {}", end_text(&end)),
                     FrontendOutput::Ordered { number, result } => format!("end of order {number}: {result:?}"),
                     FrontendOutput::Asked { from: (by, number), .. } => format!("question {number} of {}", name(by)),
                     FrontendOutput::Told(number, told) => {

@@ -289,7 +289,7 @@ impl<'a> NetworkRun<'a> {
     fn frontend_does(&mut self, at: usize, output: FrontendOutput<Tensors>) {
         match output {
             FrontendOutput::Send(to, frame) => self.send(at, to, frame),
-            FrontendOutput::End { number, end } => self.ends(at, number, &end),
+            FrontendOutput::End { number, end, .. } => self.ends(at, number, &end),
             FrontendOutput::Models(models) => {
                 let known = |number: usize| models.iter().any(|model| model.model == model_name(number));
                 self.processes[at].models = (0..self.scenario.models.len()).map(known).collect();

@@ -18,14 +18,17 @@ use downbeat_host::request_log::RequestLog;
 use downbeat_host::scheduler::WAKE_MARGIN;
 use downbeat_models::preprocess::Preprocessing;
 use downbeat_models::registry::Registry;
-use downbeat_roles::{BackendOptions, ClaimSecret, FrontendOptions, NodeId, Role, SchedulerOptions, SubClusterOptions};
+use downbeat_roles::{
+    BackendOptions, ClaimSecret, FrontendOptions, MoveLimit, NodeId, Role, SchedulerOptions, SubClusterCount,
+    SubClusterOptions,
+};
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::clock::Clock;
 use downbeat_service::memory;
 use downbeat_service::metrics::Metrics;
 use downbeat_service::metrics::trouble::{self, TroubleWatch};
 use downbeat_service::options::ServerOptions;
-use downbeat_service::options::cluster_options::{ClusterOptions, FRONTEND_PORT, SCHEDULER_PORT, UcxUse};
+use downbeat_service::options::cluster_options::{ClusterOptions, FRONTEND_PORT, SCHEDULER_PORT, SubClusters, UcxUse};
 use downbeat_service::report::autoscale::AutoscaleWatch;
 use downbeat_service::start::start;
 use downbeat_service::traces::Traces;
@@ -395,13 +398,29 @@ fn scheduler_options(
         lost_after: cluster.lost_after,
         wake_margin: WAKE_MARGIN,
         epochs_are_allotted,
-        sub_clusters: (cluster.sub_clusters > 0).then(|| SubClusterOptions {
-            count: cluster.sub_clusters,
-            plan_every: Some(cluster.plan_every).filter(|every| *every > Span::ZERO).unwrap_or(Span::MAX),
-            most_moves: cluster.plan_moves,
-        }),
+        sub_clusters: sub_clusters(cluster),
         claims,
     }
+}
+
+/// How models are divided among sub-clusters; `None`: each backend chooses its own models.
+fn sub_clusters(cluster: &ClusterOptions) -> Option<SubClusterOptions> {
+    let count = match cluster.sub_clusters {
+        SubClusters::Number(0) => return None,
+        SubClusters::Number(count) => SubClusterCount::Fixed(count),
+        SubClusters::Auto => SubClusterCount::Least,
+    };
+    let moves = match (cluster.plan_moves, cluster.plan_load) {
+        (_, Some(time)) => MoveLimit::LoadTime(time),
+        (Some(models), None) => MoveLimit::Models(models),
+        (None, None) => MoveLimit::Any,
+    };
+    Some(SubClusterOptions {
+        count,
+        plan_every: Some(cluster.plan_every).filter(|every| *every > Span::ZERO).unwrap_or(Span::MAX),
+        moves,
+        most_requests: cluster.plan_rate,
+    })
 }
 
 /// The rank of a scheduler that listens at this address, and the number of possible ranks: from the

@@ -61,7 +61,7 @@ mod queue_names;
 mod role_node;
 mod scheduler;
 
-pub use assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
+pub use assignment::{Assignment, Divided, MoveLimit, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
 pub use backend::{BackendNode, BackendOptions, BackendOutput, Member};
 pub use claims::{ClaimKey, ClaimSecret, ClaimToken};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
@@ -75,4 +75,6 @@ pub use message::{
     Told,
 };
 pub use role_node::RoleNode;
-pub use scheduler::{ModelBudget, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterOptions};
+pub use scheduler::{
+    ModelBudget, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterCount, SubClusterOptions,
+};

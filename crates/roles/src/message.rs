@@ -196,9 +196,13 @@ pub struct OfferedModel {
 pub struct Loadable {
     /// Name of the model.
     pub model: String,
-    /// Bytes that the loaded model takes on a device, as far as the backend knows before it loads:
-    /// the size of the files.
+    /// Bytes that the loaded model takes on a device. Until the backend has loaded the model once, this
+    /// is an estimate by the size of its files.
     pub memory: u64,
+    /// Bytes that a run of the model takes beside these, or the same estimate.
+    pub run_memory: u64,
+    /// How long the backend's last load of the model took; `None`: there was none.
+    pub load_time: Option<Duration>,
     /// Why the last ordered load failed, if it did.
     pub failed: Option<String>,
 }
@@ -215,6 +219,8 @@ pub struct Offer {
     pub repository: Vec<Loadable>,
     /// Bytes for models on the backend's smallest device; `None`: not known.
     pub memory: Option<u64>,
+    /// The most bytes that runs beside each other take; `None`: a device runs one batch at a time.
+    pub runs: Option<u64>,
     /// The last assignment that the backend heard. `models` leaves out every model that this
     /// assignment takes away.
     pub assigned: Option<Assignment>,

@@ -2,7 +2,7 @@
 
 use downbeat_core::Time;
 use downbeat_roles::{
-    NodeId, PlanWanted, Role, RoleNode, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
+    Divided, NodeId, PlanWanted, Role, RoleNode, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -29,7 +29,7 @@ pub enum SchedulerEvent {
     /// now.
     Allotted(Option<(u64, Option<SubClusterPlan>)>),
     /// The answer to a question for a plan: the sub-cluster of each model, or why there is no plan.
-    Planned(u64, Result<Vec<u32>, String>),
+    Planned(u64, Result<Divided, String>),
     /// A client wants models to be divided anew. The sender gets whether they are.
     Plan(oneshot::Sender<bool>),
     /// A question about the whole cluster.

@@ -725,6 +725,12 @@ impl Registry {
         self.gpus.iter().map(|gpu| gpu.memory).min().or_else(|| self.model_memory.limit())
     }
 
+    /// The most bytes that runs beside each other take of a device; `None`: a GPU, whose models keep
+    /// the memory of their runs.
+    pub fn run_memory(&self) -> Option<u64> {
+        self.gpus.is_empty().then(|| self.model_memory.runs().unwrap_or(u64::MAX))
+    }
+
     /// The models in the repository's folder.
     fn names(&self) -> Result<Vec<String>, ServiceError> {
         self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))

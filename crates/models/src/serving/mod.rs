@@ -53,8 +53,8 @@ pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use missed::{Refused, Terms};
 pub use model::{InFlight, Model, version_of};
 pub use pipeline::{
-    Callers, Failure, FoundModel, InPipeline, Pipeline, StepEnd, StepPart, StepRuns, Trail, Within, adapt_inputs,
-    run_steps,
+    Callers, Counted, Failure, FoundModel, InPipeline, Pipeline, StepEnd, StepPart, StepRuns, Trail, Within,
+    adapt_inputs, run_steps,
 };
 pub use rollout::ServedRollout;
 

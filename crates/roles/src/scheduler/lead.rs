@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::assigner::{Assigner, AssignerOutput, SubClusterOptions};
+use super::assigner::{Assigner, AssignerOutput, ModelLoad, SubClusterOptions};
 use super::budgets::{Measured, ModelBudget};
 use super::cluster_map::ClusterMap;
 use super::known_backend::Backend;
@@ -40,12 +40,18 @@ struct Parked {
 }
 
 /// A sub-cluster in its present state.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct SubCluster {
     /// The sub-cluster's backends, each with the models that it must still load.
     pub backends: Vec<(NodeId, Vec<String>)>,
     /// The sub-cluster's models, by name.
     pub models: Vec<String>,
+    /// Requests per second of the models, about over the last minute.
+    pub requests: f64,
+    /// The number of devices that these keep busy, in full batches.
+    pub busy: f64,
+    /// Bytes that the models take on each device, without their runs.
+    pub memory: u64,
 }
 
 /// The state of a scheduler while it leads.
@@ -120,7 +126,7 @@ impl Lead {
             models_changed: false,
             measures_at: now + MEASURE_EVERY,
             load: LoadCount::default(),
-            rates: ModelRates::default(),
+            rates: ModelRates::new(now),
             seat_loads: SeatLoads::default(),
             decided: VecDeque::new(),
             orders: Orders::default(),
@@ -531,7 +537,7 @@ impl Lead {
             Some(assigner) => {
                 let views: Vec<_> = self.map.backends().filter_map(|(node, backend)| backend.view(node)).collect();
                 let (rates, models) = (&self.rates, &self.models);
-                let told = assigner.settle(now, &views, |model| rates.of(model) * models.least_seconds(model));
+                let told = assigner.settle(now, &views, |model| load_of(rates, models, model));
                 for (node, assigned) in told.assignments {
                     let place = (node, &assigned);
                     let changed = self.map.handle_assigned(now, &mut self.scheduler, &mut self.models, place);
@@ -564,7 +570,14 @@ impl Lead {
         let Some(assigner) = &self.assigner else { return Vec::new() };
         let mut all: BTreeMap<u32, SubCluster> = BTreeMap::new();
         for (model, group) in assigner.placed() {
-            all.entry(*group).or_default().models.push(model.clone());
+            let offers = self.map.backends().filter_map(|(_, backend)| backend.offer.as_ref()?.loadable(model));
+            let memory = offers.map(|loadable| loadable.memory).max().unwrap_or(0);
+            let ModelLoad { requests, devices } = load_of(&self.rates, &self.models, model);
+            let group = all.entry(*group).or_default();
+            group.models.push(model.clone());
+            group.requests += requests;
+            group.busy += devices;
+            group.memory = group.memory.saturating_add(memory);
         }
         for (node, backend) in self.map.backends() {
             let (Some(group), Some(view)) = (assigner.group(node), backend.view(node)) else { continue };
@@ -719,4 +732,10 @@ impl Lead {
         ];
         others.into_iter().fold((due, "a batch or a deadline"), |least, due| if due.0 < least.0 { due } else { least })
     }
+}
+
+/// The recent load of a model.
+fn load_of(rates: &ModelRates, models: &ServedModels, model: &str) -> ModelLoad {
+    let requests = rates.of(model);
+    ModelLoad { requests, devices: requests * models.least_seconds(model) }
 }

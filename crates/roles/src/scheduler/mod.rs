@@ -16,7 +16,7 @@ mod seat_loads;
 mod served_models;
 mod waiting;
 
-pub use assigner::SubClusterOptions;
+pub use assigner::{SubClusterCount, SubClusterOptions};
 pub use budgets::ModelBudget;
 pub use lead::SubCluster;
 pub use scheduler_node::{SchedulerNode, SchedulerOptions, SchedulerOutput};

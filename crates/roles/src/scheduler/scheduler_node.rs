@@ -7,7 +7,7 @@ use super::budgets::ModelBudget;
 use super::election::{Election, ElectionEvent};
 use super::lead::{Lead, SubCluster};
 use crate::asking::Asking;
-use crate::assignment::{PlanWanted, SubClusterPlan};
+use crate::assignment::{Divided, PlanWanted, SubClusterPlan};
 use crate::claims::ClaimSecret;
 use crate::epoch::Epoch;
 use crate::link::{Frame, LinkTiming};
@@ -159,7 +159,7 @@ impl<P: Clone> SchedulerNode<P> {
 
     /// Takes the answer to the [`SchedulerOutput::WantPlan`] of this number: the sub-cluster of
     /// each model, or why there is no plan.
-    pub fn handle_planned(&mut self, number: u64, planned: Result<Vec<u32>, String>) {
+    pub fn handle_planned(&mut self, number: u64, planned: Result<Divided, String>) {
         if let Some(assigner) = self.lead.as_mut().and_then(Lead::assigner_mut) {
             assigner.handle_planned(number, planned);
         }

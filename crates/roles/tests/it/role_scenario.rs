@@ -271,7 +271,13 @@ impl World {
             (["cancel", number], Node::Frontend(node)) => node.handle_cancel(now, number.parse().unwrap()),
             (["offer", models, ..], Node::Backend(node)) => {
                 let slots = option(words, "slots").map_or(1, |slots| slots.parse().unwrap());
-                let loadable = |model: &str| Loadable { model: model.to_owned(), memory: 1, failed: None };
+                let loadable = |model: &str| Loadable {
+                    model: model.to_owned(),
+                    memory: 1,
+                    run_memory: 0,
+                    load_time: None,
+                    failed: None,
+                };
                 let repository = option(words, "repository").map(|names| names.split(',').map(loadable).collect());
                 node.handle_offer(now, Offer { repository: repository.unwrap_or_default(), ..offer(models, slots) });
             }

@@ -502,7 +502,7 @@ fn of_two_different_offers_of_a_model_the_first_counts() {
     let different = OfferedModel { fingerprint: "g".into(), max_batch: 1, ..model("m", ms(5), 1) };
     let second = world.backend(3, vec![], offer(1, vec![different, model("n", ms(5), 1)]));
     let [note] = &world.notes[..] else { panic!("{:?}", world.notes) };
-    assert!(note.contains("model 'm' version 1 of backend n3"), "{note}");
+    assert!(note.contains("model 'm' version 1 of 'n3'"), "{note}");
     let frontend = world.frontend(2);
     world.ask(frontend, &[0], ms(100));
     world.ask(frontend, &[1, 2], ms(100));

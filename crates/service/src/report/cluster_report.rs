@@ -121,6 +121,12 @@ pub struct ClusterReport {
 pub struct SubClusterReport {
     /// The sub-cluster's models, by name.
     pub models: Vec<String>,
+    /// Requests a second of these models, about over the last minute (`--plan-rate` limits them).
+    pub requests_per_s: f64,
+    /// The number of devices that these requests keep busy, in full batches.
+    pub busy_devices: f64,
+    /// Bytes that the models take on each device, without their runs.
+    pub memory_bytes: u64,
     /// The sub-cluster's backends.
     pub backends: Vec<MemberStatus>,
 }

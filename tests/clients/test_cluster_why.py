@@ -1,7 +1,6 @@
 """`downbeat log why` by the decision log of a cluster's frontend: which batch of which backend had a request, and where its time went."""
 import contextlib
 import json
-import signal
 import subprocess
 
 import pytest
@@ -65,7 +64,9 @@ def test_a_frontends_log_tells_where_a_requests_time_went(cluster, binary):
 def test_the_log_has_the_last_requests_of_a_frontend_that_stops(cluster, binary):
     frontend, folder = cluster
     assert infer(frontend, body={**DIGIT, "id": "last"}).status_code == 200
-    frontend.process.send_signal(signal.SIGTERM)
-    assert frontend.process.wait(60) == 0
+    frontend.terminate()
+    assert frontend.wait_end() == 0
+    # It ended early, as it was told.
+    frontend.was_killed = True
     told = why(binary, "last", folder=folder)
     assert told.returncode == 0 and "in time" in told.stdout, told

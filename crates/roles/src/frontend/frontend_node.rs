@@ -3,14 +3,15 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::open_requests::{NewRequest, OpenRequests, Place};
+use super::open_requests::{NewRequest, OpenRequests, Place, Way};
+use crate::asking::Asking;
 use crate::claims::{ClaimKey, ClaimToken};
 use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{
-    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel,
+    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel, Told,
 };
 use crate::role_node::RoleNode;
 use crate::rollouts::{MOST_DECISION, Received, Rollouts};
@@ -52,6 +53,8 @@ pub enum FrontendOutput<P> {
         number: u64,
         /// The end of the request.
         end: RequestEnd<P>,
+        /// The way of the request to its end.
+        way: Way,
     },
     /// Clients may ask for these models from now on, and for no others.
     Models(Vec<ServedModel>),
@@ -78,6 +81,15 @@ pub enum FrontendOutput<P> {
         /// The bytes that the other frontend gave to [`FrontendNode::handle_rollout`].
         decision: Vec<u8>,
     },
+    /// A client of the cluster asks this question. [`FrontendNode::handle_tell`] takes the answer.
+    Asked {
+        /// The scheduler that hears the answer, and its number of the question.
+        from: (NodeId, u64),
+        /// The question.
+        question: Vec<u8>,
+    },
+    /// An answer to the [question](FrontendNode::handle_ask) of this number; `None`: it has ended.
+    Told(u64, Option<Told>),
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
     /// Show this text to people, once.
@@ -145,6 +157,7 @@ pub struct FrontendNode<P> {
     /// The numbers of orders that the leader has.
     orders: BTreeSet<u64>,
     rollouts: Rollouts,
+    asking: Asking,
     /// When the frontend lost its last leader, or began.
     leaderless_since: Time,
     run_again: u64,
@@ -168,6 +181,7 @@ impl<P: Clone> FrontendNode<P> {
             models: Vec::new(),
             orders: BTreeSet::new(),
             rollouts: Rollouts::default(),
+            asking: Asking::default(),
             leaderless_since: now,
             run_again: 0,
             late_answers: 0,
@@ -241,6 +255,23 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
+    /// Asks all frontends and backends a question, by the caller's number. [`FrontendOutput::Told`]
+    /// follows.
+    pub fn handle_ask(&mut self, now: Time, number: u64, question: Vec<u8>) {
+        if !self.asking.ask((now, &mut self.links), self.following.leader(), (number, question)) {
+            self.outputs.push_back(FrontendOutput::Told(number, None));
+        }
+        self.settle(now);
+    }
+
+    /// Answers a [question](FrontendOutput::Asked). A scheduler that has left hears nothing.
+    pub fn handle_tell(&mut self, now: Time, (scheduler, number): (NodeId, u64), answer: Vec<u8>) {
+        if self.links.is_up(scheduler) {
+            self.links.say(now, scheduler, Message::Tell { number, answer });
+            self.settle(now);
+        }
+    }
+
     /// Takes the leader's decision about a rollout. If this frontend knows a newer decision, it tells
     /// the leader.
     fn handle_told_rollout(&mut self, now: Time, from: NodeId, model: String, (number, decision): (u64, Vec<u8>)) {
@@ -256,8 +287,10 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Ends all orders, whose leader is gone.
+    /// Ends all orders and questions, whose leader is gone.
     fn end_orders(&mut self) {
+        let ended = self.asking.end();
+        self.outputs.extend(ended.into_iter().map(|number| FrontendOutput::Told(number, None)));
         for number in std::mem::take(&mut self.orders) {
             self.outputs.push_back(FrontendOutput::Ordered { number, result: Err(OrderFailure::NoLeader) });
         }
@@ -319,6 +352,14 @@ impl<P: Clone> FrontendNode<P> {
             }
             (Role::Scheduler { .. }, Message::Rollout { model, number, decision }) if is_leader => {
                 self.handle_told_rollout(now, from, model, (number, decision));
+            }
+            (Role::Scheduler { .. }, Message::Ask { number, question }) if is_leader => {
+                self.outputs.push_back(FrontendOutput::Asked { from: (from, number), question });
+            }
+            (Role::Scheduler { .. }, Message::Told { number, told })
+                if is_leader && self.asking.handle_told(number, told.as_ref()) =>
+            {
+                self.outputs.push_back(FrontendOutput::Told(number, told));
             }
             (Role::Scheduler { .. }, Message::Models(models)) if is_leader => {
                 let known = |model: &ServedModel| (model.model.clone(), model.version, model.may_repeat);
@@ -425,6 +466,7 @@ impl<P: Clone> FrontendNode<P> {
                 // A batch that gave the request back may not claim it again with its old token.
                 Some((Place::Here | Place::HandedIn, open)) if is_planned && batch > open.given_back => {
                     open.place = Place::Claimed(from, batch);
+                    open.claimed = (from, batch, now);
                     granted.push((number, open.left(now), open.payload.clone()));
                 }
                 _ => gone.push(number),
@@ -543,18 +585,18 @@ impl<P: Clone> FrontendNode<P> {
     }
 
     fn end(&mut self, number: u64, end: RequestEnd<P>) {
-        if self.remove(number) {
-            self.outputs.push_back(FrontendOutput::End { number, end });
+        if let Some(way) = self.remove(number) {
+            self.outputs.push_back(FrontendOutput::End { number, end, way });
         }
     }
 
-    /// Removes a request here and at the leader. Returns whether the request was open.
-    fn remove(&mut self, number: u64) -> bool {
-        let Some(open) = self.requests.remove(number) else { return false };
+    /// Removes a request here and at the leader. Returns its way, if the request was open.
+    fn remove(&mut self, number: u64) -> Option<Way> {
+        let open = self.requests.remove(number)?;
         if open.place == Place::HandedIn {
             self.to_cancel.push(number);
         }
-        true
+        Some(open.way())
     }
 
     /// Tells the leader about new and cancelled requests.

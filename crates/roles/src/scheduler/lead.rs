@@ -10,6 +10,7 @@ use super::known_backend::Backend;
 use super::load_count::LoadCount;
 use super::model_rates::ModelRates;
 use super::orders::{Orders, Word};
+use super::questions::Questions;
 use super::seat_loads::SeatLoads;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
@@ -19,6 +20,7 @@ use crate::epoch::Epoch;
 use crate::links::Links;
 use crate::message::{
     BatchKey, Doing, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
+    Told,
 };
 use crate::rollouts::{Received, Rollouts};
 use downbeat_core::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler, Ticket};
@@ -84,6 +86,9 @@ pub(super) struct Lead {
     /// Models whose decisions must be sent, with the frontend that told one, and whether that one was
     /// new.
     told_rollouts: Vec<(String, NodeId, bool)>,
+    questions: Questions,
+    /// Answers to this scheduler's own questions.
+    told: VecDeque<(u64, Option<Told>)>,
     /// Assigns models to backends, if this scheduler does so.
     assigner: Option<Assigner>,
     /// Whether backends, or their offers, have changed since the last assignments.
@@ -132,6 +137,8 @@ impl Lead {
             orders: Orders::default(),
             rollouts: Rollouts::default(),
             told_rollouts: Vec::new(),
+            questions: Questions::default(),
+            told: VecDeque::new(),
             assigner,
             assigns: true,
         }
@@ -198,6 +205,7 @@ impl Lead {
     pub fn handle_lost(&mut self, now: Time, node: NodeId) {
         let name = self.map.backend_mut(node).map(|backend| backend.name.clone()).unwrap_or_default();
         self.orders.handle_lost(node, &name);
+        self.handle_asker_lost(node);
         for (id, place) in self.waiting.handle_frontend_lost(node) {
             self.withdraw(now, id, place);
         }
@@ -254,6 +262,8 @@ impl Lead {
                     self.orders.handle_done(number, (from, &backend.name), failed);
                 }
             }
+            (_, Message::Ask { number, question }) => self.questions.ask((Some(from), number), question),
+            (_, Message::Tell { number, answer }) => self.questions.handle_tell(from, number, answer),
             (Role::Backend, Message::UnderWay(running)) => {
                 self.map.handle_under_way(now, &mut self.scheduler, from, &running);
             }
@@ -283,6 +293,21 @@ impl Lead {
             Received::Known => {}
             Received::Old => self.told_rollouts.push((model, from, false)),
         }
+    }
+
+    /// Puts a question of this scheduler itself to all frontends and backends.
+    pub fn ask(&mut self, number: u64, question: Vec<u8>) {
+        self.questions.ask((None, number), question);
+    }
+
+    /// The next answer to a question of this scheduler itself; without one, the question has ended.
+    pub fn poll_told(&mut self) -> Option<(u64, Option<Told>)> {
+        self.told.pop_front()
+    }
+
+    /// Handles the loss of a peer that may have asked something. Other schedulers ask, too.
+    pub fn handle_asker_lost(&mut self, node: NodeId) {
+        self.questions.handle_lost(node);
     }
 
     /// Orders a client's change of a model on all backends that load models on orders.
@@ -655,6 +680,7 @@ impl Lead {
                 links.say(now, frontend, Message::Rollout { model, number, decision });
             }
         }
+        self.told.extend(self.questions.flush(now, links));
         while let Some((frontend, refused)) = self.waiting.poll_refused() {
             links.say(now, frontend, Message::Refused(refused));
         }

@@ -4,6 +4,7 @@
 mod model_budgets;
 mod orders;
 mod orphans;
+mod questions;
 mod role_links;
 mod role_nonsense;
 mod role_planner;

@@ -34,6 +34,8 @@ pub struct World {
     led: Vec<Epoch>,
     /// The scheduler's questions how to divide models.
     pub wanted: Vec<PlanWanted>,
+    /// Answers to the scheduler's own questions.
+    pub told: Vec<(u64, Option<Told>)>,
 }
 
 impl World {
@@ -63,6 +65,7 @@ impl World {
             notes: Vec::new(),
             led: Vec::new(),
             wanted: Vec::new(),
+            told: Vec::new(),
         }
     }
 
@@ -156,6 +159,7 @@ impl World {
                     SchedulerOutput::Leads(epoch) => self.led.push(epoch),
                     SchedulerOutput::Note(note) => self.notes.push(note),
                     SchedulerOutput::WantPlan(wanted) => self.wanted.push(wanted),
+                    SchedulerOutput::Told(number, told) => self.told.push((number, told)),
                     _ => {}
                 }
             }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::launch::{LaneSpec, Launch, SegmentRange, Span};
 use super::output::DeviceOutput;
 use super::resident::{Resident, ResidentKey, Standby};
-use crate::ids::{BatchId, LaneId, LaunchId, PartitionId};
+use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId};
 use crate::time::{Duration, Time};
 
 /// The owner of a lane.
@@ -34,7 +34,9 @@ struct Lane {
 struct Flight {
     of: ResidentKey,
     lane: LaneId,
-    /// The rest of the time that the launch takes alone, at the last reckoning.
+    /// The time that the launch takes alone.
+    alone: Duration,
+    /// The rest of that time, at the last reckoning.
     left: Duration,
 }
 
@@ -201,8 +203,8 @@ impl Device {
             "a lane of the policy holds one that runs and one that waits behind it"
         );
         self.reckon(now);
-        let left = of.time(launch);
-        self.flights.insert(launch.id, Flight { of: of.key, lane: launch.lane, left });
+        let alone = of.time(launch);
+        self.flights.insert(launch.id, Flight { of: of.key, lane: launch.lane, alone, left: alone });
         let lane = &mut self.lanes[launch.lane.0 as usize];
         match lane.runs {
             None => lane.runs = Some(launch.id),
@@ -210,9 +212,9 @@ impl Device {
         }
     }
 
-    /// Handles the completion of a launch. Returns the launch's owner, or `None` if there is no
-    /// such launch.
-    pub fn end(&mut self, now: Time, launch: LaunchId, span: Span) -> Option<ResidentKey> {
+    /// Handles the completion of a launch. Returns the launch's owner and the time that it takes
+    /// alone, or `None` if there is no such launch.
+    pub fn end(&mut self, now: Time, launch: LaunchId, span: Span) -> Option<(ResidentKey, Duration)> {
         let flight = *self.flights.get(&launch)?;
         self.reckon(now);
         self.flights.remove(&launch);
@@ -232,12 +234,17 @@ impl Device {
             _ => None,
         };
         self.free(&[flight.lane], of);
-        Some(flight.of)
+        Some((flight.of, flight.alone))
     }
 
     /// Whether a launch of a policy is under way.
     pub fn has_launches(&self, of: ResidentKey) -> bool {
         self.flights.values().any(|flight| flight.of == of)
+    }
+
+    /// Whether a launch of another model is under way in a partition.
+    pub fn has_others(&self, partition: PartitionId, model: ModelId) -> bool {
+        self.flights.values().any(|flight| flight.of.model != model && self.partition(flight) == Some(partition))
     }
 
     fn partition(&self, flight: &Flight) -> Option<PartitionId> {

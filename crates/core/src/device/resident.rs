@@ -1,6 +1,6 @@
 //! A policy at work for a model, on its lanes.
 
-use super::launch::{Launch, Permit};
+use super::launch::{Launch, Permit, Span};
 use super::overlap::OverlapModel;
 use super::segment_profile::SegmentProfile;
 use crate::ids::{LaneId, ModelId, PartitionId};
@@ -41,13 +41,34 @@ pub struct Resident {
     pub permit: Option<Permit>,
     /// The most items of a batch, if a limit was set.
     pub limit: Option<u32>,
+    /// How many times as long as alone its launches took, on average over the latest.
+    pub slowdown: f64,
     /// Whether the policy has stopped accepting requests.
     pub leaving: bool,
 }
 
+/// The weight of a launch in [`Resident::slowdown`].
+const LAUNCH_WEIGHT: f64 = 0.125;
+/// A model whose launches take more than this many times as long as alone finds no room on its
+/// device.
+const SLOW: f64 = 1.1;
+
 impl Resident {
     pub fn model(&self) -> ModelId {
         self.key.model
+    }
+
+    /// Counts a launch that had its lane for `span`, and that takes `alone` on an idle device.
+    pub fn count_launch(&mut self, span: Span, alone: Duration) {
+        if alone > Duration::ZERO {
+            let took = span.end.since(span.start).as_secs_f64() / alone.as_secs_f64();
+            self.slowdown += LAUNCH_WEIGHT * (took.max(1.0) - self.slowdown);
+        }
+    }
+
+    /// Whether its launches take much longer than alone.
+    pub fn is_slow(&self) -> bool {
+        self.slowdown > SLOW
     }
 
     /// The latency of a launch alone.

@@ -204,7 +204,9 @@ impl DeviceScheduler {
                 self.arbiter().handle_model(now, model, Some((under, profile.clone())));
             }
             let (standby, permit, leaving) = (None, None, false);
-            let resident = Resident { key, profile, partition, lanes, standby, arbitrated, permit, limit, leaving };
+            let slowdown = 1.0;
+            let resident =
+                Resident { key, profile, partition, lanes, standby, arbitrated, permit, limit, slowdown, leaving };
             self.residents.insert(key, (resident, policy));
         }
         Ok(())
@@ -263,7 +265,10 @@ impl DeviceScheduler {
     /// calls [`handle_cancel`](Self::handle_cancel) for its members and answers them itself.
     /// Unknown launches are ignored.
     pub fn handle_completion(&mut self, now: Time, launch: LaunchId, span: Span, exits: &[RequestId]) {
-        let Some(key) = self.device.end(now, launch, span) else { return };
+        let Some((key, alone)) = self.device.end(now, launch, span) else { return };
+        if let Some((resident, _)) = self.residents.get_mut(&key) {
+            resident.count_launch(span, alone);
+        }
         let told = self.take_turn(key, now, |policy, turn| policy.handle_completion(turn, launch, span, exits));
         if self.is_under(key)
             && let Some((model, note)) = self.arbiter().handle_completion(now, span)

@@ -75,6 +75,13 @@ impl Turn<'_> {
         self.device.has_room(lane, self.resident.key)
     }
 
+    /// Whether launches of other models are under way in the model's partition, and the model's own
+    /// launches have lately been slow.
+    pub fn is_crowded(&self) -> bool {
+        let Resident { key, partition, .. } = &*self.resident;
+        self.resident.is_slow() && self.device.has_others(*partition, key.model)
+    }
+
     /// Runs a launch. Asserts that its lane has room.
     pub fn launch(&mut self, launch: Launch) {
         self.device.begin(self.now, self.resident, &launch);

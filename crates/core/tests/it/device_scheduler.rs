@@ -442,3 +442,63 @@ fn a_completion_corrects_the_forecast() {
         assert_eq!(scheduler.free_at(at(end + 1), model(0)), at(end + 10), "the next has run since {end}");
     }
 }
+
+/// Two stages of 10 ms for a batch of any size, with two pairs of buffers.
+fn staged() -> DeviceModel {
+    let stage = || vec![LatencyProfile::from_table(vec![Duration::from_millis(10); 8]).unwrap()];
+    let profile = SegmentProfile::new(vec![0], &[stage(), stage()]).unwrap();
+    let options = StagedOptions {
+        profile: profile.clone(),
+        pairs: 2,
+        max_batch: 8,
+        by_length: false,
+        by_operator: false,
+        by_load: false,
+        window: None,
+        comp_wait: None,
+        joining: Joining::default(),
+        ring_slots: 0,
+        drop: false,
+        queue_bound: 100,
+    };
+    DeviceModel::new(Staged::new(options), profile)
+}
+
+/// Two requests come, the second when the first is in the second stage.
+#[test]
+fn batches_run_side_by_side_until_other_models_slow_them_down() {
+    let mut scheduler = DeviceScheduler::new();
+    scheduler.handle_model(at(0), model(0), Some(staged())).unwrap();
+    add(&mut scheduler, 1, windowed());
+    let begun = |scheduler: &mut DeviceScheduler| -> Vec<Launch> {
+        let launch = |output| if let DeviceOutput::Launch(launch) = output { Some(launch) } else { None };
+        outputs(scheduler).into_iter().filter_map(launch).collect()
+    };
+    let ask = |scheduler: &mut DeviceScheduler, now, id, of| {
+        scheduler.handle_request(at(now), &request(id, of)).unwrap();
+        begun(scheduler)
+    };
+    let other = ask(&mut scheduler, 0, 100, 1).remove(0);
+    let mut now = 0;
+    // Returns the number of batches that begin beside the first batch. A launch takes so many ms.
+    let mut beside = |scheduler: &mut DeviceScheduler, takes: u64| {
+        let mut running = ask(scheduler, now, 0, 0);
+        let (mut count, mut is_first) = (0, true);
+        while let Some(launch) = running.pop() {
+            complete(scheduler, &launch, now, now + takes);
+            now += takes;
+            running.extend(begun(scheduler));
+            if std::mem::take(&mut is_first) {
+                let more = ask(scheduler, now, 1, 0);
+                count = more.len();
+                running.extend(more);
+            }
+        }
+        count
+    };
+    assert_eq!(beside(&mut scheduler, 10), 1, "there is room beside the other model");
+    beside(&mut scheduler, 40);
+    assert_eq!(beside(&mut scheduler, 40), 0, "the other model slows it down");
+    complete(&mut scheduler, &other, 0, 360);
+    assert_eq!(beside(&mut scheduler, 10), 1, "the model is alone");
+}

@@ -41,7 +41,7 @@ impl Staged {
     pub(super) fn stretch(&mut self, turn: &mut Turn<'_>) -> bool {
         // Requests of other lengths need no running batch to join. They get a batch of their own
         // beside it (§7.2).
-        if !self.options.by_load || self.options.by_length || self.pool.ready_rows() == 0 {
+        if !self.options.by_load || self.options.by_length || self.pool.ready_rows() == 0 || turn.is_crowded() {
             return false;
         }
         let Some((id, batch)) = self.table.newest().filter(|_| self.first_is_free()) else { return false };
@@ -128,10 +128,20 @@ impl Staged {
         }
     }
 
+    /// Whether the next batch waits until no batch runs: as with one pair of buffers. On a crowded
+    /// device batches side by side take units from other models, and each is late. Policy I bounds
+    /// the items of batches side by side itself.
+    fn keeps_to_one_batch(&self, turn: &Turn<'_>) -> bool {
+        !self.options.by_length && !self.table.is_empty() && turn.is_crowded()
+    }
+
     /// Turns waiting requests into batches, if the first stage is free (DVABatch §5.1: new).
     pub(super) fn make_batches(&mut self, turn: &mut Turn<'_>) -> bool {
         let oldest = self.pool.ready().next().filter(|_| self.first_is_free());
         let Some(oldest) = oldest.map(|waiting| waiting.arrival) else { return false };
+        if self.keeps_to_one_batch(turn) {
+            return false;
+        }
         // Policy I: all batches side by side have at most the items of one largest batch.
         let running = if self.options.by_length { self.pool.running_rows() } else { 0 };
         let room = self.options.max_batch.saturating_sub(running);

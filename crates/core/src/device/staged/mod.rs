@@ -75,6 +75,9 @@ pub struct StagedOptions {
 /// 11 (`executor.rs`). So one pair makes the stages work one after another, and two make them a
 /// pipeline. Parts of a split batch share a pair, and run one after another.
 ///
+/// On a device that launches of other models crowd ([`Turn::is_crowded`]), no batch begins while
+/// another runs, and no request joins.
+///
 /// After every event three steps follow in this order (DVABatch §4.2: input before operator before
 /// load). First the output of a completed stage is split if that is worth it. Then requests join
 /// the newest batch if they may and it is worth it. Otherwise they become new batches.

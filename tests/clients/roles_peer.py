@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 
-PROTOCOL = 10
+PROTOCOL = 11
 MAGIC = b"downbeat"
 DIALLER = b"downbeat cluster: dialler\0"
 TIMEOUT_S = 30
@@ -22,7 +22,7 @@ HEARTBEAT_S = 0.1
 FRONTEND, BACKEND = b"\0", b"\2"
 # Numbers of the messages.
 QUEUE, REQUESTS, CANCEL, REFUSED, MODELS, LEADS, STANDING, TAKEN, MEET, PLAN, OFFER, ASSIGN, DELAYS, UNDER_WAY, COMPLETED, LEAVE, \
-    LET_GO, CLAIM, INPUTS, RELEASE, ANSWERS, ORDER, ORDERED = range(23)
+    LET_GO, CLAIM, INPUTS, RELEASE, ANSWERS, ORDER, ORDERED, READY = range(24)
 MOST = (1 << 64) - 1
 
 

@@ -17,7 +17,7 @@ use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
-pub const PROTOCOL: u16 = 10;
+pub const PROTOCOL: u16 = 11;
 
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
@@ -97,6 +97,9 @@ pub struct HandedIn {
     pub left: Duration,
     /// The time that the request may still wait in a queue; `Duration::MAX`: any time.
     pub queue_left: Duration,
+    /// The time until the request's inputs are expected to be ready; zero: they are. A plan may have
+    /// a batch start no earlier.
+    pub ready_in: Duration,
     /// The request's priority level, 0 the highest.
     pub level: u32,
     /// Items in the request.
@@ -424,7 +427,8 @@ pub enum Message<P> {
         token: ClaimToken,
     },
     /// Frontend to backend: the inputs of the granted requests, with the time left to their
-    /// deadlines. You cannot have the other requests.
+    /// deadlines. You cannot have the gone requests. The inputs of further claimed requests follow
+    /// once they are ready.
     Inputs {
         /// The batch that claimed the requests.
         batch: BatchKey,
@@ -465,6 +469,9 @@ pub enum Message<P> {
         /// Why the order failed, if it did.
         failed: Option<String>,
     },
+    /// Frontend to scheduler: the inputs of these requests are ready, earlier than
+    /// [said](HandedIn::ready_in).
+    Ready(#[serde(deserialize_with = "at_most::<_, _, A_MESSAGE>")] Vec<u64>),
 }
 
 /// The budget that remains after `spent`. A budget without an end stays endless.
@@ -479,7 +486,9 @@ impl<P> Message<P> {
         use self::Role::{Backend, Frontend, Scheduler};
         match self {
             Message::Queue { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
-            Message::Requests(_) | Message::Cancel(_) => matches!((from, to), (Frontend, Scheduler { .. })),
+            Message::Requests(_) | Message::Cancel(_) | Message::Ready(_) => {
+                matches!((from, to), (Frontend, Scheduler { .. }))
+            }
             Message::Refused(_) | Message::Models(_) => matches!((from, to), (Scheduler { .. }, Frontend)),
             Message::Leads { claims: Some(_), .. } => matches!((from, to), (Scheduler { .. }, Frontend)),
             Message::Leads { claims: None, .. } => matches!((from, to), (Scheduler { .. }, Backend)),
@@ -519,6 +528,7 @@ impl<P> Message<P> {
                 for request in requests {
                     request.left = left_after(request.left, spent);
                     request.queue_left = left_after(request.queue_left, spent);
+                    request.ready_in = request.ready_in.saturating_sub(spent);
                 }
             }
             Message::Plan(plan) => plan.starts_in = left_after(plan.starts_in, spent),
@@ -554,7 +564,8 @@ impl<P> Message<P> {
             | Message::Claim { .. }
             | Message::Release { .. }
             | Message::Order { .. }
-            | Message::Ordered { .. } => {}
+            | Message::Ordered { .. }
+            | Message::Ready(_) => {}
         }
     }
 }

@@ -170,7 +170,7 @@ def run_attempts(binary, names):
         time.sleep(2)
         return "nothing"
 
-    with tempfile.TemporaryDirectory() as folder, attempts.Cluster(binary, folder) as cluster:
+    with tempfile.TemporaryDirectory() as folder, attempts.Cluster(binary, folder, models=attempts.ALL) as cluster:
         for title, some in (("nothing", [nothing]), ("without the secret", attempts.OUTSIDERS), ("with the secret", attempts.LIARS)):
             print(f"{title}:")
             for attempt in some:

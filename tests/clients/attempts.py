@@ -11,15 +11,19 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import threading
 import time
 
 import requests
 
+import ensembles
 import roles_peer
+import test_python_models as python_models
 from roles_peer import BACKEND, FRONTEND, MOST, Peer, batch, claim, epoch, many, message, number, prefixed, scheduler, standing, text
 from serving import EXAMPLES, START_TIMEOUT_S, Server, free_ports
 
@@ -28,11 +32,52 @@ PATIENCE_S = 60
 OUTSIDERS, LIARS = [], []
 
 
-class Cluster:
-    """A scheduler, a backend and a frontend with one secret, and a client whose answers are counted."""
+# Models under each device policy, in Python, and an ensemble. All take the picture of a digit.
+POLICIES = {
+    "windowed": 'policy = "windowed"\nwindow_ms = 1',
+    "elastic": 'policy = "elastic"\nmixes = { 4 = "4" }',
+    "staged": 'policy = "staged"\nstages = 2',
+    "auto": 'policy = "auto"',
+}
+ALL = ["digits", *POLICIES, "python", "pipeline"]
+CODE = """
+    import triton_python_backend_utils as pb_utils
 
-    def __init__(self, binary, folder, *flags):
-        folder = pathlib.Path(folder)
+    class TritonPythonModel:
+        def execute(self, requests):
+            images = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy() for request in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("probabilities", image.reshape(-1, 64)[:, :10])]) for image in images]
+"""
+
+
+def write_all(folder):
+    """The models of `ALL`, and the options of their policies."""
+    repository, digits = folder / "models", EXAMPLES / "models" / "digits"
+    shutil.copytree(digits, repository / "digits")
+    for name in POLICIES:
+        shutil.copytree(digits, repository / name)
+        config = (digits / "config.pbtxt").read_text().replace('name: "digits"', f'name: "{name}"')
+        (repository / name / "config.pbtxt").write_text(config)
+    image = [("image", "FP32", [8, 8])]
+    python_models.write(repository, "python", CODE, python_models.config(image, [("probabilities", "FP32", [10])], "max_batch_size: 8"))
+    picture = {"image": ("TYPE_FP32", [8, 8])}
+    ensembles.write(repository, "pipeline", [ensembles.step("digits", {"image": "image"}, {"probabilities": "probabilities"})], picture,
+                    {"probabilities": ("TYPE_FP32", [10])})
+    options = folder / "policies.toml"
+    options.write_text("".join(f'[[device.groups]]\nmodels = ["{name}"]\n{settings}\n' for name, settings in POLICIES.items()))
+    return repository, options
+
+
+class Cluster:
+    """A scheduler, a backend and a frontend with one secret, and a client whose answers are counted. The backend has all models of
+    `models`: `digits` alone, or `ALL`."""
+
+    def __init__(self, binary, folder, *flags, models=("digits",)):
+        folder, self.models = pathlib.Path(folder), list(models)
+        repository, more = EXAMPLES / "models", flags
+        if self.models == ALL:
+            repository, options = write_all(folder)
+            more = ("--config", str(options), "--python", sys.executable, *flags)
         self.secret_file = folder / "secret"
         subprocess.run([binary, "key", "secret", self.secret_file], check=True, capture_output=True)
         self.secret = self.secret_file.read_text().strip()
@@ -41,11 +86,12 @@ class Cluster:
         common = ["--cluster-secret", str(self.secret_file), "--schedulers", self.scheduler_at]
 
         def start(role, *more):
-            return Server(binary, EXAMPLES / "models", folder, *common, *more, engine="rten", role=role, wait=False)
+            return Server(binary, repository, folder, *common, *more, engine="rten", role=role, wait=False)
 
         self.scheduler = start("scheduler", "--listen", self.scheduler_at)
         # An SLO that a busy machine keeps, so that only a fault fails a request.
-        self.backend = start("backend", "--no-profiling", *(flags or ("--slo-ms", "digits=3600000")))
+        patient = [flag for name in self.models for flag in ("--slo-ms", f"{name}=3600000")]
+        self.backend = start("backend", "--no-profiling", *([] if flags else patient), *more)
         self.frontend = start("frontend", "--listen", self.frontend_at)
         self.processes = [self.scheduler, self.backend, self.frontend]
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -55,7 +101,7 @@ class Cluster:
 
     def is_ready(self):
         with contextlib.suppress(requests.RequestException):
-            return requests.get(f"{self.frontend.url}/v2/models/digits/ready", timeout=10).status_code == 200
+            return all(requests.get(f"{self.frontend.url}/v2/models/{name}/ready", timeout=10).status_code == 200 for name in self.models)
         return False
 
     def state(self):
@@ -87,19 +133,22 @@ class Cluster:
 
 
 class Client:
-    """Asks the frontend again and again, from two threads. Each answer must have the id and the class of its request."""
+    """Asks the frontend again and again, from two threads, in turns for each model. Each answer must have the id and the class of
+    its request."""
 
-    def __init__(self, port, pause_s=0.005):
-        self.port, self.pause_s, self.is_over = port, pause_s, threading.Event()
+    def __init__(self, port, models=("digits",), pause_s=0.005):
+        self.port, self.models, self.pause_s, self.is_over = port, models, pause_s, threading.Event()
         self.asked, self.answers, self.lock = 0, [], threading.Lock()
-        self.right = self.ask(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), "first")[1]
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        self.right = {model: self.ask(connection, model, "first") for model in models}
+        assert all(status == 200 for status, _ in self.right.values()), self.right
         self.threads = [threading.Thread(target=self._go) for _ in range(2)]
         for thread in self.threads:
             thread.start()
 
-    def ask(self, connection, name):
+    def ask(self, connection, model, name):
         body = json.dumps(dict(DIGIT, id=name))
-        connection.request("POST", "/v2/models/digits/infer", body)
+        connection.request("POST", f"/v2/models/{model}/infer", body)
         reply = connection.getresponse()
         said = json.loads(reply.read())
         if reply.status == 200 and said.get("id") != name:
@@ -111,14 +160,14 @@ class Client:
         while not self.is_over.wait(self.pause_s):
             with self.lock:
                 self.asked += 1
-                name = f"r{self.asked}"
+                name, model = f"r{self.asked}", self.models[self.asked % len(self.models)]
             begin = time.monotonic()
             try:
-                status, outputs = self.ask(connection, name)
+                status, outputs = self.ask(connection, model, name)
             except (OSError, http.client.HTTPException):
                 status, outputs = 0, None
                 connection.close()
-            is_right = status == 200 and outputs == self.right
+            is_right = (status, outputs) == self.right[model]
             with self.lock:
                 self.answers.append((is_right, status, time.monotonic() - begin))
 
@@ -161,7 +210,7 @@ class Result:
 def run(cluster, attempt, answers=40):
     """Tries one thing beside a client. The client has at least so many answers before the attempt begins and after its end."""
     before = cluster.state()
-    with Client(cluster.frontend.http_port) as client:
+    with Client(cluster.frontend.http_port, cluster.models) as client:
         client.wait_for(answers)
         happened = attempt(cluster)
         client.wait_for(answers)

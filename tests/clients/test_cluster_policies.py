@@ -1,7 +1,9 @@
-"""Device policies, Python models and pipelines behind two frontends and two backends: the answers are ONNX Runtime's, also when a
-backend is killed."""
+"""Device policies, Python models and pipelines behind two frontends and two backends: the answers are right, also when a backend, a
+scheduler or a whole node is killed."""
 import concurrent.futures
 import itertools
+import os
+import shutil
 import sys
 import threading
 import time
@@ -18,7 +20,7 @@ import models
 from models import random_inputs
 from serving import EXAMPLES, processes
 from test_device_policies import GROUPS
-from test_examples import inputs_of
+from test_examples import NP_TO_NAME, inputs_of
 
 MODELS = EXAMPLES / "models"
 NAMES = ["digits", "mlp", "encoder"]
@@ -29,15 +31,21 @@ PATIENCE_S = 300
 
 @pytest.fixture(scope="module", params=[*GROUPS, "auto"])
 def cluster(request, binary, tmp_path_factory):
-    """A scheduler, two backends that have the examples by one device policy, and two frontends."""
+    """Two schedulers, two backends that have the examples by one device policy, and two frontends. Beside the examples there are
+    the Python model `held` and the ensemble `chain`."""
     policy = request.param
     folder = tmp_path_factory.mktemp(policy)
+    repository = folder / "models"
+    shutil.copytree(MODELS, repository)
+    models.held(repository)
+    ensembles.chain(repository)
     groups = GROUPS.get(policy, {"*": 'policy = "auto"'})
-    options = "".join(f'[[device.groups]]\nmodels = ["{names}"]\n{settings}\n' for names, settings in groups.items())
+    named = {"*": '"digits", "mlp"', "encoder": '"encoder"'} if "encoder" in groups else {"*": '"digits", "mlp", "encoder"'}
+    options = "".join(f"[[device.groups]]\nmodels = [{named[names]}]\n{settings}\n" for names, settings in groups.items())
     (folder / "policies.toml").write_text(options)
-    flags = ("--config", str(folder / "policies.toml"), *PATIENT)
-    with processes(binary, MODELS, folder, *flags, models=NAMES, backends=2, frontends=2) as (_, backends, frontends):
-        yield policy, backends, frontends
+    flags = ("--config", str(folder / "policies.toml"), "--python", sys.executable, "--slo-ms", "3600000", *PATIENT)
+    with processes(binary, repository, folder, *flags, models=[*NAMES, "held", "chain"], backends=2, frontends=2, spares=1) as (schedulers, backends, frontends):
+        yield policy, schedulers, backends, frontends
 
 
 def ask(frontend, part, rounds):
@@ -61,7 +69,7 @@ def launches(backends):
 
 
 def test_many_clients_get_the_answers_of_onnxruntime(cluster):
-    policy, backends, frontends = cluster
+    policy, _, backends, frontends = cluster
     before = launches(backends)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda part: ask(frontends[part // 2 % 2], part, range(12)), range(8)))
@@ -71,7 +79,7 @@ def test_many_clients_get_the_answers_of_onnxruntime(cluster):
 
 
 def test_a_request_that_fails_costs_no_other_its_answer(cluster):
-    _, _, frontends = cluster
+    _, _, _, frontends = cluster
     wrong = {"input_ids": [[1_000_000] * 9], "attention_mask": [[1] * 9]}
     session = onnxruntime.InferenceSession(MODELS / "encoder/1/model.onnx")
     names = [entry.name for entry in session.get_inputs()]
@@ -87,23 +95,55 @@ def test_a_request_that_fails_costs_no_other_its_answer(cluster):
         list(pool.map(send, range(16)))
 
 
-def test_a_killed_backend_costs_no_request(cluster):
-    _, backends, frontends = cluster
-    asked = threading.Semaphore(0)
+def question(name, number):
+    """The body of a request, and the outputs that it must have."""
+    if name in ("held", "chain"):
+        x = np.full((1, 1) if name == "held" else (2, 4), number, np.float32)
+        given, wanted = ({"x": x}, {"y": x}) if name == "held" else ({"in": x}, {"out": x + 111})
+    else:
+        session = onnxruntime.InferenceSession(MODELS / name / "1/model.onnx")
+        given = random_inputs(session, 1 + number % 4, 8, seed=number)
+        wanted = {entry.name: value for entry, value in zip(session.get_outputs(), session.run(None, given))}
+    inputs = [{"name": name, "datatype": NP_TO_NAME[value.dtype], "shape": value.shape, "data": value.ravel().tolist()} for name, value in given.items()]
+    return inputs, wanted
 
-    def rounds():
-        for number in range(40):
-            yield number
-            asked.release()
+
+def test_killed_processes_and_a_killed_node_cost_no_request(cluster):
+    """The leading scheduler is killed, and then a node with a backend and a frontend. The clients of that frontend ask the other
+    one again. Each id gets one right answer."""
+    _, (leader, _), backends, frontends = cluster
+    names = [*NAMES, "held", "chain"]
+    asked = {name: [question(name, number) for number in range(4)] for name in names}
+    answered, ids = threading.Semaphore(0), []
+
+    def send(part):
+        session, frontend = requests.Session(), frontends[part % 2]
+        for number in range(50):
+            inputs, wanted = asked[name := names[(part + number) % len(names)]][number % 4]
+            body = {"id": f"{part}-{number}", "inputs": inputs}
+            try:
+                reply = session.post(f"{frontend.url}/v2/models/{name}/infer", json=body, timeout=PATIENCE_S)
+            except requests.RequestException:
+                assert frontend is frontends[1], "the other frontend lives"
+                frontend = frontends[0]
+                reply = session.post(f"{frontend.url}/v2/models/{name}/infer", json=body, timeout=PATIENCE_S)
+            assert reply.status_code == 200, (name, reply.text)
+            outputs = {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in reply.json()["outputs"]}
+            for output, expected in wanted.items():
+                np.testing.assert_allclose(outputs[output], expected, rtol=1e-3, atol=1e-3, err_msg=f"{name} {output} {body['id']}")
+            ids.append(reply.json()["id"])
+            answered.release()
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        parts = [pool.submit(ask, frontends[part // 2 % 2], part, rounds()) for part in range(8)]
-        # All clients are at work, and far from their ends.
-        for _ in range(40):
-            asked.acquire()
-        backends[1].kill()
+        parts = [pool.submit(send, part) for part in range(8)]
+        for killed in ([leader], [backends[1], frontends[1]]):
+            for _ in range(80):
+                answered.acquire()
+            for process in killed:
+                process.kill()
         for part in parts:
             part.result()
+    assert sorted(ids) == sorted(f"{part}-{number}" for part in range(8) for number in range(50))
 
 
 def test_python_models_answer_behind_frontends(binary, repository, tmp_path):
@@ -125,6 +165,42 @@ def test_python_models_answer_behind_frontends(binary, repository, tmp_path):
             hold.unlink()
             for reply in replies:
                 assert reply.result().status_code == 200 and reply.result().json()["outputs"][0]["data"] == [3.0], reply.result().text
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared")
+def test_a_backend_divides_its_cores_behind_frontends(binary, repository, tmp_path):
+    """Two models begin on all cores. Each has a core of its own once their shares are settled, and no answer is lost."""
+    for name, number in (("one", 1), ("two", 2)):
+        models.add(repository, name, number)
+    (tmp_path / "shares.toml").write_text('[device]\npolicy = "windowed"\nshares = "auto"\nshare_hold_down_s = 1\nshare_period_s = 0.2\n')
+    flags = ("--config", str(tmp_path / "shares.toml"), "--slo-ms", "3600000", "--threads", "1")
+    with processes(binary, repository, tmp_path, *flags, models=["one", "two"], backends=1, frontends=2, engine="rten") as (_, [backend], frontends):
+        over = threading.Event()
+
+        def send(part):
+            name, number = (("one", 1), ("two", 2))[part % 2]
+            body, sent = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 1, 2, 3]}]}, 0
+            while not over.is_set():
+                reply = requests.post(f"{frontends[part // 2].url}/v2/models/{name}/infer", json=body, timeout=PATIENCE_S)
+                assert reply.status_code == 200 and reply.json()["outputs"][0]["data"] == [number + i for i in range(4)], reply.text
+                sent += 1
+            return sent
+
+        def placed():
+            devices = requests.get(f"{backend.url}/v2/devices", timeout=PATIENCE_S).json()["devices"]
+            return {model["model"]: model["partition"] for device in devices for model in device["models"]}
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            sending = [pool.submit(send, part) for part in range(4)]
+            deadline = time.monotonic() + PATIENCE_S
+            try:
+                while len(set((found := placed()).values())) < 2:
+                    assert time.monotonic() < deadline, found
+                    time.sleep(0.1)
+            finally:
+                over.set()
+            assert all(part.result() > 0 for part in sending)
+        assert backend.metric("downbeat_share_changes_total") >= 2
 
 
 CHAIN = {"id": "7", "inputs": [{"name": "in", "datatype": "FP32", "shape": [2, 4], "data": list(range(8))}]}

@@ -19,7 +19,7 @@ RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 BOARD = ROOT / "deploy" / "grafana" / "downbeat.json"
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 4], "data": [0.0] * 12}]}
 # Series that a server on a CPU alone, without tenants and without a cluster, does not have.
-ELSEWHERE = ("nv_gpu_", "downbeat_gpu_", "downbeat_tenant_", "downbeat_cluster_")
+ELSEWHERE = ("nv_gpu_", "downbeat_gpu_", "downbeat_tenant_", "downbeat_cluster_", "downbeat_rollout_")
 # Names of series in an expression.
 SERIES = re.compile(r"\b(?:downbeat|nv|process)_\w+")
 

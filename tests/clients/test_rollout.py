@@ -10,6 +10,7 @@ import tritonclient.http as httpclient
 
 import models
 import test_python_models as python_models
+from serving import processes
 
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}]}
 
@@ -169,3 +170,83 @@ def test_copies_are_compared_and_never_sent(start, repository):
     assert counts["differed"] + counts["skipped"] == 5 and counts["differed"] >= 1
     assert "element 0 of output 'y' is" in server.log
     assert rollout(server)["state"] == "running"
+
+
+def eventually(says, what):
+    """Waits until every one of the values is true."""
+    deadline = time.monotonic() + 180
+    while not all(says()):
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def test_the_frontends_of_a_cluster_share_a_rollout(binary, repository, tmp_path):
+    """An owner changes it at one frontend. The other one follows, also after another scheduler leads."""
+    two_versions(repository, share=0.25, header="x-canary")
+    with processes(binary, repository, tmp_path, "--slo-ms", "3600000", models=["m"], backends=2, frontends=2, engine="rten", spares=1) as cluster:
+        (leader, _), _, frontends = cluster
+        one, other = frontends
+        for module in (httpclient, grpcclient):
+            assert 8 <= versions_of(one, module, 40).count("2") <= 12
+            assert versions_of(other, module, 5, headers={"x-canary": "yes"}) == ["2"] * 5
+            assert versions_of(other, module, 5, headers={"x-canary": "yes"}, model_version="1") == ["1"] * 5
+        report = rollout(one)
+        assert report["state"] == "running" and report["new"]["requests"]["in_time"] + report["old"]["requests"]["in_time"] == 80, report
+
+        def says(**wanted):
+            reports = [rollout(frontend) for frontend in frontends]
+            return [all(report[key] == value for key, value in wanted.items()) for report in reports]
+
+        def both():
+            return [rollout(frontend) for frontend in frontends]
+
+        assert rollout(other, share=1.0)["share"] == 1.0
+        eventually(lambda: says(share=1.0), both)
+        assert versions_of(one, grpcclient, 5) == ["2"] * 5
+        leader.kill()
+        eventually(lambda: [requests.get(f"{frontend.url}/v2/health/ready").status_code == 200 for frontend in frontends], lambda: [f.log for f in frontends])
+        rollout(one, state="rolled_back")
+        eventually(lambda: says(state="rolled_back", reason="by request"), both)
+        assert versions_of(other, httpclient, 5, headers={"x-canary": "yes"}) == ["1"] * 5
+        rollout(other, state="finished")
+        eventually(lambda: says(state="finished"), both)
+        assert all(versions_of(frontend, httpclient, 5) == ["2"] * 5 for frontend in frontends)
+        assert all(frontend.metric("downbeat_rollout_state", model="m", state="finished") == 1 for frontend in frontends)
+
+
+def test_a_crashing_version_in_a_cluster_costs_no_answer(binary, repository, tmp_path):
+    """One frontend has all the requests, and rolls back for both."""
+    code = """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                if FAILS and any((pb_utils.get_input_tensor_by_name(request, "x").as_numpy() == 77).any() for request in requests):
+                    raise ValueError("it fails")
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(request, "x").as_numpy())]) for request in requests]
+    """
+    given = python_models.config([("x", "FP32", [4])], [("y", "FP32", [4])])
+    for version in (1, 2):
+        python_models.write(repository, "m", code.replace("FAILS", str(version == 2)), given + "max_batch_size: 4\n" + config(share=1, roll_back={"least_requests": 5}), version)
+    flags = ("--python", sys.executable, "--slo-ms", "3600000")
+    with processes(binary, repository, tmp_path, *flags, models=["m"], backends=2, frontends=2, engine="rten") as (_, _, frontends):
+        with httpclient.InferenceServerClient(frontends[0].http) as client:
+            x = np.full((1, 4), 77, np.float32)
+            for _ in range(5):
+                result = client.infer("m", [tensor(httpclient, x)])
+                assert result.get_response()["model_version"] == "1"
+                np.testing.assert_array_equal(result.as_numpy("y"), x)
+        eventually(lambda: [rollout(frontend)["reason"].startswith("0.0% of the new version's requests") for frontend in frontends],
+                   lambda: [rollout(frontend) for frontend in frontends])
+        assert rollout(frontends[0])["new"]["requests"]["failed"] == 5
+        assert "the new version was rolled back" in frontends[0].log and "another frontend has changed the rollout" in frontends[1].log
+
+
+def test_copies_in_a_cluster_are_compared_and_never_sent(binary, repository, tmp_path):
+    two_versions(repository, share=1, shadow=True, roll_back=None)
+    with processes(binary, repository, tmp_path, "--slo-ms", "3600000", models=["m"], backends=1, frontends=1, engine="rten") as (_, _, [frontend]):
+        assert versions_of(frontend, grpcclient, 5) == ["1"] * 5
+        eventually(lambda: [sum(rollout(frontend)["new"]["requests"].values()) == 5], lambda: rollout(frontend))
+        counts = rollout(frontend)["new"]["requests"]
+        assert counts["differed"] + counts["skipped"] == 5 and counts["differed"] >= 1
+        assert "element 0 of output 'y' is" in frontend.log

@@ -21,7 +21,7 @@ CHANGES_EPOCH = {"step", "other_leader", "a_backend_says_that_another_process_ha
 
 @pytest.fixture(scope="module")
 def cluster(binary, tmp_path_factory):
-    with attempts.Cluster(binary, tmp_path_factory.mktemp("trust")) as cluster:
+    with attempts.Cluster(binary, tmp_path_factory.mktemp("trust"), models=attempts.ALL) as cluster:
         yield cluster
         for process in cluster.processes:
             assert process.process.poll() is None and "panicked" not in process.log, process.log
@@ -48,7 +48,7 @@ def test_there_are_thirty_attempts():
 def test_the_leader_of_a_liar_s_epoch_stays_and_probes_tell_the_truth(cluster):
     before = cluster.state()
     probes = [f"{process.url}/v2/health/ready" for process in cluster.processes]
-    with attempts.Client(cluster.frontend.http_port) as client:
+    with attempts.Client(cluster.frontend.http_port, cluster.models) as client:
         for role in (BACKEND, FRONTEND):
             for number in (MOST, (1 << 63) + 1, before[1] + (1 << 33), 1 << 62):
                 with cluster.peer(role) as liar:
@@ -63,7 +63,7 @@ def test_the_leader_of_a_liar_s_epoch_stays_and_probes_tell_the_truth(cluster):
 
 def test_the_greatest_plausible_step_leaves_a_way_back(cluster):
     """Example: a backend reports 2^32 above the leader's epoch. The leader takes the next one, and so does any other liar's leader."""
-    with attempts.Client(cluster.frontend.http_port) as client:
+    with attempts.Client(cluster.frontend.http_port, cluster.models) as client:
         for _ in range(3):
             known = cluster.epoch()
             with cluster.peer() as liar:

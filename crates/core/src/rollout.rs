@@ -149,6 +149,19 @@ pub struct RolloutChange {
     pub state: Option<RolloutState>,
 }
 
+/// The state of a rollout, as the frontends of a cluster share it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RolloutDecision {
+    /// As [`RolloutTerms::share`].
+    pub share: f64,
+    /// As [`RolloutTerms::shadow`].
+    pub shadow: bool,
+    /// The state.
+    pub state: RolloutState,
+    /// Why the rollout has ended, in a sentence; empty while it goes on.
+    pub reason: String,
+}
+
 /// Which versions take requests that name no version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -399,6 +412,23 @@ impl Rollout {
             };
         }
         (self.terms, self.state) = (terms, state);
+        Ok(())
+    }
+
+    /// The present decision, for other frontends of the model.
+    pub fn decision(&self) -> RolloutDecision {
+        let (share, shadow) = (self.terms.share, self.terms.shadow);
+        RolloutDecision { share, shadow, state: self.state, reason: self.reason.clone() }
+    }
+
+    /// Takes over another frontend's decision. Counts begin anew as by [`Rollout::change`].
+    ///
+    /// # Errors
+    /// In words, if the changed terms would be wrong; then nothing changes.
+    pub fn follow(&mut self, decision: &RolloutDecision) -> Result<(), String> {
+        let RolloutDecision { share, shadow, state, ref reason } = *decision;
+        self.change(&RolloutChange { share: Some(share), shadow: Some(shadow), state: Some(state) })?;
+        self.reason.clone_from(reason);
         Ok(())
     }
 

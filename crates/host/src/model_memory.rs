@@ -65,6 +65,11 @@ impl ModelMemory {
         self.limit
     }
 
+    /// The most bytes that runs take together; `None`: there is no limit.
+    pub fn runs(&self) -> Option<u64> {
+        self.runs
+    }
+
     fn limited(limit: Option<u64>, runs: Option<u64>) -> Arc<Self> {
         Arc::new(ModelMemory { limit, runs, held: Mutex::default() })
     }
@@ -134,6 +139,11 @@ impl HeldMemory {
         );
     }
 
+    /// The bytes that it holds, by [`MemoryPart`].
+    pub fn bytes(&self) -> [u64; 3] {
+        self.memory.held.lock().versions.get(&self.id).map_or([0; 3], |version| version.bytes)
+    }
+
     /// Holds nothing any more: the version begins anew, on another engine.
     pub fn begin_anew(&self) {
         if let Some(version) = self.memory.held.lock().versions.get_mut(&self.id) {
@@ -143,8 +153,8 @@ impl HeldMemory {
 
     /// Reports its memory, in the log and in metrics.
     pub fn say(&self, metrics: &Metrics, name: &str, version: &str) {
+        let bytes = self.bytes();
         let held = self.memory.held.lock();
-        let bytes = held.versions.get(&self.id).map_or([0; 3], |version| version.bytes);
         metrics.set_model_memory(name, version, bytes);
         let [weights, rings, run] = bytes;
         let (models, limit) = (self.memory.together(held.versions.values()), self.memory.limit);

@@ -59,6 +59,8 @@ pub struct LoadedVersion {
     pub answers: bool,
     /// The CPU memory that it holds, if it is on the CPU.
     pub held: Option<HeldMemory>,
+    /// How long its load took.
+    pub load_time: Duration,
     /// The folder of its file, if the file was made for it. An engine may read the file again as
     /// long as the version has lanes.
     pub folder: Option<TempDir>,
@@ -123,9 +125,20 @@ impl LoadedVersion {
             is_parted: AtomicBool::new(false),
             answers: true,
             held: None,
+            load_time: Duration::ZERO,
             folder: None,
             repaired: None,
         }
+    }
+
+    /// Bytes that it takes on each of its devices, and bytes of a run beside these. The sessions of a
+    /// GPU keep the memory of their runs.
+    pub fn memory(&self) -> (u64, u64) {
+        if let Some([weights, rings, run]) = self.held.as_ref().map(HeldMemory::bytes) {
+            return (weights.saturating_add(rings), run);
+        }
+        let shares = self.hosts.devices().iter().filter_map(|(host, _)| self.model.device_share(host.device));
+        (shares.map(|share| share.weights.saturating_add(share.session_bytes)).max().unwrap_or(0), 0)
     }
 
     /// Checks a request's inputs as far as possible without their data, which may still be

@@ -16,7 +16,7 @@ pub(crate) fn best_of_all(problem: &Problem, spent: &dyn Fn() -> f64) -> Option<
     let (models, clusters) = (problem.models.len(), problem.sub_clusters);
     // If it does not matter where models run now, sub-clusters are interchangeable: partitions that
     // differ only in the sub-clusters' numbers are the same.
-    let alike = problem.max_disruption.is_none() || !problem.has_running();
+    let alike = problem.max_disruption.is_none() || !problem.costs_by_number();
     if partitions(models, clusters, alike) > MOST_PARTITIONS {
         return None;
     }

@@ -13,11 +13,14 @@ const TOLERANCE: f64 = 1e-9;
 pub struct Load {
     /// The number of models.
     pub models: usize,
-    /// Requests per second of these models.
+    /// The sum of [`Model::rate`](crate::Model::rate).
     pub rate: f64,
+    /// Requests per second of these models.
+    pub requests: f64,
     /// Bytes of the models' static memory.
     pub static_memory: u64,
-    /// Bytes of the largest dynamic memory among them.
+    /// Bytes of the runs that a device has at once: the largest dynamic memory, or more
+    /// ([`Problem::runs`]).
     pub dynamic_memory: u64,
 }
 
@@ -73,7 +76,7 @@ pub struct Evaluation {
     pub assignment: Vec<usize>,
     /// The sums of each sub-cluster.
     pub loads: Vec<Load>,
-    /// `deltaR`: the largest distance of a rate from the average, requests per second.
+    /// `deltaR`: the largest distance of a rate from the average, in the unit of the rates.
     pub delta_rate: f64,
     /// `deltaS`: the largest distance of a static memory from the average, bytes.
     pub delta_memory: f64,
@@ -93,14 +96,20 @@ impl Evaluation {
             return None;
         }
         let mut loads = vec![Load::default(); problem.sub_clusters];
+        let mut runs = vec![0_u64; problem.sub_clusters];
         let mut disruption = 0.0;
         for (model, sub_cluster) in problem.models.iter().zip(&assignment) {
             let load = &mut loads[*sub_cluster];
             load.models += 1;
             load.rate += model.rate;
+            load.requests += model.requests;
+            runs[*sub_cluster] = runs[*sub_cluster].saturating_add(model.dynamic_memory);
             load.static_memory = load.static_memory.saturating_add(model.static_memory);
             load.dynamic_memory = load.dynamic_memory.max(model.dynamic_memory);
             disruption += model.move_cost(*sub_cluster);
+        }
+        for (load, runs) in loads.iter_mut().zip(runs) {
+            load.dynamic_memory = problem.runs_at_once(load.dynamic_memory, runs);
         }
         let (average_rate, average_memory) = (problem.average_rate(), problem.average_memory());
         let delta_rate = loads.iter().map(|load| (load.rate - average_rate).abs()).fold(0.0, f64::max);
@@ -108,7 +117,7 @@ impl Evaluation {
             loads.iter().map(|load| (load.static_memory as f64 - average_memory).abs()).fold(0.0, f64::max);
         let mut violations = Vec::new();
         for (sub_cluster, load) in loads.iter().enumerate() {
-            if let Some(by) = problem.max_rate.and_then(|max| over(load.rate, max)) {
+            if let Some(by) = problem.max_rate.and_then(|max| over(load.requests, max)) {
                 violations.push(Violation::Rate { sub_cluster, by });
             }
             if let Some(max) = problem.max_memory

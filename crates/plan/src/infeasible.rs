@@ -21,16 +21,16 @@ fn is_beyond(value: f64, limit: f64) -> bool {
 fn rate_reasons(problem: &Problem, limit: f64) -> Vec<String> {
     let mut reasons = Vec::new();
     let sub_clusters = problem.sub_clusters;
-    for model in problem.models.iter().filter(|m| is_beyond(m.rate, limit)) {
+    for model in problem.models.iter().filter(|m| is_beyond(m.requests, limit)) {
         reasons.push(format!(
             "model '{}' has {} requests/s, {} more than a sub-cluster takes ({})",
             model.name,
-            number(model.rate),
-            number(model.rate - limit),
+            number(model.requests),
+            number(model.requests - limit),
             number(limit)
         ));
     }
-    let total: f64 = problem.models.iter().map(|m| m.rate).sum();
+    let total: f64 = problem.models.iter().map(|m| m.requests).sum();
     let room = limit * sub_clusters as f64;
     if reasons.is_empty() && is_beyond(total, room) {
         let needed = (total / limit).ceil();
@@ -85,7 +85,7 @@ fn memory_reasons(problem: &Problem, limit: u64) -> Vec<String> {
 /// The cost of loading the new models, if it is larger than the largest disruption.
 fn disruption_reason(problem: &Problem, limit: f64) -> Option<String> {
     let new = || problem.models.iter().filter(|m| m.running.is_none());
-    let cost: f64 = new().map(|m| m.load_cost).sum();
+    let cost: f64 = new().filter(|m| m.loaded_in.is_empty()).map(|m| m.load_cost).sum();
     is_beyond(cost, limit).then(|| {
         format!(
             "loading the models that run nowhere yet ({}) costs {}, {} more than the largest disruption ({})",

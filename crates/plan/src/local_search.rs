@@ -42,21 +42,31 @@ struct State<'a> {
     goal: Goal,
     /// The rate of each model.
     rate: Vec<f64>,
+    /// The requests of each model.
+    requests: Vec<f64>,
     memory: Vec<f64>,
-    dynamic: Vec<f64>,
     assignment: Vec<usize>,
     clusters: Vec<Cluster>,
-    max_rate: f64,
+    max_requests: f64,
     max_memory: f64,
     /// The divisor that turns costs of moves into shares.
     cost_scale: f64,
     disruption: f64,
 }
 
+/// The sums over the models of a sub-cluster.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    rate: f64,
+    requests: f64,
+    memory: f64,
+    /// Bytes of the models' runs.
+    runs: u64,
+}
+
 #[derive(Clone, Default)]
 struct Cluster {
-    rate: f64,
-    memory: f64,
+    sums: Sums,
     /// For each size of dynamic memory (bytes), the number of models that have it.
     dynamic: BTreeMap<u64, u32>,
     cost: f64,
@@ -79,17 +89,18 @@ struct Temperatures {
 impl<'a> State<'a> {
     fn new(problem: &'a Problem, goal: Goal) -> Self {
         let average_rate = positive(problem.average_rate());
+        let average_requests = positive(problem.average_requests());
         let average_memory = positive(problem.average_memory());
         let of = |f: &dyn Fn(&crate::problem::Model) -> f64| problem.models.iter().map(f).collect::<Vec<f64>>();
         State {
             problem,
             goal,
             rate: of(&|m| m.rate / average_rate),
+            requests: of(&|m| m.requests / average_requests),
             memory: of(&|m| m.static_memory as f64 / average_memory),
-            dynamic: of(&|m| m.dynamic_memory as f64 / average_memory),
             assignment: vec![usize::MAX; problem.models.len()],
             clusters: vec![Cluster::default(); problem.sub_clusters],
-            max_rate: problem.max_rate.map_or(f64::INFINITY, |max| max / average_rate),
+            max_requests: problem.max_rate.map_or(f64::INFINITY, |max| max / average_requests),
             max_memory: problem.max_memory.map_or(f64::INFINITY, |max| max as f64 / average_memory),
             cost_scale: positive(problem.models.iter().map(|m| 2.0 * m.load_cost).sum()),
             disruption: 0.0,
@@ -127,18 +138,23 @@ impl<'a> State<'a> {
         Temperatures { hottest, coldest }
     }
 
-    /// The cost of a sub-cluster with these sums.
-    fn cost(&self, rate: f64, memory: f64, dynamic: f64) -> f64 {
-        let rate_over = over(rate, self.max_rate);
-        let memory_over = over(memory + dynamic, self.max_memory);
+    /// The cost of a sub-cluster with these sums, and with this largest run, in bytes.
+    fn cost(&self, sums: Sums, largest: u64) -> f64 {
+        let Sums { rate, requests, memory, runs } = sums;
+        let needed = match self.max_memory < f64::INFINITY {
+            true => memory + self.problem.runs_at_once(largest, runs) as f64 / positive(self.problem.average_memory()),
+            false => 0.0,
+        };
+        let requests_over = over(requests, self.max_requests);
+        let memory_over = over(needed, self.max_memory);
         match self.goal {
             Goal::Balance => {
                 let weight = self.problem.memory_weight;
                 let memory_off = weight * (memory - 1.0);
-                (rate - 1.0) * (rate - 1.0) + memory_off * memory_off + broken(rate_over) + broken(memory_over)
+                (rate - 1.0) * (rate - 1.0) + memory_off * memory_off + broken(requests_over) + broken(memory_over)
             }
-            Goal::LeastDisruption => broken(rate_over) + broken(memory_over),
-            Goal::LeastOverrun => (rate - self.max_rate).max(0.0) + (memory + dynamic - self.max_memory).max(0.0),
+            Goal::LeastDisruption => broken(requests_over) + broken(memory_over),
+            Goal::LeastOverrun => (requests - self.max_requests).max(0.0) + (needed - self.max_memory).max(0.0),
         }
     }
 
@@ -151,35 +167,37 @@ impl<'a> State<'a> {
         }
     }
 
-    /// The cost, rate and memory of a sub-cluster after `out` has left and `into` has entered.
-    fn cost_after(&self, cluster: usize, out: Option<usize>, into: Option<usize>) -> (f64, f64, f64) {
+    /// The cost and the sums of a sub-cluster after `out` has left and `into` has entered.
+    fn cost_after(&self, cluster: usize, out: Option<usize>, into: Option<usize>) -> (f64, Sums) {
         let now = &self.clusters[cluster];
-        let (mut rate, mut memory) = (now.rate, now.memory);
-        let mut dynamic = 0.0;
+        let mut sums = now.sums;
+        let mut largest = 0;
         if self.max_memory < f64::INFINITY {
             let gone = out.map(|i| self.problem.models[i].dynamic_memory);
             let rest = now.dynamic.iter().rev().find(|(d, count)| gone != Some(**d) || **count > 1).map(|(d, _)| *d);
-            // Through a model that has it, so that the same number is the same share.
-            dynamic = rest.map_or(0.0, |d| d as f64 / positive(self.problem.average_memory()));
+            largest = rest.unwrap_or(0).max(into.map_or(0, |i| self.problem.models[i].dynamic_memory));
         }
         if let Some(i) = out {
-            rate -= self.rate[i];
-            memory -= self.memory[i];
+            sums.rate -= self.rate[i];
+            sums.requests -= self.requests[i];
+            sums.memory -= self.memory[i];
+            sums.runs -= self.problem.models[i].dynamic_memory;
         }
         if let Some(i) = into {
-            rate += self.rate[i];
-            memory += self.memory[i];
-            dynamic = dynamic.max(self.dynamic[i]);
+            sums.rate += self.rate[i];
+            sums.requests += self.requests[i];
+            sums.memory += self.memory[i];
+            sums.runs += self.problem.models[i].dynamic_memory;
         }
-        (self.cost(rate, memory, dynamic), rate, memory)
+        (self.cost(sums, largest), sums)
     }
 
     /// Puts a model that has no sub-cluster yet on one.
     fn place(&mut self, model: usize, cluster: usize) {
-        let (cost, rate, memory) = self.cost_after(cluster, None, Some(model));
+        let (cost, sums) = self.cost_after(cluster, None, Some(model));
         self.enter(model, cluster);
         let c = &mut self.clusters[cluster];
-        (c.cost, c.rate, c.memory) = (cost, rate, memory);
+        (c.cost, c.sums) = (cost, sums);
     }
 
     fn enter(&mut self, model: usize, cluster: usize) {
@@ -203,7 +221,7 @@ impl<'a> State<'a> {
 
     /// Returns by how much a change raises the cost, and the two sub-clusters' sums after the
     /// change.
-    fn consider(&self, change: Change) -> (f64, [(f64, f64, f64); 2]) {
+    fn consider(&self, change: Change) -> (f64, [(f64, Sums); 2]) {
         let from = self.assignment[change.model];
         let after = [
             self.cost_after(from, Some(change.model), change.back),
@@ -223,7 +241,7 @@ impl<'a> State<'a> {
         (after[0].0 + after[1].0 - before + disruption, after)
     }
 
-    fn apply(&mut self, change: Change, after: [(f64, f64, f64); 2]) {
+    fn apply(&mut self, change: Change, after: [(f64, Sums); 2]) {
         let from = self.assignment[change.model];
         self.leave(change.model);
         if let Some(back) = change.back {
@@ -231,9 +249,9 @@ impl<'a> State<'a> {
             self.enter(back, from);
         }
         self.enter(change.model, change.to);
-        for (cluster, (cost, rate, memory)) in [from, change.to].into_iter().zip(after) {
+        for (cluster, (cost, sums)) in [from, change.to].into_iter().zip(after) {
             let c = &mut self.clusters[cluster];
-            (c.cost, c.rate, c.memory) = (cost, rate, memory);
+            (c.cost, c.sums) = (cost, sums);
         }
     }
 
@@ -249,7 +267,7 @@ impl<'a> State<'a> {
             return total;
         }
         let off = |f: &dyn Fn(&Cluster) -> f64| self.clusters.iter().map(|c| (f(c) - 1.0).abs()).fold(0.0, f64::max);
-        off(&|c| c.rate) + self.problem.memory_weight * off(&|c| c.memory)
+        off(&|c| c.sums.rate) + self.problem.memory_weight * off(&|c| c.sums.memory)
     }
 
     /// Places the remaining models, the largest first, each on the sub-cluster that it fills least.
@@ -260,8 +278,8 @@ impl<'a> State<'a> {
         for model in order {
             let weight = self.problem.memory_weight.min(1.0);
             let fill = |j: usize| {
-                let (cost, rate, memory) = self.cost_after(j, None, Some(model));
-                (broken_part(cost), rate.max(weight * memory))
+                let (cost, sums) = self.cost_after(j, None, Some(model));
+                (broken_part(cost), sums.rate.max(weight * sums.memory))
             };
             let best = (0..self.clusters.len()).min_by(|a, b| {
                 let (x, y) = (fill(*a), fill(*b));

@@ -42,7 +42,7 @@ pub(crate) fn solve(problem: &Problem, goal: Goal, start: Option<&[usize]>, seed
     if limit == Duration::ZERO {
         return Outcome::Nothing;
     }
-    let named = problem.has_running() && (problem.max_disruption.is_some() || goal == Goal::LeastDisruption);
+    let named = problem.costs_by_number() && (problem.max_disruption.is_some() || goal == Goal::LeastDisruption);
     let order = by_size(problem);
     let (rows, x) = program(problem, goal, (!named).then_some(order.as_slice()));
     let columns = rows.num_cols();
@@ -158,14 +158,17 @@ impl<'a> Program<'a> {
         let problem = self.problem;
         let average_memory = or_one(problem.average_memory());
         let dynamic: Vec<f64> = problem.models.iter().map(|m| m.dynamic_memory as f64 / average_memory).collect();
-        let max_rate = problem.max_rate.map(|max| max / or_one(problem.average_rate()));
+        let average_requests = or_one(problem.average_requests());
+        let requests: Vec<f64> = problem.models.iter().map(|m| m.requests / average_requests).collect();
+        let max_rate = problem.max_rate.map(|max| max / average_requests);
+        let (all, runs) = (dynamic.iter().sum::<f64>(), problem.runs.map(|most| most as f64 / average_memory));
         let max_memory = problem.max_memory.map(|max| max as f64 / average_memory);
         let overrun = (self.goal == Goal::LeastOverrun)
             .then(|| [self.rows.add_column(1.0, 0.0..), self.rows.add_column(1.0, 0.0..)]);
         for j in 0..problem.sub_clusters {
             // (4)
             if let Some(max) = max_rate {
-                let mut row = self.on(j, &self.rate);
+                let mut row = self.on(j, &requests);
                 row.extend(overrun.map(|[rate, _]| (rate, -1.0)));
                 self.rows.add_row(..=max, row);
             }
@@ -174,6 +177,13 @@ impl<'a> Program<'a> {
                 let largest = self.rows.add_column(0.0, 0.0..);
                 for (x, dynamic) in self.x.iter().zip(&dynamic).filter(|(_, dynamic)| **dynamic > 0.0) {
                     self.rows.add_row(0.0.., [(largest, 1.0), (x[j], -dynamic)]);
+                }
+                // The lesser of all runs together and the most that may run at once: `capped` chooses.
+                if let Some(most) = runs.filter(|_| all > 0.0) {
+                    let capped = self.rows.add_integer_column(0.0, 0.0..=1.0);
+                    self.rows.add_row(0.0.., [(largest, 1.0), (capped, -most)]);
+                    let sum = self.on(j, &dynamic).into_iter().map(|(x, dynamic)| (x, -dynamic));
+                    self.rows.add_row(0.0.., [(largest, 1.0), (capped, all)].into_iter().chain(sum));
                 }
                 let mut row = self.on(j, &self.memory);
                 row.push((largest, 1.0));

@@ -5,29 +5,34 @@
 pub struct Model {
     /// The model's name, for messages.
     pub name: String,
-    /// `r`: requests per second.
+    /// `r`: the rate that is divided evenly: requests per second, or the devices that these keep busy.
     pub rate: f64,
+    /// Requests per second, for [`Problem::max_rate`]. In the appendix it is `rate`.
+    pub requests: f64,
     /// `s`: bytes that a loaded model takes on every device of its sub-cluster (weights).
     pub static_memory: u64,
     /// `d`: bytes that the model takes while it runs (activations). A device runs one batch at a
-    /// time, so only the largest of a sub-cluster counts.
+    /// time, so only the largest of a sub-cluster counts; see [`Problem::runs`].
     pub dynamic_memory: u64,
     /// `c`: the cost of loading the model, and of unloading it, in units of the caller's choice
     /// (seconds, bytes, or 1).
     pub load_cost: f64,
+    /// Sub-clusters whose devices all have the model already, so that loading it there costs nothing.
+    pub loaded_in: Vec<usize>,
     /// `x'`: the sub-cluster where the model runs now; `None`: nowhere.
     pub running: Option<usize>,
 }
 
 impl Model {
     /// The cost of having the model on `sub_cluster`, starting from where it runs now: nothing, one
-    /// load, or an unload and a load (`sum_j c |x_ij - x'_ij|`). A sub-cluster that no longer
+    /// load, or an unload and a load (`sum_j c_ij |x_ij - x'_ij|`). A sub-cluster that no longer
     /// exists counts as a place to unload from.
     pub fn move_cost(&self, sub_cluster: usize) -> f64 {
+        let load = if self.loaded_in.contains(&sub_cluster) { 0.0 } else { self.load_cost };
         match self.running {
-            None => self.load_cost,
+            None => load,
             Some(now) if now == sub_cluster => 0.0,
-            Some(_) => 2.0 * self.load_cost,
+            Some(_) => self.load_cost + load,
         }
     }
 }
@@ -40,11 +45,12 @@ impl Model {
 /// use downbeat_core::Duration;
 ///
 /// let model = |name: &str, rate| Model {
-///     name: name.to_owned(), rate, static_memory: 1 << 30, dynamic_memory: 0, load_cost: 1.0, running: None,
+///     name: name.to_owned(), rate, requests: rate, static_memory: 1 << 30, dynamic_memory: 0, load_cost: 1.0,
+///     loaded_in: vec![], running: None,
 /// };
 /// let problem = Problem {
 ///     models: vec![model("a", 300.0), model("b", 200.0), model("c", 100.0)],
-///     sub_clusters: 2, max_rate: None, max_memory: None, memory_weight: 0.0, max_disruption: None,
+///     sub_clusters: 2, max_rate: None, max_memory: None, runs: None, memory_weight: 0.0, max_disruption: None,
 /// };
 /// let options = Options { time_limit: Duration::from_millis(1_000), seed: 1, method: Method::Search };
 /// // So small a problem needs no clock. For others the caller tells how much time has elapsed.
@@ -69,6 +75,9 @@ pub struct Problem {
     pub max_rate: Option<f64>,
     /// `Smax`: bytes of a device's memory; `None`: enough for everything.
     pub max_memory: Option<u64>,
+    /// The most bytes that runs beside each other take: others wait. `None`: a device runs one batch at
+    /// a time (appendix A).
+    pub runs: Option<u64>,
     /// The weight of a share of memory imbalance relative to a share of rate imbalance.
     pub memory_weight: f64,
     /// `Cmax`: the highest allowed cost of leaving the running assignment, the sum of
@@ -111,7 +120,8 @@ impl Problem {
         ];
         let numbers = self.models.iter().flat_map(|model| {
             let of = |what: &str| format!("{what} of model '{}'", model.name);
-            [(of("the rate"), model.rate), (of("the load cost"), model.load_cost)]
+            let requests = (of("the number of requests a second"), model.requests);
+            [(of("the rate"), model.rate), requests, (of("the load cost"), model.load_cost)]
         });
         let is_bad = |value: f64| !(value >= 0.0 && value.is_finite());
         if let Some((what, value)) = limits.into_iter().chain(numbers).find(|(_, value)| is_bad(*value)) {
@@ -125,14 +135,29 @@ impl Problem {
         }
     }
 
-    /// `Ravg`: requests per second of the average sub-cluster.
+    /// `Ravg`: the rate of the average sub-cluster.
     pub fn average_rate(&self) -> f64 {
         self.models.iter().map(|m| m.rate).sum::<f64>() / self.sub_clusters as f64
+    }
+
+    /// Requests per second of the average sub-cluster, as [`Problem::max_rate`] counts them.
+    pub fn average_requests(&self) -> f64 {
+        self.models.iter().map(|m| m.requests).sum::<f64>() / self.sub_clusters as f64
     }
 
     /// `Savg`: bytes of static memory of the average sub-cluster.
     pub fn average_memory(&self) -> f64 {
         self.models.iter().map(|m| m.static_memory as f64).sum::<f64>() / self.sub_clusters as f64
+    }
+
+    /// Bytes that the runs of models with these dynamic memories take at once.
+    pub(crate) fn runs_at_once(&self, largest: u64, sum: u64) -> u64 {
+        self.runs.map_or(largest, |most| largest.max(sum.min(most)))
+    }
+
+    /// Whether the cost of moves depends on the sub-clusters' numbers.
+    pub(crate) fn costs_by_number(&self) -> bool {
+        self.models.iter().any(|model| model.running.is_some() || !model.loaded_in.is_empty())
     }
 
     /// Whether at least one model runs somewhere already.

@@ -245,14 +245,17 @@ impl Workload {
                 .map(|m| Model {
                     name: m.name.clone(),
                     rate: m.rate,
+                    requests: m.rate,
                     static_memory: m.memory,
                     dynamic_memory: m.dynamic_memory,
                     load_cost: m.load_cost,
+                    loaded_in: Vec::new(),
                     running: m.running_on,
                 })
                 .collect(),
             sub_clusters: self.sub_clusters,
             max_rate: self.max_rate,
+            runs: None,
             max_memory: self.device_memory,
             memory_weight: self.memory_weight,
             max_disruption: self.max_disruption,

@@ -87,7 +87,7 @@ pub struct Scan {
 }
 
 /// Sizes and times of a model's files. It stays equal as long as no file changes.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Fingerprint(BTreeMap<PathBuf, (u64, Option<SystemTime>)>);
 
 impl Fingerprint {

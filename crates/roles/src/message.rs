@@ -12,6 +12,7 @@ use crate::claims::{ClaimKey, ClaimToken};
 use crate::delay::class_of;
 use crate::epoch::Epoch;
 pub use crate::ids::{BatchKey, NodeId, RequestKey};
+use crate::rollouts::MOST_DECISION;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
 use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
@@ -22,6 +23,10 @@ pub const PROTOCOL: u16 = 11;
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
 
+/// The most bytes of a [`Message::Ask`].
+const MOST_QUESTION: usize = 4096;
+/// The most bytes of an answer to a question about the whole cluster. A frame may have 128 answers.
+pub const MOST_ANSWER: usize = 256 << 10;
 /// The most bytes of a model's name in a [`QueueKey`]. A peer may name 65,536 queues, which stay as
 /// long as its link.
 const MOST_NAME: usize = 1024;
@@ -195,9 +200,13 @@ pub struct OfferedModel {
 pub struct Loadable {
     /// Name of the model.
     pub model: String,
-    /// Bytes that the loaded model takes on a device, as far as the backend knows before it loads:
-    /// the size of the files.
+    /// Bytes that the loaded model takes on a device. Until the backend has loaded the model once, this
+    /// is an estimate by the size of its files.
     pub memory: u64,
+    /// Bytes that a run of the model takes beside these, or the same estimate.
+    pub run_memory: u64,
+    /// How long the backend's last load of the model took; `None`: there was none.
+    pub load_time: Option<Duration>,
     /// Why the last ordered load failed, if it did.
     pub failed: Option<String>,
 }
@@ -214,6 +223,8 @@ pub struct Offer {
     pub repository: Vec<Loadable>,
     /// Bytes for models on the backend's smallest device; `None`: not known.
     pub memory: Option<u64>,
+    /// The most bytes that runs beside each other take; `None`: a device runs one batch at a time.
+    pub runs: Option<u64>,
     /// The last assignment that the backend heard. `models` leaves out every model that this
     /// assignment takes away.
     pub assigned: Option<Assignment>,
@@ -249,6 +260,32 @@ pub enum Doing {
     Load,
     /// Unload the model, once its last batch is done.
     Unload,
+}
+
+/// A process's answer to a question about the whole cluster, as the leader hands it on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Told {
+    /// The process that has answered.
+    pub node: NodeId,
+    /// The process's role.
+    pub role: Role,
+    /// The process's name for people.
+    #[serde(deserialize_with = "short_text")]
+    pub name: String,
+    /// The leader's clock beside the process's; `None`: not known yet.
+    pub clock: Option<ClockLead>,
+    /// The answer. Schedulers hand the bytes on and never look into them.
+    #[serde(deserialize_with = "at_most::<_, _, MOST_ANSWER>")]
+    pub answer: Vec<u8>,
+}
+
+/// How far one clock is ahead of another, measured from round trips.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClockLead {
+    /// Nanoseconds.
+    pub ahead: i64,
+    /// The most that `ahead` may be wrong, either way.
+    pub error: Duration,
 }
 
 /// A model as the leader describes it to frontends.
@@ -332,6 +369,8 @@ pub enum Outcome<P> {
 /// The run of a batch, for the counts of the frontends whose requests it answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BatchRun {
+    /// The backend's device, from 0.
+    pub device: u32,
     /// Items of the batch, with the requests of other frontends and padding.
     pub items: u32,
     /// The time that joining the inputs took.
@@ -462,12 +501,47 @@ pub enum Message<P> {
         /// The change.
         doing: Doing,
     },
+    /// Frontend to scheduler, scheduler to frontend: a decision about the rollout of a model.
+    Rollout {
+        /// Name of the model.
+        #[serde(deserialize_with = "short_text")]
+        model: String,
+        /// Counts the decisions of the model, from 1. Of two with one number the greater bytes count.
+        number: u64,
+        /// The decision, which schedulers hand on and never look into.
+        #[serde(deserialize_with = "at_most::<_, _, MOST_DECISION>")]
+        decision: Vec<u8>,
+    },
     /// Backend to scheduler, scheduler to frontend: the order is carried out.
     Ordered {
         /// The number that the receiver gave the order.
         number: u64,
         /// Why the order failed, if it did.
         failed: Option<String>,
+    },
+    /// Any process to the leader, and the leader to frontends and backends: a client asks about the
+    /// whole cluster.
+    Ask {
+        /// The sender's number of the question.
+        number: u64,
+        /// The question. Schedulers hand the bytes on and never look into them.
+        #[serde(deserialize_with = "at_most::<_, _, MOST_QUESTION>")]
+        question: Vec<u8>,
+    },
+    /// Frontend and backend to scheduler: my answer to a question.
+    Tell {
+        /// The number that the receiver gave the question.
+        number: u64,
+        /// The answer.
+        #[serde(deserialize_with = "at_most::<_, _, MOST_ANSWER>")]
+        answer: Vec<u8>,
+    },
+    /// Scheduler to the process that has asked: an answer, or the end of the answers.
+    Told {
+        /// The number that the receiver gave the question.
+        number: u64,
+        /// A process's answer; `None`: there are no more.
+        told: Option<Told>,
     },
     /// Frontend to scheduler: the inputs of these requests are ready, earlier than
     /// [said](HandedIn::ready_in).
@@ -510,8 +584,14 @@ impl<P> Message<P> {
                 matches!((from, to), (Backend, Frontend))
             }
             Message::Inputs { .. } => matches!((from, to), (Frontend, Backend)),
+            Message::Rollout { .. } => {
+                matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Frontend))
+            }
             Message::Order { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
             Message::Ordered { .. } => matches!((from, to), (Backend, Scheduler { .. }) | (Scheduler { .. }, Frontend)),
+            Message::Ask { .. } => matches!((from, to), (Scheduler { .. }, _) | (_, Scheduler { .. })),
+            Message::Tell { .. } => matches!((from, to), (Frontend | Backend, Scheduler { .. })),
+            Message::Told { .. } => matches!((from, to), (Scheduler { .. }, _)),
         }
     }
 
@@ -564,7 +644,11 @@ impl<P> Message<P> {
             | Message::Claim { .. }
             | Message::Release { .. }
             | Message::Order { .. }
+            | Message::Rollout { .. }
             | Message::Ordered { .. }
+            | Message::Ask { .. }
+            | Message::Tell { .. }
+            | Message::Told { .. }
             | Message::Ready(_) => {}
         }
     }

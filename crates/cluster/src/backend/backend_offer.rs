@@ -12,7 +12,7 @@ use downbeat_host::request::batch_codec::PROFILED_LENGTH;
 use downbeat_host::request::queue::Queue;
 use downbeat_models::loaded_version::LoadedVersion;
 use downbeat_models::registry::Registry;
-use downbeat_models::serving::Pipeline;
+use downbeat_models::serving::{Model as ServedModel, Pipeline};
 use downbeat_preprocess::Recipe;
 use downbeat_repository::ModelDefinition;
 use downbeat_roles::{Loadable, Offer, OfferedModel, Slot};
@@ -42,10 +42,19 @@ pub struct OfferMaker {
     /// By name and version: the contents of the files.
     files: BTreeMap<(String, u64), Files>,
     last: Option<Offer>,
-    /// Models that schedulers may order to load and unload. `looked`: when the repositories were
-    /// last checked.
-    repository: Vec<Loadable>,
+    /// Models that schedulers may order to load and unload, with the bytes of their files. `looked`:
+    /// when the repositories were last checked.
+    repository: Vec<(String, u64)>,
     looked: Option<Time>,
+    /// By name: what the last load of each model showed.
+    loads: BTreeMap<String, ShownByLoad>,
+}
+
+/// The memory and the time of a model, as its load showed them.
+struct ShownByLoad {
+    memory: u64,
+    run_memory: u64,
+    took: Duration,
 }
 
 /// How a version's batches are made and run.
@@ -67,8 +76,9 @@ struct Files {
 impl OfferMaker {
     /// An offer maker that has made no offer yet.
     pub fn new(registry: Registry, options: Arc<ServerOptions>, slots: Arc<SlotMap>) -> Self {
-        let (files, repository) = Default::default();
-        OfferMaker { registry, options, slots, processor: processor(), files, last: None, repository, looked: None }
+        let (files, repository, loads) = Default::default();
+        let (processor, last, looked) = (processor(), None, None);
+        OfferMaker { registry, options, slots, processor, files, last, repository, looked, loads }
     }
 
     /// The present offer, if it differs from the last one. Reads the files of new models.
@@ -85,8 +95,7 @@ impl OfferMaker {
         let now = self.registry.driver.clock().now();
         if self.looked.is_none_or(|looked| now.since(looked) >= LOOKS_AT_FILES_EVERY) {
             self.looked = Some(now);
-            let loadable = |(model, memory)| Loadable { model, memory, failed: None };
-            self.repository = self.registry.loadable().into_iter().map(loadable).collect();
+            self.repository = self.registry.loadable();
         }
         let partitions = self.registry.driver.slots();
         let serving = self.registry.serving().all();
@@ -112,8 +121,9 @@ impl OfferMaker {
         };
         let mut offer = Offer {
             slots: slots.iter().map(slot).collect(),
-            repository: self.repository.clone(),
+            repository: self.loadable(&serving),
             memory: self.registry.device_memory(),
+            runs: self.registry.run_memory(),
             ..Offer::default()
         };
         for served in &serving {
@@ -128,6 +138,40 @@ impl OfferMaker {
         offer
     }
 
+    /// The models of the repository. A model that was loaded once tells what that showed, also after
+    /// it is unloaded. Other models take as much for each byte of their files.
+    fn loadable(&mut self, serving: &[Arc<ServedModel>]) -> Vec<Loadable> {
+        for served in serving {
+            let versions = || served.versions.values();
+            let memory = |of: fn((u64, u64)) -> u64| versions().map(move |loaded| of(loaded.memory()));
+            let shown = ShownByLoad {
+                memory: memory(|(held, _)| held).fold(0, u64::saturating_add),
+                run_memory: memory(|(_, run)| run).max().unwrap_or(0),
+                took: versions().fold(Duration::ZERO, |all, loaded| all + loaded.load_time),
+            };
+            self.loads.insert(served.definition.name.clone(), shown);
+        }
+        // An engine without an account of its memory shows nothing.
+        let shows = |model: &str| self.loads.get(model).filter(|shown| shown.memory > 0);
+        let (mut files, mut memory, mut runs) = (0.0, 0.0, 0.0);
+        for (bytes, shown) in self.repository.iter().filter_map(|(model, bytes)| Some((*bytes, shows(model)?))) {
+            files += bytes as f64;
+            (memory, runs) = (memory + shown.memory as f64, runs + shown.run_memory as f64);
+        }
+        let scaled = |bytes: u64, to: f64| if files > 0.0 { (bytes as f64 * to / files) as u64 } else { 0 };
+        let loadable = |(model, bytes): &(String, u64)| {
+            let (shown, known) = (self.loads.get(model), shows(model));
+            Loadable {
+                model: model.clone(),
+                memory: known.map_or_else(|| scaled(*bytes, memory).max(*bytes), |shown| shown.memory),
+                run_memory: known.map_or_else(|| scaled(*bytes, runs), |shown| shown.run_memory),
+                load_time: shown.map(|shown| shown.took),
+                failed: None,
+            }
+        };
+        self.repository.iter().map(loadable).collect()
+    }
+
     /// An ensemble has no slots: frontends run its steps.
     fn ensemble(&self, pipeline: &Pipeline, version: u64) -> OfferedModel {
         let (definition, step_times) = (&pipeline.definition, pipeline.step_times());
@@ -137,7 +181,8 @@ impl OfferMaker {
         // Times change with every batch, and are hints.
         let definition = self.same_as_before(name, version, &fingerprint).unwrap_or_else(|| {
             let (config, batching) = (definition.config.clone(), definition.batching.clone());
-            Definition { config, codec: pipeline.codec.clone(), batching, slo, full, recipe: None, step_times }.encode()
+            let (fingerprint, codec) = (fingerprint.clone(), pipeline.codec.clone());
+            Definition { fingerprint, config, codec, batching, slo, full, recipe: None, step_times }.encode()
         });
         OfferedModel {
             model: name.clone(),
@@ -193,7 +238,8 @@ impl OfferMaker {
                     preprocess.describe(&mut config);
                 }
                 let (codec, batching) = (loaded.codec.clone(), definition.batching.clone());
-                Definition { config, codec, batching, slo, full, recipe, step_times: Vec::new() }.encode()
+                let (fingerprint, step_times) = (fingerprint.clone(), Vec::new());
+                Definition { fingerprint, config, codec, batching, slo, full, recipe, step_times }.encode()
             }),
             fingerprint,
             max_batch: items,
@@ -294,7 +340,7 @@ fn is_like(last: &Offer, now: &Offer) -> bool {
             && a.profiles.len() == b.profiles.len()
             && a.profiles.iter().zip(&b.profiles).all(close)
     };
-    (&last.slots, &last.repository, last.memory) == (&now.slots, &now.repository, now.memory)
+    (&last.slots, &last.repository, last.memory, last.runs) == (&now.slots, &now.repository, now.memory, now.runs)
         && last.models.len() == now.models.len()
         && last.models.iter().zip(&now.models).all(same)
 }

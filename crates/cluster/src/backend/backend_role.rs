@@ -15,7 +15,7 @@ use downbeat_models::serving::InFlight;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_roles::{
     BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Member, NodeId, Offer, Outcome, QueueKey,
-    RequestKey, Role,
+    RequestKey, Role, RoleNode,
 };
 use downbeat_service::error::ServiceError;
 use tokio::sync::mpsc;
@@ -24,6 +24,7 @@ use super::model_loader::Told;
 use super::slot_map::{Place, SlotMap};
 use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
+use crate::view::asks::{Asks, ViewEvent};
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
 
@@ -39,6 +40,8 @@ pub enum BackendEvent {
     Done(String, Result<(), String>),
     /// The order of a scheduler, by its number there, is carried out, or has failed.
     Ordered((NodeId, u64), Result<(), String>),
+    /// A question about the whole cluster, or the answer to a question.
+    View(ViewEvent),
     /// The backend must leave.
     Drain,
 }
@@ -57,6 +60,8 @@ struct Running {
     members: Vec<RequestKey>,
     /// `None`: the batch has a seat, and its answers come with an event.
     answers: Option<Arc<Gathered>>,
+    /// The items of each member, if the batch has a seat.
+    items: Vec<u32>,
     /// Keeps the model from being unloaded during the batch.
     _model: InFlight,
 }
@@ -75,6 +80,7 @@ pub struct BackendRole {
     slots: Arc<SlotMap>,
     /// Takes the answers of seats' batches.
     seats_done: SeatsDone,
+    asks: Asks,
     board: StatusBoard,
     arena: Option<Arc<Arena>>,
 }
@@ -87,6 +93,8 @@ struct Prepared {
     model: InFlight,
     loaded: Arc<LoadedVersion>,
     calls: Vec<Call>,
+    /// For a device policy: the items of each member, 0 where the member does not fit.
+    items: Vec<u32>,
 }
 
 impl BackendRole {
@@ -98,10 +106,11 @@ impl BackendRole {
         (registry, loader): (Registry, mpsc::UnboundedSender<Told>),
         (slots, seats_done): (Arc<SlotMap>, SeatsDone),
         (board, arena): (StatusBoard, Option<Arc<Arena>>),
+        asks: Asks,
     ) -> Self {
         let node = BackendNode::new(node, options, now);
         let (waiting, running) = Default::default();
-        BackendRole { node, registry, waiting, running, next_batch: 0, loader, slots, seats_done, board, arena }
+        BackendRole { node, registry, waiting, running, next_batch: 0, loader, slots, seats_done, asks, board, arena }
     }
 
     /// Gives a partition its next batch, if the partition is free.
@@ -122,8 +131,8 @@ impl BackendRole {
                 Ok(None) => self.is_gone(now, batch, &queue),
                 Ok(Some((model, jobs))) if !jobs.is_empty() => {
                     let id = self.next_id();
-                    let answers = Some(answers);
-                    self.running.insert(id, Running { batch, slot, members: requests, answers, _model: model });
+                    let (answers, items) = (Some(answers), Vec::new());
+                    self.running.insert(id, Running { batch, slot, members: requests, answers, items, _model: model });
                     // A short batch without another beside it runs on the node's thread. Two
                     // changes of threads would take longer than the batch.
                     let is_alone = self.node.batches() == 1;
@@ -148,9 +157,10 @@ impl BackendRole {
         let answers = Arc::new(Gathered::until_done(Box::new(answered)));
         match self.prepare(now, &queue, members, &answers) {
             Ok(None) => self.is_gone(now, batch, &queue),
-            Ok(Some(Prepared { model, loaded, calls })) => {
+            Ok(Some(Prepared { model, loaded, calls, items })) => {
                 let place = loaded.hosts.devices().iter().find(|(host, _)| host.device == device).cloned();
-                self.running.insert(id, Running { batch, slot, members: requests, answers: None, _model: model });
+                let running = Running { batch, slot, members: requests, answers: None, items, _model: model };
+                self.running.insert(id, running);
                 let is_alone = self.node.batches() == 1 && calls.len() == 1;
                 for call in calls {
                     let length = loaded.hosts.length(&loaded.codec, &call.admitted);
@@ -160,7 +170,7 @@ impl BackendRole {
                             run_own(is_alone, |own| host.submit(model, request, call, length, own));
                         }
                         (Err(error), _) => call.reply.send(Err(error)),
-                        _ => call.reply.send(Err(not_here(&queue.model, slot))),
+                        _ => call.reply.send(Err(not_here(&queue.model, Place::Seat(device)))),
                     }
                 }
             }
@@ -198,6 +208,10 @@ impl BackendRole {
             return Err(ServiceError::Unavailable(format!("model '{name}': {reason}")));
         }
         let (mut calls, mut rows) = (Vec::with_capacity(members.len()), 0u32);
+        let mut items = Vec::new();
+        if loaded.hosts.is_routed {
+            items.resize(members.len(), 0);
+        }
         for (place, Member { deadline, payload, .. }) in members.into_iter().enumerate() {
             let reply = Reply::gathered(answers.clone(), place);
             let admitted = match admit(&loaded, name, payload) {
@@ -208,6 +222,9 @@ impl BackendRole {
                 }
             };
             rows = rows.saturating_add(admitted.rows);
+            if let Some(items) = items.get_mut(place) {
+                *items = admitted.rows;
+            }
             let its = loaded.codec.shape_key(&admitted);
             if rows > loaded.codec.max_batch || its[..] != shape[..] {
                 let reason = format!(
@@ -229,15 +246,15 @@ impl BackendRole {
                 reply,
             });
         }
-        Ok(Some(Prepared { model, loaded, calls }))
+        Ok(Some(Prepared { model, loaded, calls, items }))
     }
 
     /// The calls of a partition's batch, with the queue of their shape.
     fn jobs(&self, now: Time, partition: DeviceId, prepared: Prepared) -> Result<Jobs, ServiceError> {
-        let Prepared { model, loaded, calls } = prepared;
+        let Prepared { model, loaded, calls, .. } = prepared;
         let runs = |(_, queue): &(_, Arc<Queue>)| self.registry.driver.runs(partition, queue);
         if loaded.hosts.is_routed || !loaded.queues().first().is_some_and(runs) {
-            return Err(not_here(&loaded.name, partition.0));
+            return Err(not_here(&loaded.name, Place::Partition(partition)));
         }
         let Some(first) = calls.first() else { return Ok((model, Vec::new())) };
         let queue = self.registry.serving().queue(&model.definition, &loaded, &first.admitted, now)?;
@@ -273,6 +290,8 @@ impl BackendRole {
         };
         let outcomes = members.into_iter().zip(outcomes.into_iter().map(outcome)).collect();
         let run = run.map(|run| BatchRun {
+            // The node knows the devices of its slots.
+            device: 0,
             items: run.rows,
             compute_input: run.phases.compute_input,
             compute_infer: run.phases.compute_infer,
@@ -287,20 +306,20 @@ impl BackendRole {
 /// The model in service, and the jobs of its batch.
 type Jobs = (InFlight, Vec<(RequestId, QueuedCall)>);
 
-fn not_here(model: &str, slot: u32) -> ServiceError {
-    ServiceError::Internal(format!("model '{model}' does not run on slot {slot} of this backend"))
+fn not_here(model: &str, place: Place) -> ServiceError {
+    ServiceError::Internal(format!("model '{model}' does not run on {place} of this backend"))
 }
 
-/// The items of a seat's batch, and their part of the time of the launch that they shared with
-/// other requests; `None`: nothing ran.
-fn device_time(BatchAnswers { answers, run }: &BatchAnswers) -> Option<(u32, Duration)> {
-    let ran = answers.iter().filter(|(_, answer)| answer.is_ok()).count();
-    let requests = u32::try_from(ran).unwrap_or(u32::MAX);
+/// The answered items of a seat's batch, and their part of the time of the launch that they shared
+/// with other requests; `None`: nothing ran. `items`: those of each member.
+fn device_time(BatchAnswers { answers, run }: &BatchAnswers, items: &[u32]) -> Option<(u32, Duration)> {
+    let answered = answers.iter().filter(|(_, answer)| answer.is_ok());
+    let ran = answered.filter_map(|(place, _)| items.get(*place)).fold(0, |ran: u32, items| ran.saturating_add(*items));
     let part = |run: &BatchLaunch| {
-        let part = f64::from(requests) / f64::from(run.rows.max(requests));
+        let part = f64::from(ran) / f64::from(run.rows.max(ran));
         Duration::from_secs_f64(run.phases.compute_infer.as_secs_f64() * part)
     };
-    (ran > 0).then(|| (requests, run.as_ref().map_or(Duration::ZERO, part)))
+    (ran > 0).then(|| (ran, run.as_ref().map_or(Duration::ZERO, part)))
 }
 
 /// Checks a member's tensors like those of a client's request.
@@ -345,7 +364,7 @@ impl Machine for BackendRole {
     fn handle_event(&mut self, now: Time, event: BackendEvent) {
         match event {
             BackendEvent::Ran(SlotDone { batch, ran }) => {
-                if let Some(Running { batch, slot, members, answers, _model }) = self.running.remove(&batch) {
+                if let Some(Running { batch, slot, members, answers, _model, .. }) = self.running.remove(&batch) {
                     let answers = answers.map(|answers| answers.take()).unwrap_or_default();
                     self.done(now, batch, ran, members, answers, None);
                     if let Some(Place::Partition(partition)) = self.slots.get(slot) {
@@ -354,13 +373,18 @@ impl Machine for BackendRole {
                 }
             }
             BackendEvent::Answered(batch, answers) => {
-                if let Some(Running { batch, members, _model, .. }) = self.running.remove(&batch) {
-                    self.done(now, batch, device_time(&answers), members, answers, None);
+                if let Some(Running { batch, members, items, _model, .. }) = self.running.remove(&batch) {
+                    self.done(now, batch, device_time(&answers, &items), members, answers, None);
                 }
             }
             BackendEvent::Offer(offer) => self.node.handle_offer(now, offer),
             BackendEvent::Done(model, result) => self.node.handle_done(now, &model, result),
             BackendEvent::Ordered(order, result) => self.node.handle_ordered(now, order, result),
+            BackendEvent::View(ViewEvent::Ask(question, client)) => {
+                let number = self.asks.ask(client);
+                self.node.handle_ask(now, number, question);
+            }
+            BackendEvent::View(ViewEvent::Tell(from, answer)) => self.node.handle_tell(now, from, answer),
             BackendEvent::Drain => self.node.handle_drain(now),
         }
     }
@@ -396,9 +420,37 @@ impl Machine for BackendRole {
                         self.node.handle_ordered(now, from, Err("the process is about to end".to_owned()));
                     }
                 }
+                BackendOutput::Asked { from, question } => self.asks.asked(from, question),
+                BackendOutput::Told(number, told) => {
+                    let leader = self.node.leader();
+                    let own = leader.and_then(|leader| self.node.links().clock(leader));
+                    self.asks.told(number, told, (own, leader.is_some()));
+                }
                 BackendOutput::Leader(_, epoch) => self.board.follows(epoch, false),
                 BackendOutput::Drained => return Some(Step::End),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use downbeat_host::request::reply::Gathered;
+    use downbeat_service::metrics::statistics::Phases;
+
+    use super::*;
+
+    #[test]
+    fn a_seats_batch_has_the_time_of_its_items() {
+        let gathered = Arc::new(Gathered::default());
+        let phases = Phases { compute_infer: Duration::from_millis(80), ..Phases::default() };
+        // The launch has 8 items: 3 and 1 of this batch, of which the second member fails, and 4 of another.
+        let [first, second] = [0, 1].map(|place| Reply::gathered(gathered.clone(), place));
+        first.ran(BatchLaunch { rows: 8, phases, ended: Time::ZERO });
+        first.send(Ok(Default::default()));
+        second.send(Err(ServiceError::Internal("it fails".to_owned())));
+        let answers = gathered.take();
+        assert_eq!(device_time(&answers, &[3, 1]), Some((3, Duration::from_millis(30))));
+        assert_eq!(device_time(&answers, &[0, 1]), None, "no item was answered");
     }
 }

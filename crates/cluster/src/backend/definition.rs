@@ -23,6 +23,7 @@ const LARGEST_FILE: usize = 8 << 20;
 /// A model version in the form that is sent.
 #[derive(Serialize, Deserialize)]
 struct Sent {
+    fingerprint: String,
     /// The completed configuration, as its protocol buffer.
     config: Vec<u8>,
     codec: CodecParts,
@@ -90,6 +91,8 @@ impl SentRecipe {
 /// The requirements on requests of a model version, and the time for their answers.
 #[derive(Debug)]
 pub struct Definition {
+    /// Identifies the version's files and configuration.
+    pub fingerprint: String,
     /// The completed configuration of the model.
     pub config: ModelConfig,
     /// The form of the model's requests.
@@ -110,6 +113,7 @@ impl Definition {
     /// The definition as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let sent = Sent {
+            fingerprint: self.fingerprint.clone(),
             config: self.config.encode_to_vec(),
             codec: self.codec.parts(),
             batching: self.batching.clone(),
@@ -130,6 +134,7 @@ impl Definition {
         let sent: Sent = postcard::from_bytes(bytes).map_err(|error| error.to_string())?;
         let config = ModelConfig::decode(&*sent.config).map_err(|error| error.to_string())?;
         Ok(Definition {
+            fingerprint: sent.fingerprint,
             config,
             codec: Arc::new(sent.codec.into()),
             batching: sent.batching,

@@ -16,6 +16,15 @@ pub enum Place {
     Seat(usize),
 }
 
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Partition(number) => write!(f, "partition {}", number.0),
+            Place::Seat(device) => write!(f, "a seat of device {device}"),
+        }
+    }
+}
+
 /// The slots of a backend. Slots are added, and never leave or change.
 #[derive(Default)]
 pub struct SlotMap(Mutex<Vec<Place>>);

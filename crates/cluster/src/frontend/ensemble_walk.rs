@@ -3,13 +3,12 @@
 
 use downbeat_core::pipeline::graph::Walk;
 use downbeat_core::{Duration, Time};
-use downbeat_models::serving::{Failure, Limits, Looked, StepEnd, StepRuns, Wishes, run_steps};
+use downbeat_models::serving::{Counted, Failure, Limits, Looked, StepEnd, StepRuns, Wishes, run_steps};
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::missed::{Miss, Missed};
 use downbeat_service::traces::context::traceparent;
-use downbeat_service::unanswered::Unanswered;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::remote_ensemble::{Due, RemoteEnsemble};
@@ -29,22 +28,6 @@ struct RemoteSteps<'a> {
     until: Time,
     /// The ensembles that this one is in.
     depth: u32,
-}
-
-/// Counts a request that ends without a result, also if its client leaves.
-struct Counted<'a> {
-    version: &'a RemoteVersion,
-    clock: Clock,
-    arrival: Time,
-    reason: Option<Unanswered>,
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        if let Some(reason) = self.reason {
-            self.version.record_not_answered(reason, self.clock.now().since(self.arrival));
-        }
-    }
 }
 
 impl<'a> StepRuns<'a> for RemoteSteps<'a> {
@@ -117,7 +100,8 @@ impl RemoteServing {
         };
         let rows = its.codec.check(&request)?;
         let _entered = self.enter_ensemble();
-        let mut counted = Counted { version, clock: self.clock(), arrival, reason: Some(Unanswered::Cancelled) };
+        let record = |reason| version.record_not_answered(reason, self.clock().now().since(arrival));
+        let mut counted = Counted::new(record);
         let (id, traceparent) = (request.id.clone(), traceparent(&request).map(str::to_owned));
         let note = |now, miss, error| {
             let (traceparent, deadline) = (traceparent.as_deref(), limits.deadline);
@@ -131,7 +115,7 @@ impl RemoteServing {
         let now = self.clock().now();
         match outcome {
             Ok((response, (_, ran))) => {
-                counted.reason = None;
+                counted.ends(None);
                 let is_late = now > limits.deadline;
                 version.record_whole(rows, (now.since(arrival), is_late), ran);
                 if is_late {
@@ -140,7 +124,7 @@ impl RemoteServing {
                 Ok(InferResponse { model_version: version.version.clone(), ..response })
             }
             Err(Failure { reason, error }) => {
-                counted.reason = Some(reason);
+                counted.ends(Some(reason));
                 note(now, Miss::Unanswered(reason), Some(&error));
                 Err(error)
             }

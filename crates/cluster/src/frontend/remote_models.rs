@@ -1,12 +1,12 @@
 //! The models that a frontend's clients may ask for, from the leading scheduler's messages.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use downbeat_core::Duration;
 use downbeat_models::preprocess::{Preprocess, Preprocessing, asks_for_steps};
-use downbeat_models::serving::{unknown_model, version_of};
+use downbeat_models::serving::{ServedRollout, unknown_model, version_of};
 use downbeat_protocol::InferRequest;
 use downbeat_repository::rollout_terms;
 use downbeat_roles::{BatchRun, ServedModel};
@@ -54,39 +54,46 @@ pub struct RemoteVersion {
     /// ready; then the steps, or why they failed.
     steps: OnceLock<Result<Arc<Preprocess>, String>>,
     metrics: ModelMetrics,
-    pub statistics: Mutex<Statistics>,
+    pub statistics: Arc<Mutex<Statistics>>,
     /// The last requests that missed.
-    pub missed: MissedRequests,
+    pub missed: Arc<MissedRequests>,
 }
 
 /// A model that runs on backends.
 pub struct RemoteModel {
     /// Ready versions, ascending.
     pub versions: BTreeMap<u64, Arc<RemoteVersion>>,
-    /// The old version of a rollout; `None`: there is no rollout.
-    old: Option<u64>,
+    /// How the model's new version is rolled out; `None`: there is no rollout.
+    pub rollout: Option<Arc<ServedRollout>>,
     /// Bytes of the inputs of requests in flight.
     pub input_bytes: Arc<AtomicU64>,
 }
 
 impl RemoteModel {
-    /// The version a client named. A client that named none gets the newest version, or the old version
-    /// of a rollout: this frontend rolls nothing out.
+    /// The version a client named. A client that named none gets the newest version, or that of a
+    /// rollout which answers where the rollout does not choose.
     ///
     /// # Errors
     /// As [`version_of`].
     pub fn version(&self, name: &str, version: &str) -> Result<&Arc<RemoteVersion>, ServiceError> {
-        match self.old.and_then(|old| self.versions.get(&old)) {
-            Some(old) if version.is_empty() => Ok(old),
-            _ => version_of(name, &self.versions, version),
+        let of_rollout = |rollout: &Arc<ServedRollout>| self.versions.get(&rollout.default_version());
+        match self.rollout.as_ref().filter(|_| version.is_empty()).and_then(of_rollout) {
+            Some(version) => Ok(version),
+            None => version_of(name, &self.versions, version),
         }
     }
 
-    /// Looks for a rollout in the newest version's configuration.
-    fn settle(mut self) -> Self {
-        let newest = self.versions.values().next_back();
-        let terms = newest.and_then(|newest| rollout_terms(&newest.definition.config));
-        self.old = terms.and_then(|terms| terms.versions(self.versions.keys().copied())).map(|[old, _]| old);
+    /// Looks for a rollout in the newest version's configuration. The rollout `before` goes on if its
+    /// files and terms are the same.
+    fn settle(mut self, name: &str, before: Option<&Arc<RemoteModel>>, metrics: &Arc<Metrics>) -> Self {
+        let newest = self.versions.values().next_back().filter(|newest| newest.ensemble.is_none());
+        let Some(terms) = newest.and_then(|newest| rollout_terms(&newest.definition.config)) else { return self };
+        let loaded: Vec<u64> = self.versions.keys().copied().collect();
+        let mut files = crc32fast::Hasher::new();
+        self.versions.values().for_each(|version| files.update(version.definition.fingerprint.as_bytes()));
+        let files = Some(u64::from(files.finalize()));
+        let begun = ServedRollout::begin(name, terms, &loaded, files, metrics.clone());
+        self.rollout = begun.map(|rollout| rollout.or_same(before.and_then(|before| before.rollout.clone())));
         self
     }
 }
@@ -94,6 +101,10 @@ impl RemoteModel {
 /// All models that clients may ask for.
 pub struct RemoteModels {
     models: RwLock<BTreeMap<String, Arc<RemoteModel>>>,
+    /// By model: the newest decision about its rollout, of any frontend.
+    decisions: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// Whether a rollout has a header that asks for its new version.
+    has_rollout_header: AtomicBool,
     preprocessing: Arc<Preprocessing>,
 }
 
@@ -201,6 +212,7 @@ impl RemoteVersion {
             state: "READY".to_owned(),
             slo_ms: self.definition.slo.map(|slo| slo.as_millis_f64()),
             max_batch: self.definition.codec.max_batch,
+            ensemble: self.ensemble.is_some(),
             latency,
             batches,
             ..LiveModel::default()
@@ -226,11 +238,12 @@ fn read(definition: &[u8]) -> Result<(Definition, Option<RemoteEnsemble>), Strin
 impl RemoteModels {
     /// No models yet.
     pub fn new(preprocessing: Preprocessing) -> Self {
-        RemoteModels { models: RwLock::default(), preprocessing: Arc::new(preprocessing) }
+        let (models, decisions, has_rollout_header) = Default::default();
+        RemoteModels { models, decisions, has_rollout_header, preprocessing: Arc::new(preprocessing) }
     }
 
     /// Replaces the models that clients may ask for.
-    pub fn replace(&self, served: Vec<ServedModel>, metrics: &Metrics) {
+    pub fn replace(&self, served: Vec<ServedModel>, metrics: &Arc<Metrics>) {
         let before = self.models.read().clone();
         let mut now = BTreeMap::<String, RemoteModel>::new();
         for ServedModel { model, version, definition, .. } in served {
@@ -239,6 +252,11 @@ impl RemoteModels {
             let read = match same {
                 Some(same) => Ok(same.clone()),
                 None => read(&definition).map(|(read, ensemble)| {
+                    // Backends describe a model alike but for hints about times. The counts go on if
+                    // the description of another backend comes.
+                    let before = there.and_then(|there| there.versions.get(&version));
+                    let (statistics, missed) =
+                        before.map(|before| (before.statistics.clone(), before.missed.clone())).unwrap_or_default();
                     let version = Arc::new(RemoteVersion {
                         ensemble,
                         metrics: metrics.model(&model, &version.to_string()),
@@ -248,8 +266,8 @@ impl RemoteModels {
                         definition: read,
                         bytes: definition,
                         steps: OnceLock::new(),
-                        statistics: Mutex::default(),
-                        missed: MissedRequests::default(),
+                        statistics,
+                        missed,
                     });
                     version.make_steps(&self.preprocessing);
                     version
@@ -258,7 +276,7 @@ impl RemoteModels {
             match read {
                 Ok(read) => {
                     let input_bytes = there.map(|there| there.input_bytes.clone()).unwrap_or_default();
-                    let fresh = RemoteModel { versions: BTreeMap::new(), old: None, input_bytes };
+                    let fresh = RemoteModel { versions: BTreeMap::new(), rollout: None, input_bytes };
                     now.entry(model).or_insert(fresh).versions.insert(version, read);
                 }
                 Err(reason) => {
@@ -274,7 +292,39 @@ impl RemoteModels {
         if !gone.is_empty() {
             tracing::info!(models = ?gone, "no longer served");
         }
-        *self.models.write() = now.into_iter().map(|(name, model)| (name, Arc::new(model.settle()))).collect();
+        let settle = |(name, model): (String, RemoteModel)| {
+            let model = model.settle(&name, before.get(&name), metrics);
+            (name, Arc::new(model))
+        };
+        let now: BTreeMap<String, Arc<RemoteModel>> = now.into_iter().map(settle).collect();
+        let decisions = self.decisions.lock();
+        let mut has_header = false;
+        for (name, rollout) in now.iter().filter_map(|(name, model)| Some((name, model.rollout.as_ref()?))) {
+            has_header |= rollout.header().is_some();
+            if let Some(decision) = decisions.get(name) {
+                rollout.follow(decision);
+            }
+        }
+        self.has_rollout_header.store(has_header, Ordering::Release);
+        *self.models.write() = now;
+    }
+
+    /// Takes a decision about the rollout of a model, which holds for its present and later rollouts of
+    /// the same files.
+    pub fn decide(&self, model: &str, decision: Vec<u8>) {
+        let mut decisions = self.decisions.lock();
+        if let Some(rollout) = self.models.read().get(model).and_then(|model| model.rollout.as_ref()) {
+            rollout.follow(&decision);
+        }
+        decisions.insert(model.to_owned(), decision);
+    }
+
+    /// The header by which a request for the model asks for its new version; `None`: there is none.
+    pub fn rollout_header(&self, name: &str) -> Option<String> {
+        if !self.has_rollout_header.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some(self.models.read().get(name)?.rollout.as_ref()?.header()?.to_owned())
     }
 
     /// Whether a version may be asked for, and so may the models of its steps and of theirs.

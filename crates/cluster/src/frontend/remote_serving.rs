@@ -1,35 +1,43 @@
 //! A frontend as the [`Service`] behind its ports. The models run on backends.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
-use downbeat_core::{Duration, Time};
+use downbeat_core::rollout::RolloutChange;
+use downbeat_core::{Duration, RequestId, Time};
 use downbeat_host::request::reply::{Answered, Reply};
+use downbeat_host::request_log::{RequestLog, RequestTrail};
 use downbeat_models::preprocess::Preprocess;
-use downbeat_models::serving::{Limits, Looked, Refused, Terms, Wishes, adapt_inputs, hold_inputs, response};
+use downbeat_models::serving::rolled::infer_rolled_out;
+use downbeat_models::serving::{
+    Limits, Looked, Refused, ServedRollout, Terms, Wishes, adapt_inputs, hold_inputs, no_rollout, response,
+};
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
 use downbeat_roles::{Doing, NewRequest, OrderFailure, QueueKey};
 use downbeat_service::budget::{ByteBudget, Reservation};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::{Metrics, batch_bounds, latency_bounds_ms};
+use downbeat_service::metrics::Metrics;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal;
-use downbeat_service::report::cluster_report::ClusterReport;
-use downbeat_service::report::live::{LiveReport, PART};
+use downbeat_service::report::cluster_report::ClusterView;
+use downbeat_service::report::live::LiveReport;
 use downbeat_service::report::missed::{Miss, MissedReport};
 use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::report::rollout::RolloutReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use downbeat_service::unanswered::Unanswered;
 use downbeat_service::work::turn_end;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot};
 
+use super::frontend_figures::FrontendFigures;
 use super::frontend_role::{FrontendEvent, RemoteCall};
 use super::remote_ensemble::Due;
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
-use crate::node::status::StatusBoard;
+use super::remote_rollout::RemoteRequests;
+use crate::view::View;
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
 
@@ -40,6 +48,9 @@ const HEARS_WITHIN: Duration = Duration::from_millis(10_000);
 const LOOKS_EVERY: Duration = Duration::from_millis(10);
 /// When a client should try again at that limit.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
+
+/// A copy has no deadline, so that clients' requests go first.
+const OF_A_COPY: Due = Due { deadline: Time::MAX, is_slo: false, depth: 0 };
 
 /// Events that a thread sends to nodes at the end of its event loop's turn.
 type Outbox = RefCell<Vec<(mpsc::UnboundedSender<FrontendEvent>, FrontendEvent)>>;
@@ -61,12 +72,17 @@ pub struct RemoteServing {
     pub budget: Arc<ByteBudget>,
     models: Arc<RemoteModels>,
     metrics: Arc<Metrics>,
-    board: StatusBoard,
+    figures: Arc<FrontendFigures>,
+    view: View,
     events: mpsc::UnboundedSender<FrontendEvent>,
     arena: Option<Arc<Arena>>,
+    /// The decision log; `None`: there is none.
+    log: Option<Arc<RequestLog>>,
     next_ticket: AtomicU64,
     in_flight: AtomicU64,
     draining: AtomicBool,
+    /// The frontend itself: the task of a copy keeps it alive.
+    this: Weak<RemoteServing>,
 }
 
 /// The right to cancel a request, by dropping the ticket.
@@ -109,23 +125,28 @@ impl RemoteServing {
         options: Arc<ServerOptions>,
         clock: Clock,
         budget: Arc<ByteBudget>,
-        (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
+        (metrics, figures, view): (Arc<Metrics>, Arc<FrontendFigures>, View),
         (events, arena): (mpsc::UnboundedSender<FrontendEvent>, Option<Arc<Arena>>),
-    ) -> Self {
+        log: Option<Arc<RequestLog>>,
+    ) -> Arc<Self> {
         let (next_ticket, in_flight, draining) = Default::default();
-        RemoteServing {
+        let models = figures.models.clone();
+        Arc::new_cyclic(|this| RemoteServing {
             options,
             clock,
             budget,
             models,
             metrics,
-            board,
+            figures,
+            view,
             events,
             arena,
+            log,
             next_ticket,
             in_flight,
             draining,
-        }
+            this: this.clone(),
+        })
     }
 
     /// Reports not ready from now on. Requests that still come are answered.
@@ -147,6 +168,9 @@ impl RemoteServing {
             let counts = version.sample().counts;
             self.metrics.set_outcomes(&version.name, &version.version, version.definition.slo, &counts);
         }
+        let models = self.models.all();
+        let rollouts = models.iter().filter_map(|(name, model)| Some((name, model.rollout.as_ref()?)));
+        self.metrics.set_rollout_states(rollouts.map(|(name, rollout)| [&**name, rollout.state().name()]));
         self.metrics.set_budget(&self.budget);
         self.metrics.set_abandoned(downbeat_service::work::work_pool::abandoned());
         self.metrics.render()
@@ -165,8 +189,7 @@ impl RemoteServing {
     }
 
     /// Takes a place among the requests in flight.
-    fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time) -> Result<Ticket<'a>, ServiceError> {
-        let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+    fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time, number: u64) -> Result<Ticket<'a>, ServiceError> {
         let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
         let ticket = Ticket { serving: self, version, number, arrival, end: None, is_handed_in: false };
         if in_flight >= MOST_IN_FLIGHT {
@@ -332,16 +355,83 @@ impl RemoteServing {
         request: InferRequest,
         due: Due,
     ) -> BoxFuture<'_, Result<InferResponse, ServiceError>> {
-        self.infer_due(request, Some(due)).boxed()
+        self.infer_due(self.clock.now(), request, Some(due), (self.number(), None)).boxed()
     }
 
-    /// Runs an inference, which may be a step of an ensemble that is due at a time.
+    /// The number of a new request.
+    fn number(&self) -> u64 {
+        self.next_ticket.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Tells the other frontends of the rollout's state.
+    pub(super) fn tell_rollout(&self, rollout: &ServedRollout) {
+        let (model, decision) = (rollout.model().to_owned(), rollout.decision());
+        self.models.decide(&model, decision.clone());
+        // A node that has ended has no peers.
+        let _ = self.events.send(FrontendEvent::Rollout(model, decision));
+    }
+
+    /// The rollout of a model.
+    fn served_rollout(&self, name: &str) -> Result<Arc<ServedRollout>, ServiceError> {
+        self.models.get(name)?.rollout.clone().ok_or_else(|| no_rollout(name))
+    }
+
+    /// Runs an inference that came at `arrival`. `due`: the time of a step of an ensemble.
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    async fn infer_due(&self, mut request: InferRequest, due: Option<Due>) -> Result<InferResponse, ServiceError> {
-        let arrival = self.clock.now();
+    pub(super) async fn infer_due(
+        &self,
+        arrival: Time,
+        request: InferRequest,
+        due: Option<Due>,
+        (number, trail): (u64, Option<&RequestTrail<'_>>),
+    ) -> Result<InferResponse, ServiceError> {
         let model = self.models.get(&request.model_name)?;
+        self.infer_of(&model, (arrival, due), request, (number, trail)).await
+    }
+
+    /// Runs a client's request of this model, and notes it in the decision log, if there is one.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    pub(super) async fn infer_logged(
+        &self,
+        model: &RemoteModel,
+        arrival: Time,
+        request: InferRequest,
+    ) -> Result<InferResponse, ServiceError> {
+        let number = self.number();
+        let Some(log) = &self.log else {
+            return self.infer_of(model, (arrival, None), request, (number, None)).await;
+        };
+        let trail = log.begin(RequestId(number), &request);
+        let result = self.infer_of(model, (arrival, None), request, (number, Some(&trail))).await;
+        trail.ended(&result);
+        result
+    }
+
+    /// Runs a copy of a request of this model, which has no deadline.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    pub(super) async fn infer_copy(
+        &self,
+        model: &RemoteModel,
+        arrival: Time,
+        copy: InferRequest,
+    ) -> Result<InferResponse, ServiceError> {
+        self.infer_of(model, (arrival, Some(OF_A_COPY)), copy, (self.number(), None)).await
+    }
+
+    /// As [`RemoteServing::infer_due`], for a request of this model.
+    async fn infer_of(
+        &self,
+        model: &RemoteModel,
+        (arrival, due): (Time, Option<Due>),
+        mut request: InferRequest,
+        (number, trail): (u64, Option<&RequestTrail<'_>>),
+    ) -> Result<InferResponse, ServiceError> {
         let version = model.version(&request.model_name, &request.model_version)?;
         if let Some(ensemble) = &version.ensemble {
             return Box::pin(self.infer_ensemble((version, ensemble), request, due)).await;
@@ -363,14 +453,18 @@ impl RemoteServing {
             }
         }
         let Looked { wanted, limits } = looked;
-        let terms = || Terms { number: None, arrived: arrival, deadline: limits.deadline };
+        if let Some(trail) = trail {
+            trail.has_terms(0, limits.deadline);
+        }
+        let logged = trail.map(RequestTrail::request);
+        let terms = || Terms { number: logged, arrived: arrival, deadline: limits.deadline };
         let note =
             |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
-        let mut ticket = self.enter(version, arrival).map_err(|error| note(&request, error.into()))?;
+        let mut ticket = self.enter(version, arrival, number).map_err(|error| note(&request, error.into()))?;
         let (_prepared, announced) = match version.preprocess_of(&request)? {
             // Boxed, because its large state would burden all other requests.
             Some(steps) => {
-                let prepared = self.prepare((&model, version, steps), &mut request, &limits, &mut ticket);
+                let prepared = self.prepare((model, version, steps), &mut request, &limits, &mut ticket);
                 let (held, announced) = Box::pin(prepared).await.map_err(|refused| note(&request, refused))?;
                 (Some(held), announced)
             }
@@ -387,6 +481,9 @@ impl RemoteServing {
         let varies = its.codec.has_varying_shapes();
         let shape = if varies { its.codec.shape_key(&admitted).to_vec() } else { Vec::new() };
         let rows = admitted.rows;
+        if let Some(trail) = trail {
+            trail.has_terms(rows, limits.deadline);
+        }
         let payload = Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref());
         if !self.is_live() {
             return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
@@ -439,7 +536,7 @@ impl Service for RemoteServing {
 
     fn is_ready(&self) -> bool {
         let has_models = self.options.allow_empty || !self.models.is_empty();
-        let can_ask = has_models && self.board.is_led();
+        let can_ask = has_models && self.view.board.is_led();
         !self.draining.load(Ordering::Acquire) && self.is_live() && (can_ask || !self.options.strict_readiness)
     }
 
@@ -475,22 +572,18 @@ impl Service for RemoteServing {
         elsewhere("the device policy of a model")
     }
 
-    /// No decision log has the requests: a scheduler writes its own, of requests under other numbers.
     fn missed(&self, name: &str, version: &str) -> Result<MissedReport, ServiceError> {
         let its = self.models.version(name, version)?;
-        Ok(its.missed.report(&its.name, &its.version, false))
+        Ok(its.missed.report(&its.name, &its.version, self.log.is_some()))
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
-        let of = |model: &RemoteModel| -> Vec<_> {
-            model.versions.values().map(|its| its.statistics.lock().to_proto(&its.name, &its.version)).collect()
-        };
         if name.is_empty() {
-            return Ok(self.models.all().values().flat_map(|model| of(model)).collect());
+            return Ok(self.figures.statistics());
         }
         let model = self.models.get(name)?;
         if version.is_empty() {
-            return Ok(of(&model));
+            return Ok(FrontendFigures::statistics_of(&model));
         }
         let its = model.version(name, version)?;
         Ok(vec![its.statistics.lock().to_proto(&its.name, &its.version)])
@@ -521,31 +614,44 @@ impl Service for RemoteServing {
         Ok(())
     }
 
-    fn cluster(&self) -> Option<ClusterReport> {
-        Some(self.board.status())
+    fn cluster(&self) -> Option<&dyn ClusterView> {
+        Some(&self.view)
     }
 
-    /// The counts of the models that backends run. Devices, waiting items and profiles are known to
-    /// the backends alone, and this process keeps no history.
-    fn live(&self, _history: bool) -> Option<LiveReport> {
-        let models = self.models.all();
-        Some(LiveReport {
-            server: self.options.server_name.clone(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            wall_ms: Clock::unix_millis(),
-            now_ns: self.clock.now().as_nanos(),
-            latency_bounds_ms: latency_bounds_ms(),
-            batch_bounds: batch_bounds(),
-            models: models.values().flat_map(|model| model.versions.values()).map(|version| version.live()).collect(),
-            device_busy_s: Vec::new(),
-            tenants: Vec::new(),
-            history_part_s: PART.as_secs_f64(),
-            in_cluster: true,
-        })
+    fn live(&self, history: bool) -> Option<LiveReport> {
+        Some(self.figures.live(history))
+    }
+
+    fn keeps_traces(&self) -> bool {
+        self.log.is_some()
     }
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
-        self.infer_due(request, None).await
+        let model = self.models.get(&request.model_name)?;
+        let rollout = model.rollout.clone().filter(|_| request.model_version.is_empty());
+        match rollout.map(|rollout| (rollout, self.this.upgrade())) {
+            // The future is boxed: other requests would move its memory for nothing.
+            Some((rollout, Some(serving))) => {
+                Box::pin(infer_rolled_out(RemoteRequests { serving, model }, Some(rollout), request)).await
+            }
+            _ => self.infer_logged(&model, self.clock.now(), request).await,
+        }
+    }
+
+    fn rollout_header(&self, name: &str) -> Option<String> {
+        self.models.rollout_header(name)
+    }
+
+    /// The state that all frontends share, and the requests of this frontend.
+    fn rollout(&self, name: &str) -> Result<RolloutReport, ServiceError> {
+        Ok(self.served_rollout(name)?.report(self.clock.now()))
+    }
+
+    fn change_rollout(&self, name: &str, change: &RolloutChange) -> Result<RolloutReport, ServiceError> {
+        let rollout = self.served_rollout(name)?;
+        rollout.change(change)?;
+        self.tell_rollout(&rollout);
+        self.rollout(name)
     }
 
     fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String> {

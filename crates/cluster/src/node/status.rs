@@ -181,8 +181,11 @@ impl StatusBoard {
             name: known.peers.get(&node).map(|peer| peer.name.clone()).unwrap_or_default(),
             missing,
         };
-        let group = |SubCluster { backends, models }| SubClusterReport {
+        let group = |SubCluster { backends, models, requests, busy, memory }| SubClusterReport {
             models,
+            requests_per_s: requests,
+            busy_devices: busy,
+            memory_bytes: memory,
             backends: backends.into_iter().map(member).collect(),
         };
         known.status.sub_clusters = sub_clusters.into_iter().map(group).collect();

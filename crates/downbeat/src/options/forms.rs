@@ -9,6 +9,7 @@ use std::str::FromStr;
 use downbeat_core::Duration;
 use downbeat_repository::ModelSource;
 use downbeat_service::options::Step;
+use downbeat_service::options::cluster_options::{MOST_SUB_CLUSTERS, SubClusters};
 use serde_json::Value;
 
 use crate::options::{trace_config, units};
@@ -185,6 +186,16 @@ pub fn number<T: TryFrom<u64> + Copy + Display + 'static>(within: RangeInclusive
         }
     };
     scalar("N", values, Value::is_number, parse, T::to_string)
+}
+
+/// A number of sub-clusters, or `auto`.
+pub fn sub_clusters() -> Form<SubClusters> {
+    let takes = |value: &Value| value.is_number() || value.is_string();
+    let write = |clusters: &SubClusters| match clusters {
+        SubClusters::Auto => quoted(clusters),
+        SubClusters::Number(number) => number.to_string(),
+    };
+    scalar("N", format!("0 to {MOST_SUB_CLUSTERS}, or auto"), takes, str::parse, write)
 }
 
 /// Steps of preprocessing; paths are relative to the model's folder.

@@ -19,7 +19,7 @@ use downbeat_service::options::{
 use crate::options::draft::{ControlMode, Draft};
 use crate::options::forms::{
     address, bytes, bytes_or_zero, hours, list, mebibytes, micros, millis, name, number, parsed, path, port, seconds,
-    seconds_from, seconds_or_zero, share, source, steps, switch, traces,
+    seconds_from, seconds_or_zero, share, source, steps, sub_clusters, switch, traces,
 };
 use crate::options::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
 use crate::options::trace_config::{self, TraceSetting};
@@ -544,13 +544,19 @@ fn cluster() -> Vec<Key<Draft>> {
             .flag("busy-poll-us", "Time in microseconds for which a process of the cluster polls for the next message before it sleeps. Answers come sooner by the time that a core takes to wake, at the cost of up to one core under load. The process sleeps at once if another program wants the core. 0: no polling"),
         key("cluster.tries", number(0..=255), |d| &mut d.options.cluster.tries)
             .flag("tries", "Times that a request is tried again after its backend was lost; requests of a model with the parameter run_once = true are not tried again"),
-        key("cluster.sub_clusters", number(0..=1024), |d| &mut d.options.cluster.sub_clusters)
-            .flag("sub-clusters", "Number of sub-clusters into which the backends with --model-control-mode explicit are divided; schedulers choose the models of each. 0: each backend has its own models"),
+        key("cluster.sub_clusters", sub_clusters(), |d| &mut d.options.cluster.sub_clusters)
+            .flag("sub-clusters", "Number of sub-clusters into which the backends with --model-control-mode explicit are divided; schedulers choose the models of each. auto: the least number whose devices hold their models, and that keeps --plan-rate. 0: each backend has its own models"),
         key("cluster.plan_every_s", seconds(), |d| &mut d.options.cluster.plan_every)
             .flag("plan-every-s", "Time after which a scheduler divides models among sub-clusters anew, by the load of the last minute. 0: only when backends or models come and go, or after POST /v2/cluster/plan"),
         optional("cluster.plan_moves", number(0..=u32::MAX.into()), |d| &mut d.options.cluster.plan_moves,
             "any number", "2")
             .flag("plan-moves", "Most models that may change their sub-cluster at a time"),
+        optional("cluster.plan_load_s", seconds(), |d| &mut d.options.cluster.plan_load,
+            "any time", "60")
+            .flag("plan-load-s", "Longest time that the models that one plan moves may take to load on a backend, all together; in place of --plan-moves"),
+        optional("cluster.plan_rate", number(1..=u32::MAX.into()), |d| &mut d.options.cluster.plan_rate,
+            "any number", "50000")
+            .flag("plan-rate", "Most requests a second of the models of a sub-cluster, by the last minute"),
         key("cluster.ucx", name("WHEN").of(UcxUse::names()), |d| &mut d.options.cluster.ucx)
             .flag("ucx", "Reading of large tensors between frontends and backends by UCX, over RDMA: off, auto (between machines) or always (on one machine as well). Needs a build with `--features ucx`"),
     ]

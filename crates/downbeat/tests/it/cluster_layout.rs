@@ -14,6 +14,10 @@ use crate::serve::{REQUEST, digits, http};
 
 /// The repository has the same model under each of these names.
 const MODELS: [&str; 4] = ["a", "b", "c", "d"];
+/// Bytes of the file of each model. Loaded it takes 78 kB, and a run 66 kB.
+const FILE: u64 = 38_959;
+/// Bytes that hold three of the models with their runs, and not four.
+const MEMORY_OF_THREE: &str = "450000";
 /// Timeouts so long that on a busy machine a scheduler loses the lead only if its process is gone.
 const PATIENT: [&str; 4] = ["--takeover-after-ms", "2000", "--lost-after-ms", "3000"];
 
@@ -36,6 +40,10 @@ fn repository() -> tempfile::TempDir {
 /// frontends.
 struct SubClusters {
     schedulers: Vec<Member>,
+    /// `--sub-clusters`.
+    count: &'static str,
+    /// More flags of the backends.
+    limits: &'static [&'static str],
     /// The addresses of all schedulers.
     list: String,
     repository: tempfile::TempDir,
@@ -51,13 +59,15 @@ impl SubClusters {
     /// A cluster of which no process runs.
     fn without_schedulers(schedulers: usize) -> SubClusters {
         let addresses = free_addresses::<2>().map(|address| address.to_string());
-        SubClusters { schedulers: Vec::new(), list: addresses[..schedulers].join(","), repository: repository() }
+        let (count, limits) = ("2", &[][..]);
+        let list = addresses[..schedulers].join(",");
+        SubClusters { schedulers: Vec::new(), count, limits, list, repository: repository() }
     }
 
     fn start_schedulers(&mut self, flags: &[&str]) {
         let scheduler = |(rank, address): (usize, &str)| {
             let own = ["--schedulers", &self.list, "--rank", &rank.to_string(), "--listen", address];
-            let divides = ["--sub-clusters", "2", "--plan-every-s", "0"];
+            let divides = ["--sub-clusters", self.count, "--plan-every-s", "0"];
             Member::start("scheduler", &[&own, &divides[..], &PATIENT, flags].concat())
         };
         self.schedulers = self.list.split(',').enumerate().map(scheduler).collect();
@@ -70,7 +80,7 @@ impl SubClusters {
         let slos: Vec<String> = MODELS.iter().map(|model| format!("--slo-ms={model}=60000")).collect();
         let slos: Vec<&str> = slos.iter().map(String::as_str).collect();
         let models = [self.repository.path().to_str().unwrap()];
-        Member::start("backend", &[&own[..], &engine, &slos, &PATIENT, &models].concat())
+        Member::start("backend", &[&own[..], &engine, self.limits, &slos, &PATIENT, &models].concat())
     }
 
     fn frontend(&self) -> Member {
@@ -239,6 +249,22 @@ fn a_plan_that_etcd_has_outlives_all_processes() {
     let (mut last, backends) = start(["fifth", "sixth"]);
     last.schedulers[0].wait_for("is not a plan of sub-clusters");
     of(&last, &backends);
+}
+
+/// Symphony appendix A: the first plan knows the sizes of files alone. Backends then cannot load all,
+/// and tell what they measured.
+#[test]
+fn appendix_a_sub_clusters_are_as_many_as_devices_need() {
+    let mut cluster = SubClusters::without_schedulers(1);
+    (cluster.count, cluster.limits) = ("auto", &["--model-memory-bytes", MEMORY_OF_THREE]);
+    cluster.start_schedulers(&["--plan-load-s", "100"]);
+    let (first, second, frontend) = (cluster.backend("first"), cluster.backend("second"), cluster.frontend());
+    let models = cluster.settled(&[&first, &second], [1, 1]);
+    assert_eq!(models.iter().map(BTreeSet::len).collect::<Vec<_>>(), [2, 2], "{models:?}");
+    until("all are served", || MODELS.iter().all(|m| frontend.get(&format!("/v2/models/{m}/ready")).0 == 200));
+    let groups = cluster.schedulers[0].cluster()["sub_clusters"].clone();
+    let memory = groups[0]["memory_bytes"].as_u64().unwrap();
+    assert!((2 * FILE..=MEMORY_OF_THREE.parse().unwrap()).contains(&memory), "{groups}");
 }
 
 #[test]

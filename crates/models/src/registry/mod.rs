@@ -14,6 +14,7 @@ mod states;
 mod what_if;
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -35,7 +36,7 @@ use downbeat_service::metrics::trouble::Sample;
 use downbeat_service::metrics::{Metrics, Totals};
 use downbeat_service::options::{ModelControl, ServerOptions};
 use downbeat_service::report::autoscale::AutoscaleWatch;
-use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::cluster_report::ClusterView;
 use downbeat_service::report::live::LiveHistory;
 use downbeat_service::service::LoadOverrides;
 use ensembles::Ensembles;
@@ -101,14 +102,11 @@ pub struct Registry {
     /// Whether a what-if is being answered.
     what_if: Arc<AtomicBool>,
     /// The backend's view of its cluster; none: the server answers its own clients.
-    cluster: Arc<std::sync::OnceLock<ClusterView>>,
+    cluster: Arc<std::sync::OnceLock<Arc<dyn ClusterView>>>,
 }
 
 /// Makes the time for measuring of a load, from the budget of the options.
 type Measuring = fn(Duration) -> MeasuringTime<'static>;
-
-/// Reports the present state of a cluster.
-pub type ClusterView = Box<dyn Fn() -> ClusterReport + Send + Sync>;
 
 impl Registry {
     /// The model's definition in the repositories, for the devices of this server.
@@ -131,7 +129,7 @@ impl Registry {
 
     /// From now on the registry answers no requests of its own clients: batches come from the
     /// scheduler of a cluster. Called once.
-    pub fn join_cluster(&self, view: ClusterView) {
+    pub fn join_cluster(&self, view: Arc<dyn ClusterView>) {
         assert!(self.cluster.set(view).is_ok(), "a backend is in one cluster");
     }
 
@@ -497,16 +495,17 @@ impl Registry {
             return failed(format!("version {newest}: {reason}"), failures);
         }
         let mut model = Model::new(definition, versions);
-        let files =
-            (overlay.is_none() && model.definition.rollout.is_some()).then(|| self.repository.fingerprint(name));
+        let files = (overlay.is_none() && model.definition.rollout.is_some()).then(|| {
+            let mut hasher = DefaultHasher::new();
+            self.repository.fingerprint(name).hash(&mut hasher);
+            hasher.finish()
+        });
         let loaded: Vec<u64> = model.versions.keys().copied().collect();
         let before = self.serving.get(name).and_then(|before| before.rollout.clone());
-        model.rollout =
-            ServedRollout::begin(&model.definition, &loaded, files, self.metrics.clone()).map(|rollout| match before {
-                // The server may load a model again on its own account. The counts and the state stay.
-                Some(before) if rollout.is_same(&before) => before,
-                _ => Arc::new(rollout),
-            });
+        let terms = model.definition.rollout.clone();
+        let begun = terms.and_then(|terms| ServedRollout::begin(name, terms, &loaded, files, self.metrics.clone()));
+        // The server may load a model again on its own account. The counts and the state stay.
+        model.rollout = begun.map(|rollout| rollout.or_same(before));
         Ok(LoadedModel { served: Served::Model(Arc::new(model)), overlay, failures })
     }
 
@@ -726,6 +725,12 @@ impl Registry {
     /// Bytes for models that the smallest of its devices has; `None`: any number.
     pub fn device_memory(&self) -> Option<u64> {
         self.gpus.iter().map(|gpu| gpu.memory).min().or_else(|| self.model_memory.limit())
+    }
+
+    /// The most bytes that runs beside each other take of a device; `None`: a GPU, whose models keep
+    /// the memory of their runs.
+    pub fn run_memory(&self) -> Option<u64> {
+        self.gpus.is_empty().then(|| self.model_memory.runs().unwrap_or(u64::MAX))
     }
 
     /// The models in the repository's folder.

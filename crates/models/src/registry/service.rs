@@ -11,7 +11,7 @@ use downbeat_service::answers::Answers;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ModelControl;
 use downbeat_service::report::autoscale::AutoscaleStatus;
-use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::cluster_report::ClusterView;
 use downbeat_service::report::device_report::DevicesReport;
 use downbeat_service::report::live::LiveReport;
 use downbeat_service::report::missed::MissedReport;
@@ -26,7 +26,8 @@ use downbeat_service::tenants::NamedPart;
 use super::Registry;
 use super::model_entry::VersionState;
 use super::states::VersionStatus;
-use crate::serving::{Pipeline, ServedRollout, statistics, unknown_model};
+use crate::serving::rolled::{ServedRequests, infer_rolled_out};
+use crate::serving::{Pipeline, ServedRollout, no_rollout, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -54,14 +55,9 @@ impl Registry {
     }
 
     fn served_rollout(&self, name: &str) -> Result<Arc<ServedRollout>, ServiceError> {
-        let none = || {
-            ServiceError::InvalidArgument(format!(
-                "model '{name}' has no rollout; give its configuration the parameter 'rollout', and load two versions"
-            ))
-        };
         match self.serving.get(name) {
-            Some(served) => served.rollout.clone().ok_or_else(none),
-            None => self.served_pipeline(name).and_then(|_| Err(none())),
+            Some(served) => served.rollout.clone().ok_or_else(|| no_rollout(name)),
+            None => self.served_pipeline(name).and_then(|_| Err(no_rollout(name))),
         }
     }
 
@@ -338,8 +334,8 @@ impl Service for Registry {
         finish(async move { this.move_model(&name, partition).await }).await
     }
 
-    fn cluster(&self) -> Option<ClusterReport> {
-        self.cluster.get().map(|view| view())
+    fn cluster(&self) -> Option<&dyn ClusterView> {
+        self.cluster.get().map(|view| &**view)
     }
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
@@ -351,7 +347,8 @@ impl Service for Registry {
             Some(served) if served.definition.config.is_decoupled() => Err(ServiceError::Decoupled(request.model_name)),
             // These futures are boxed: other requests would move their memory for nothing.
             Some(served) if served.rollout.is_some() && request.model_version.is_empty() => {
-                Box::pin(self.serving.infer_in_rollout(served, request)).await
+                let rollout = served.rollout.clone();
+                Box::pin(infer_rolled_out(ServedRequests::new(self.serving.clone(), served), rollout, request)).await
             }
             Some(served) => self.serving.infer(&served, request, None).await,
             None => match self.serving.enter_pipeline(&request.model_name) {
@@ -391,7 +388,8 @@ impl Service for Registry {
                 launch.ids = ids;
             }
         }
-        Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices, rules: rules() })
+        let (from_ns, now_ns) = (from.as_nanos(), now.as_nanos());
+        Some(Timeline { from_ns, now_ns, devices, rules: rules(), backends: Vec::new() })
     }
 
     fn live(&self, history: bool) -> Option<LiveReport> {

@@ -8,7 +8,7 @@ mod missed;
 mod model;
 mod pipeline;
 mod preparing;
-mod rolled;
+pub mod rolled;
 mod rollout;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,10 +53,10 @@ pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use missed::{Refused, Terms};
 pub use model::{InFlight, Model, version_of};
 pub use pipeline::{
-    Callers, Failure, FoundModel, InPipeline, Pipeline, StepEnd, StepPart, StepRuns, Trail, Within, adapt_inputs,
-    run_steps,
+    Callers, Counted, Failure, FoundModel, InPipeline, Pipeline, StepEnd, StepPart, StepRuns, Trail, Within,
+    adapt_inputs, run_steps,
 };
-pub use rollout::ServedRollout;
+pub use rollout::{ServedRollout, no_rollout};
 
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;
@@ -66,7 +66,7 @@ const RUNS_END_WITHIN: Duration = Duration::from_millis(8_000);
 const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
 
 /// The answer to an inference request.
-type Inferred = Result<InferResponse, ServiceError>;
+pub type Inferred = Result<InferResponse, ServiceError>;
 
 /// Where a request comes from.
 struct Origin<'w, 't> {

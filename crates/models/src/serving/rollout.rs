@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::Time;
-use downbeat_core::rollout::{Outcome, Rollout, RolloutChange, RolloutState, RolloutTerms, Route, Side, request_hash};
+use downbeat_core::rollout::{
+    Outcome, Rollout, RolloutChange, RolloutDecision, RolloutState, RolloutTerms, Route, Side, request_hash,
+};
 use downbeat_protocol::InferRequest;
-use downbeat_repository::{Fingerprint, ModelDefinition};
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::Metrics;
 use downbeat_service::report::rollout::{ASKS_FOR_NEW, RolloutReport};
@@ -20,8 +21,8 @@ pub struct ServedRollout {
     model: String,
     /// The numbers of the old and the new version.
     versions: [u64; 2],
-    /// The terms in the configuration, and the model's files.
-    origin: (RolloutTerms, Option<Fingerprint>),
+    /// The terms in the configuration, and a hash of the model's files.
+    origin: (RolloutTerms, Option<u64>),
     rollout: Mutex<Rollout>,
     /// Requests without an id so far.
     unnamed: AtomicU64,
@@ -31,16 +32,15 @@ pub struct ServedRollout {
 }
 
 impl ServedRollout {
-    /// The rollout that a model's configuration asks for, if both versions are loaded. `files`: the
+    /// The rollout of a model by these terms, if both versions are loaded. `files`: a hash of the
     /// model's files; `None`: a load request brought the files.
     pub fn begin(
-        definition: &ModelDefinition,
+        name: &str,
+        terms: RolloutTerms,
         loaded: &[u64],
-        files: Option<Fingerprint>,
+        files: Option<u64>,
         metrics: Arc<Metrics>,
     ) -> Option<Self> {
-        let ModelDefinition { name, rollout, .. } = definition;
-        let terms = rollout.clone()?;
         let Some(versions) = terms.versions(loaded.iter().copied()) else {
             tracing::warn!(
                 model = %name, ?loaded, new = ?terms.version,
@@ -49,7 +49,7 @@ impl ServedRollout {
             return None;
         };
         Some(ServedRollout {
-            model: name.clone(),
+            model: name.to_owned(),
             versions,
             rollout: Mutex::new(Rollout::new(terms.clone())),
             origin: (terms, files),
@@ -61,8 +61,13 @@ impl ServedRollout {
     }
 
     /// Whether this rollout comes from a load with the same files and terms.
-    pub fn is_same(&self, before: &ServedRollout) -> bool {
+    fn is_same(&self, before: &ServedRollout) -> bool {
         self.origin.1.is_some() && (self.versions, &self.origin) == (before.versions, &before.origin)
+    }
+
+    /// The rollout before, if this one comes from a load with the same files and terms.
+    pub fn or_same(self, before: Option<Arc<ServedRollout>>) -> Arc<Self> {
+        before.filter(|before| self.is_same(before)).unwrap_or_else(|| Arc::new(self))
     }
 
     /// The version of requests that name none and that the rollout does not send elsewhere.
@@ -102,6 +107,42 @@ impl ServedRollout {
         Ok(())
     }
 
+    /// The present decision, for other frontends of the same files and terms.
+    pub fn decision(&self) -> Vec<u8> {
+        let decision = self.rollout.lock().decision();
+        // Encoding cannot fail. Frontends ignore an empty result.
+        serde_json::to_vec(&(self.files(), decision)).unwrap_or_default()
+    }
+
+    /// Takes over another frontend's decision, if it is about the same files and terms.
+    pub fn follow(&self, decision: &[u8]) {
+        let Ok((files, decision)) = serde_json::from_slice::<(u64, RolloutDecision)>(decision) else {
+            tracing::warn!(model = %self.model, "another frontend's decision about the rollout cannot be read");
+            return;
+        };
+        let mut rollout = self.rollout.lock();
+        if files != self.files() || rollout.decision() == decision {
+            return;
+        }
+        match rollout.follow(&decision) {
+            Ok(()) => {
+                self.is_finished.store(rollout.state() == RolloutState::Finished, Ordering::Release);
+                tracing::info!(
+                    model = %self.model, state = decision.state.name(), share = decision.share,
+                    shadow = decision.shadow, reason = %decision.reason, "another frontend has changed the rollout"
+                );
+            }
+            Err(reason) => {
+                tracing::warn!(model = %self.model, %reason, "another frontend's rollout cannot be followed")
+            }
+        }
+    }
+
+    /// Tells rollouts of other files apart.
+    fn files(&self) -> u64 {
+        self.origin.1.unwrap_or_default()
+    }
+
     /// The number of a version.
     pub fn version(&self, side: Side) -> String {
         self.versions[side as usize].to_string()
@@ -114,15 +155,17 @@ impl ServedRollout {
         self.rollout.lock().route(request_hash(&request.id, number), is_marked)
     }
 
-    /// Notes the end of a request.
-    pub fn note(&self, now: Time, side: Side, outcome: Outcome) {
+    /// Notes the end of a request. Returns whether the new version was rolled back now.
+    pub fn note(&self, now: Time, side: Side, outcome: Outcome) -> bool {
         let version = self.version(side);
         self.metrics.count_rollout(&self.model, &version, outcome.name());
         let mut rollout = self.rollout.lock();
-        if rollout.handle_outcome(now, side, outcome) {
+        let is_rolled_back = rollout.handle_outcome(now, side, outcome);
+        if is_rolled_back {
             let reason = rollout.reason();
             tracing::warn!(model = %self.model, %version, %reason, "the new version was rolled back");
         }
+        is_rolled_back
     }
 
     /// The model's name.
@@ -141,6 +184,13 @@ impl ServedRollout {
         let place = CopyPlace(self.clone());
         (before < MOST_COPIES).then_some(place)
     }
+}
+
+/// The error for a model without a rollout.
+pub fn no_rollout(model: &str) -> ServiceError {
+    ServiceError::InvalidArgument(format!(
+        "model '{model}' has no rollout; give its configuration the parameter 'rollout', and load two versions"
+    ))
 }
 
 /// The place of a copy in flight.

@@ -10,12 +10,14 @@ use downbeat_plan::{HAS_SOLVER, Method, Model, Options, Plan, PlanError, Problem
 
 /// A model of `rate` requests/s and so many bytes, which costs 1 to load.
 fn model(name: &str, rate: f64, static_memory: u64, dynamic_memory: u64) -> Model {
-    Model { name: name.to_owned(), rate, static_memory, dynamic_memory, load_cost: 1.0, running: None }
+    let (name, requests, loaded_in) = (name.to_owned(), rate, Vec::new());
+    Model { name, rate, requests, static_memory, dynamic_memory, load_cost: 1.0, loaded_in, running: None }
 }
 
 /// Models without limits.
 fn problem(models: Vec<Model>, sub_clusters: usize) -> Problem {
-    Problem { models, sub_clusters, max_rate: None, max_memory: None, memory_weight: 1.0, max_disruption: None }
+    let (max_rate, max_memory, runs, max_disruption) = (None, None, None, None);
+    Problem { models, sub_clusters, max_rate, max_memory, runs, memory_weight: 1.0, max_disruption }
 }
 
 /// A problem with too many models to try every partition. Few models are equal.

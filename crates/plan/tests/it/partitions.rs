@@ -37,7 +37,8 @@ fn assert_limits(problem: &Problem, found: &Evaluation) {
         assert!(*now < problem.sub_clusters);
         for j in 0..problem.sub_clusters.max(model.running.map_or(0, |j| j + 1)) {
             let (x, before) = (f64::from(u8::from(*now == j)), f64::from(u8::from(model.running == Some(j))));
-            disruption += model.load_cost * (x - before).abs();
+            let is_free = x > before && model.loaded_in.contains(&j);
+            disruption += if is_free { 0.0 } else { model.load_cost * (x - before).abs() };
         }
     }
     assert!((disruption - found.disruption).abs() < 1e-9, "{disruption} is said to be {}", found.disruption);
@@ -45,9 +46,12 @@ fn assert_limits(problem: &Problem, found: &Evaluation) {
     for j in 0..problem.sub_clusters {
         let on = || problem.models.iter().zip(&found.assignment).filter(|(_, now)| **now == j).map(|(m, _)| m);
         let rate: f64 = on().map(|m| m.rate).sum();
-        let memory: u64 =
-            on().map(|m| m.static_memory).sum::<u64>() + on().map(|m| m.dynamic_memory).max().unwrap_or(0);
-        assert!(problem.max_rate.is_none_or(|most| rate <= most * (1.0 + 1e-9)), "(4): {rate} on {j}");
+        let requests: f64 = on().map(|m| m.requests).sum();
+        let largest = on().map(|m| m.dynamic_memory).max().unwrap_or(0);
+        let runs: u64 = on().map(|m| m.dynamic_memory).sum();
+        let at_once = problem.runs.map_or(largest, |most| runs.min(largest.max(most)));
+        let memory: u64 = on().map(|m| m.static_memory).sum::<u64>() + at_once;
+        assert!(problem.max_rate.is_none_or(|most| requests <= most * (1.0 + 1e-9)), "(4): {requests} on {j}");
         assert!(problem.max_memory.is_none_or(|most| memory <= most), "(5): {memory} on {j}");
         assert!((rate - problem.average_rate()).abs() <= found.delta_rate + 1e-9, "(6)");
     }
@@ -74,6 +78,36 @@ fn only_the_largest_dynamic_memory_of_a_sub_cluster_counts() {
         let found = plan(&limited, method).unwrap().evaluation;
         assert_limits(&limited, &found);
         assert_eq!(found.assignment[0], found.assignment[1], "{method:?}");
+    }
+}
+
+#[test]
+fn runs_beside_each_other_count_up_to_their_limit() {
+    // On one device the weights take 40 and the runs 60 each. Runs that wait for each other take no more than 80.
+    let models = vec![model("a", 1.0, 20, 60), model("b", 1.0, 20, 60)];
+    let mut beside = problem(models, 1);
+    for (runs, memory, fits) in
+        [(None, 100, true), (Some(80), 119, false), (Some(80), 120, true), (Some(500), 159, false)]
+    {
+        (beside.runs, beside.max_memory) = (runs, Some(memory));
+        for method in methods() {
+            assert_eq!(plan(&beside, method).is_ok(), fits, "{method:?}, {runs:?}, {memory}");
+        }
+    }
+}
+
+#[test]
+fn appendix_a_a_loaded_model_moves_for_nothing() {
+    // Both models are on sub-cluster 0, and one move may cost 1: an unload. The load must cost nothing.
+    let mut models = vec![model("a", 10.0, 1, 0), model("b", 10.0, 1, 0)];
+    models.iter_mut().for_each(|m| m.running = Some(0));
+    models[1].loaded_in = vec![1];
+    let mut bounded = problem(models, 2);
+    bounded.max_disruption = Some(1.0);
+    for method in methods() {
+        let found = plan(&bounded, method).unwrap().evaluation;
+        assert_limits(&bounded, &found);
+        assert_eq!(found.assignment, [0, 1], "{method:?}");
     }
 }
 
@@ -127,8 +161,10 @@ fn the_same_seed_gives_the_same_plan() {
 /// Models, sub-clusters, and limits near the models' needs. Models run on some sub-cluster, or
 /// nowhere.
 fn instances(models: std::ops::Range<usize>, sub_clusters: std::ops::Range<usize>) -> impl Strategy<Value = Problem> {
-    let one = (0..40_u32, 0..30_u64, 0..20_u64, 0..4_u32, prop::option::of(0..4_usize));
+    let rates = (0..40_u32, prop::option::of(0..40_u32));
+    let one = (rates, 0..30_u64, 0..20_u64, (0..4_u32, 0..3_usize), prop::option::of(0..4_usize));
     let limits = (
+        prop::option::of(0..40_u64),
         prop::option::of(0.9..1.6_f64),
         prop::option::of(0.9..1.6_f64),
         prop::option::of(0..20_u32),
@@ -138,15 +174,19 @@ fn instances(models: std::ops::Range<usize>, sub_clusters: std::ops::Range<usize
         let models: Vec<_> = models
             .into_iter()
             .enumerate()
-            .map(|(i, (rate, memory, dynamic, cost, running))| {
+            .map(|(i, ((rate, requests), memory, dynamic, (cost, loaded), running))| {
                 let mut m = model(&format!("m{i}"), f64::from(rate), memory, dynamic);
                 (m.load_cost, m.running) = (f64::from(cost), running);
+                // Half of the models have other requests than rates, and some are loaded on a second sub-cluster.
+                m.requests = f64::from(requests.unwrap_or(rate));
+                m.loaded_in = loaded.checked_sub(1).into_iter().collect();
                 m
             })
             .collect();
         let mut made = problem(models, sub_clusters);
-        let (rate, memory, disruption, weight) = limits;
-        made.max_rate = rate.map(|share| (share * made.average_rate()).ceil());
+        let (runs, rate, memory, disruption, weight) = limits;
+        made.max_rate = rate.map(|share| (share * made.average_requests()).ceil());
+        made.runs = runs;
         made.max_memory = memory.map(|share| (share * made.average_memory()) as u64 + 10);
         made.max_disruption = disruption.map(f64::from);
         made.memory_weight = weight;

@@ -3,16 +3,18 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::open_requests::{NewRequest, Open, OpenRequests, Place};
+use super::open_requests::{NewRequest, Open, OpenRequests, Place, Way};
+use crate::asking::Asking;
 use crate::claims::{ClaimKey, ClaimToken};
 use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{
-    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel,
+    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel, Told,
 };
 use crate::role_node::RoleNode;
+use crate::rollouts::{MOST_DECISION, Received, Rollouts};
 use downbeat_core::time::{Duration, Time};
 
 /// A request without a deadline ends once no scheduler has led for this many times `lost_after`:
@@ -55,6 +57,8 @@ pub enum FrontendOutput<P> {
         number: u64,
         /// The end of the request.
         end: RequestEnd<P>,
+        /// The way of the request to its end.
+        way: Way,
     },
     /// Clients may ask for these models from now on, and for no others.
     Models(Vec<ServedModel>),
@@ -74,6 +78,22 @@ pub enum FrontendOutput<P> {
         /// The result.
         result: Result<(), OrderFailure>,
     },
+    /// Another frontend has made this decision about the rollout of a model.
+    Rollout {
+        /// Name of the model.
+        model: String,
+        /// The bytes that the other frontend gave to [`FrontendNode::handle_rollout`].
+        decision: Vec<u8>,
+    },
+    /// A client of the cluster asks this question. [`FrontendNode::handle_tell`] takes the answer.
+    Asked {
+        /// The scheduler that hears the answer, and its number of the question.
+        from: (NodeId, u64),
+        /// The question.
+        question: Vec<u8>,
+    },
+    /// An answer to the [question](FrontendNode::handle_ask) of this number; `None`: it has ended.
+    Told(u64, Option<Told>),
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
     /// Show this text to people, once.
@@ -145,6 +165,8 @@ pub struct FrontendNode<P> {
     models: Vec<(String, u64, bool)>,
     /// The numbers of orders that the leader has.
     orders: BTreeSet<u64>,
+    rollouts: Rollouts,
+    asking: Asking,
     /// When the frontend lost its last leader, or began.
     leaderless_since: Time,
     run_again: u64,
@@ -169,6 +191,8 @@ impl<P: Clone> FrontendNode<P> {
             held: BTreeSet::new(),
             models: Vec::new(),
             orders: BTreeSet::new(),
+            rollouts: Rollouts::default(),
+            asking: Asking::default(),
             leaderless_since: now,
             run_again: 0,
             late_answers: 0,
@@ -264,8 +288,56 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Ends all orders, whose leader is gone.
+    /// Takes a decision of this frontend about the rollout of a model, and tells the others.
+    pub fn handle_rollout(&mut self, now: Time, model: &str, decision: &[u8]) {
+        if decision.len() > MOST_DECISION {
+            let note = format!("a decision about the rollout of model '{model}' is too long for the other frontends");
+            return self.outputs.push_back(FrontendOutput::Note(note));
+        }
+        let number = self.rollouts.decide(model, decision);
+        if let Some(leader) = self.following.leader() {
+            let (model, decision) = (model.to_owned(), decision.to_vec());
+            self.links.say(now, leader, Message::Rollout { model, number, decision });
+            self.settle(now);
+        }
+    }
+
+    /// Asks all frontends and backends a question, by the caller's number. [`FrontendOutput::Told`]
+    /// follows.
+    pub fn handle_ask(&mut self, now: Time, number: u64, question: Vec<u8>) {
+        if !self.asking.ask((now, &mut self.links), self.following.leader(), (number, question)) {
+            self.outputs.push_back(FrontendOutput::Told(number, None));
+        }
+        self.settle(now);
+    }
+
+    /// Answers a [question](FrontendOutput::Asked). A scheduler that has left hears nothing.
+    pub fn handle_tell(&mut self, now: Time, (scheduler, number): (NodeId, u64), answer: Vec<u8>) {
+        if self.links.is_up(scheduler) {
+            self.links.say(now, scheduler, Message::Tell { number, answer });
+            self.settle(now);
+        }
+    }
+
+    /// Takes the leader's decision about a rollout. If this frontend knows a newer decision, it tells
+    /// the leader.
+    fn handle_told_rollout(&mut self, now: Time, from: NodeId, model: String, (number, decision): (u64, Vec<u8>)) {
+        match self.rollouts.handle(&model, number, &decision) {
+            Received::New => self.outputs.push_back(FrontendOutput::Rollout { model, decision }),
+            Received::Known => {}
+            Received::Old => {
+                if let Some((number, decision)) = self.rollouts.of(&model) {
+                    let decision = decision.to_vec();
+                    self.links.say(now, from, Message::Rollout { model, number, decision });
+                }
+            }
+        }
+    }
+
+    /// Ends all orders and questions, whose leader is gone.
     fn end_orders(&mut self) {
+        let ended = self.asking.end();
+        self.outputs.extend(ended.into_iter().map(|number| FrontendOutput::Told(number, None)));
         for number in std::mem::take(&mut self.orders) {
             self.outputs.push_back(FrontendOutput::Ordered { number, result: Err(OrderFailure::NoLeader) });
         }
@@ -333,6 +405,17 @@ impl<P: Clone> FrontendNode<P> {
                 let result = failed.map_or(Ok(()), |reason| Err(OrderFailure::Refused(reason)));
                 self.outputs.push_back(FrontendOutput::Ordered { number, result });
             }
+            (Role::Scheduler { .. }, Message::Rollout { model, number, decision }) if is_leader => {
+                self.handle_told_rollout(now, from, model, (number, decision));
+            }
+            (Role::Scheduler { .. }, Message::Ask { number, question }) if is_leader => {
+                self.outputs.push_back(FrontendOutput::Asked { from: (from, number), question });
+            }
+            (Role::Scheduler { .. }, Message::Told { number, told })
+                if is_leader && self.asking.handle_told(number, told.as_ref()) =>
+            {
+                self.outputs.push_back(FrontendOutput::Told(number, told));
+            }
             (Role::Scheduler { .. }, Message::Models(models)) if is_leader => {
                 let known = |model: &ServedModel| (model.model.clone(), model.version, model.may_repeat);
                 self.models = models.iter().map(known).collect();
@@ -385,6 +468,10 @@ impl<P: Clone> FrontendNode<P> {
     fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch, claims: Option<ClaimKey>) {
         if self.following.handle_leads(now, &mut self.links, from, epoch) {
             self.claims = claims;
+            for (model, number, decision) in self.rollouts.all() {
+                let (model, decision) = (model.clone(), decision.to_vec());
+                self.links.say(now, from, Message::Rollout { model, number, decision });
+            }
             self.end_orders();
             self.to_cancel.clear();
             self.ready.clear();
@@ -451,6 +538,7 @@ impl<P: Clone> FrontendNode<P> {
                         }
                     }
                     open.place = Place::Claimed(from, batch);
+                    open.claimed = (from, batch, now);
                 }
                 _ => gone.push(number),
             }
@@ -583,18 +671,18 @@ impl<P: Clone> FrontendNode<P> {
     }
 
     fn end(&mut self, number: u64, end: RequestEnd<P>) {
-        if self.remove(number) {
-            self.outputs.push_back(FrontendOutput::End { number, end });
+        if let Some(way) = self.remove(number) {
+            self.outputs.push_back(FrontendOutput::End { number, end, way });
         }
     }
 
-    /// Removes a request here and at the leader. Returns whether the request was open.
-    fn remove(&mut self, number: u64) -> bool {
-        let Some(open) = self.requests.remove(number) else { return false };
+    /// Removes a request here and at the leader. Returns its way, if the request was open.
+    fn remove(&mut self, number: u64) -> Option<Way> {
+        let open = self.requests.remove(number)?;
         if open.place == Place::HandedIn {
             self.to_cancel.push(number);
         }
-        true
+        Some(open.way())
     }
 
     /// Tells the leader about new and cancelled requests.

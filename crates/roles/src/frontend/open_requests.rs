@@ -33,6 +33,17 @@ impl<P> NewRequest<P> {
     }
 }
 
+/// The way of a request that has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Way {
+    /// How often the request came back without a run.
+    pub returned: u8,
+    /// How many backends were lost that had the request.
+    pub lost: u8,
+    /// The backend of the last claim that was granted, its batch, and when.
+    pub claim: Option<(NodeId, BatchKey, Time)>,
+}
+
 /// The name of no batch: less than all names of batches.
 const NO_BATCH: BatchKey = BatchKey { epoch: Epoch::NONE, batch: BatchId(0) };
 
@@ -65,6 +76,8 @@ pub(super) struct Open<P> {
     pub first_returned: Time,
     /// The last batch that gave the request back. This batch and earlier ones cannot claim it again.
     pub given_back: BatchKey,
+    /// The backend of the last claim that was granted, its batch, and when; [`NO_BATCH`]: there was none.
+    pub claimed: (NodeId, BatchKey, Time),
     queue: QueueAlias,
     queue_expiry: Time,
     level: u32,
@@ -74,6 +87,12 @@ pub(super) struct Open<P> {
 }
 
 impl<P> Open<P> {
+    /// The request's way until now.
+    pub fn way(&self) -> Way {
+        let claim = Some(self.claimed).filter(|(_, batch, _)| *batch != NO_BATCH);
+        Way { returned: self.returned, lost: self.tried, claim }
+    }
+
     /// The time left until the deadline; `Duration::MAX`: no deadline.
     pub fn left(&self, now: Time) -> Duration {
         left(now, self.deadline)
@@ -124,6 +143,7 @@ impl<P> OpenRequests<P> {
             returned,
             first_returned: Time::ZERO,
             given_back,
+            claimed: (NodeId(0), NO_BATCH, Time::ZERO),
             queue,
             queue_expiry,
             level,

@@ -2,21 +2,45 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
+use crate::assignment::{Assignment, Divided, MoveLimit, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
 use crate::epoch::Epoch;
 use crate::message::{NodeId, Offer};
 use downbeat_core::time::{Duration, Time};
 
+/// The time to load a byte of a model, as long as no backend has loaded any. It is that of a disk of
+/// 200 MB/s.
+const NANOS_A_BYTE: f64 = 5.0;
+
+/// The number of sub-clusters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SubClusterCount {
+    /// This number, if there are at least as many backends.
+    Fixed(u32),
+    /// The least number whose devices hold their models, and whose requests are within the limit.
+    Least,
+}
+
 /// How the assigner divides models among sub-clusters of backends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SubClusterOptions {
-    /// The number of sub-clusters, if there are at least as many backends.
-    pub count: u32,
+    /// The number of sub-clusters.
+    pub count: SubClusterCount,
     /// How often models are divided anew. With `Duration::MAX`, only a change of backends, a new
     /// model or a user's wish causes a new plan.
     pub plan_every: Duration,
-    /// Models that one plan may move; `None`: any number.
-    pub most_moves: Option<u32>,
+    /// How much one plan may change.
+    pub moves: MoveLimit,
+    /// The most requests per second of a sub-cluster (`Rmax`); `None`: any number.
+    pub most_requests: Option<u32>,
+}
+
+/// The recent load of a model.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ModelLoad {
+    /// Requests per second.
+    pub requests: f64,
+    /// The number of devices that the requests keep busy.
+    pub devices: f64,
 }
 
 /// The assigner's view of a backend.
@@ -48,6 +72,15 @@ pub(super) struct Told {
     pub assignments: Vec<(NodeId, Assignment)>,
     /// Leaving backends whose models other backends have by now.
     pub let_go: Vec<NodeId>,
+}
+
+/// The facts, besides loads and limits, that a plan depends on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Facts {
+    sub_clusters: u32,
+    models: BTreeSet<String>,
+    /// Models that a backend could not load, if another number of sub-clusters may help.
+    failed: BTreeSet<String>,
 }
 
 /// The sub-cluster that a planned model must be in.
@@ -90,10 +123,10 @@ pub(super) struct Assigner {
     /// How long backends may come and go before models are divided anew.
     quiet: Duration,
     plans_at: Time,
-    /// A change that the last plan does not cover: the number of sub-clusters and the models.
-    unplanned: Option<(u32, BTreeSet<String>)>,
+    /// A change that the last plan does not cover.
+    unplanned: Option<Facts>,
     /// The facts of the last question to the planner.
-    tried: Option<(u32, BTreeSet<String>)>,
+    tried: Option<Facts>,
     pending: Option<PlanWanted>,
     outputs: VecDeque<AssignerOutput>,
 }
@@ -139,19 +172,28 @@ impl Assigner {
 
     /// Takes the answer to [`AssignerOutput::Want`]: the sub-cluster of each model, or why there is
     /// no plan.
-    pub fn handle_planned(&mut self, number: u64, planned: Result<Vec<u32>, String>) {
+    pub fn handle_planned(&mut self, number: u64, planned: Result<Divided, String>) {
         let Some(wanted) = self.pending.take_if(|wanted| wanted.number == number) else { return };
-        let assignment = match planned {
-            Ok(assignment) if assignment.len() == wanted.models.len() => assignment,
+        let divided = match planned {
+            Ok(divided) if divided.models.len() == wanted.models.len() => divided,
             Ok(_) => return,
             Err(reason) => {
-                let note = format!("models are not divided among {} sub-clusters anew: {reason}", wanted.sub_clusters);
+                let among = match (wanted.least, wanted.most) {
+                    (least, most) if least == most => format!("{most} sub-clusters"),
+                    (least, most) => format!("{least} to {most} sub-clusters"),
+                };
+                let note = format!("models are not divided among {among} anew: {reason}");
                 return self.outputs.push_back(AssignerOutput::Note(note));
             }
         };
-        let of = |(model, to): (PlannedModel, u32)| (model.name, to.min(wanted.sub_clusters.saturating_sub(1)));
-        let models = wanted.models.into_iter().zip(assignment).map(of).collect();
-        let plan = SubClusterPlan { stamp: self.stamp(), sub_clusters: wanted.sub_clusters, models };
+        if let Some(reason) = divided.too_many_requests {
+            let note = format!("a sub-cluster has more requests than it should take: {reason}");
+            self.outputs.push_back(AssignerOutput::Note(note));
+        }
+        let sub_clusters = divided.sub_clusters.clamp(wanted.least, wanted.most);
+        let of = |(model, to): (PlannedModel, u32)| (model.name, to.min(sub_clusters.saturating_sub(1)));
+        let models = wanted.models.into_iter().zip(divided.models).map(of).collect();
+        let plan = SubClusterPlan { stamp: self.stamp(), sub_clusters, models };
         self.outputs.push_back(AssignerOutput::Keep(plan.clone()));
         self.plan = Some(plan);
         // Repeats all assignments, so that backends retry failed loads.
@@ -177,9 +219,17 @@ impl Assigner {
         self.groups.get(&node).copied()
     }
 
-    /// Updates assignments for the backends as they are now. `load`: the number of devices that a
-    /// model keeps busy.
-    pub fn settle(&mut self, now: Time, backends: &[BackendView<'_>], load: impl Fn(&str) -> f64) -> Told {
+    /// The number of sub-clusters, if so many backends stay.
+    fn count(&self, staying: usize) -> u32 {
+        let staying = u32::try_from(staying).unwrap_or(u32::MAX);
+        match self.options.count {
+            SubClusterCount::Fixed(count) => count.min(staying),
+            SubClusterCount::Least => self.plan.as_ref().map_or(1, |plan| plan.sub_clusters.max(1)).min(staying),
+        }
+    }
+
+    /// Updates assignments for the backends as they are now. `load`: the load of a model.
+    pub fn settle(&mut self, now: Time, backends: &[BackendView<'_>], load: impl Fn(&str) -> ModelLoad) -> Told {
         self.told.retain(|node, _| backends.iter().any(|backend| backend.node == *node));
         let mut let_go: Vec<NodeId> = Vec::new();
         let managed = backends.iter().filter(|backend| !backend.offer.repository.is_empty());
@@ -191,7 +241,7 @@ impl Assigner {
         self.is_settled = true;
         staying.sort_by_key(|backend| backend.joined);
         self.adopt(&staying);
-        let count = self.options.count.min(staying.len() as u32);
+        let count = self.count(staying.len());
         self.regroup(&staying, count);
         let places = self.places(&staying, count);
         self.placed = places.iter().map(|(model, place)| (model.clone(), place.group)).collect();
@@ -282,21 +332,22 @@ impl Assigner {
     }
 
     /// Asks for a plan if a plan is due.
-    fn want(&mut self, now: Time, staying: &[&BackendView<'_>], count: u32, load: impl Fn(&str) -> f64) {
-        let mut memory: BTreeMap<&str, u64> = BTreeMap::new();
-        for loadable in staying.iter().flat_map(|backend| &backend.offer.repository) {
-            let most = memory.entry(&loadable.model).or_default();
-            *most = loadable.memory.max(*most);
-        }
-        if memory.is_empty() || count == 0 {
+    fn want(&mut self, now: Time, staying: &[&BackendView<'_>], count: u32, load: impl Fn(&str) -> ModelLoad) {
+        let loadable = || staying.iter().flat_map(|backend| &backend.offer.repository);
+        let names: BTreeSet<&str> = loadable().map(|loadable| &*loadable.model).collect();
+        if names.is_empty() || count == 0 {
             self.plans_at = now + self.options.plan_every;
             return;
         }
+        let failed = loadable().filter(|of| of.failed.is_some() && self.options.count == SubClusterCount::Least);
+        let failed: BTreeSet<String> = failed.map(|of| of.model.clone()).collect();
         let planned = self.plan.as_ref();
-        let is_planned = planned.is_some_and(|plan| {
-            plan.sub_clusters == count && memory.keys().all(|model| plan.models.contains_key(*model))
-        });
-        let facts = (count, memory.keys().map(|model| (*model).to_owned()).collect::<BTreeSet<String>>());
+        let is_planned = failed.is_empty()
+            && planned.is_some_and(|plan| {
+                plan.sub_clusters == count && names.iter().all(|model| plan.models.contains_key(*model))
+            });
+        let models = names.iter().map(|model| (*model).to_owned()).collect();
+        let facts = Facts { sub_clusters: count, models, failed };
         let unplanned = (!is_planned && self.tried.as_ref() != Some(&facts)).then(|| facts.clone());
         if unplanned.is_some() && self.unplanned != unplanned {
             // The first plan is made at once, since all backends have had the time to come.
@@ -309,23 +360,61 @@ impl Assigner {
         }
         self.plans_at = now + self.options.plan_every;
         self.tried = Some(facts);
-        let model = |(name, memory): (&str, u64)| PlannedModel {
-            name: name.to_owned(),
-            load: load(name),
-            memory,
-            running: self.placed.get(name).copied(),
+        let models = self.models_to_plan(names, staying, (count, load));
+        let (least, most) = match self.options.count {
+            SubClusterCount::Fixed(_) => (count, count),
+            SubClusterCount::Least => (1, u32::try_from(staying.len()).unwrap_or(u32::MAX)),
         };
-        let models = memory.into_iter().map(model).collect();
         self.number += 1;
         let wanted = PlanWanted {
             number: self.number,
-            sub_clusters: count,
+            least,
+            most,
+            present: self.plan.as_ref().map_or(0, |_| count),
             models,
             memory: staying.iter().filter_map(|backend| backend.offer.memory).min(),
-            most_moves: self.options.most_moves,
+            runs: staying.iter().filter_map(|backend| backend.offer.runs).max(),
+            most_requests: self.options.most_requests,
+            moves: self.options.moves,
         };
         self.pending = Some(wanted.clone());
         self.outputs.push_back(AssignerOutput::Want(wanted));
+    }
+
+    /// The models with these names, as far as backends know them.
+    fn models_to_plan(
+        &self,
+        names: BTreeSet<&str>,
+        staying: &[&BackendView<'_>],
+        (count, load): (u32, impl Fn(&str) -> ModelLoad),
+    ) -> Vec<PlannedModel> {
+        let loadable = || staying.iter().flat_map(|backend| &backend.offer.repository);
+        let (mut nanos, mut bytes) = (0.0, 0.0);
+        for (took, of) in loadable().filter_map(|of| Some((of.load_time?, of.memory))) {
+            (nanos, bytes) = (nanos + took.as_nanos() as f64, bytes + of as f64);
+        }
+        let nanos_a_byte = if bytes > 0.0 { nanos / bytes } else { NANOS_A_BYTE };
+        let model = |name: &str| {
+            let its = || loadable().filter(|loadable| loadable.model == name);
+            let memory = its().map(|loadable| loadable.memory).max().unwrap_or(0);
+            let known = its().filter_map(|loadable| loadable.load_time).max();
+            let is_loaded = |group: &u32| {
+                let mut of = staying.iter().filter(|backend| self.group(backend.node) == Some(*group));
+                of.all(|backend| backend.ready.contains(name))
+            };
+            let ModelLoad { requests, devices } = load(name);
+            PlannedModel {
+                name: name.to_owned(),
+                load: devices,
+                requests,
+                memory,
+                run_memory: its().map(|loadable| loadable.run_memory).max().unwrap_or(0),
+                load_time: known.unwrap_or_else(|| Duration::from_nanos((memory as f64 * nanos_a_byte) as u64)),
+                loaded_in: (0..count).filter(is_loaded).collect(),
+                running: self.placed.get(name).copied(),
+            }
+        };
+        names.into_iter().map(model).collect()
     }
 
     /// Whether a plan for the present backends and models is being made, or soon will be. A failed

@@ -187,8 +187,7 @@ impl ClusterMap {
         let Some(backend) = self.backends.get_mut(&node) else { return false };
         if offer.slots.len() > MOST_SLOTS {
             offer.slots.truncate(MOST_SLOTS);
-            self.notes
-                .push(format!("backend {} has more than {MOST_SLOTS} slots; the others are not used", backend.name));
+            self.notes.push(format!("'{}' has more than {MOST_SLOTS} slots; the others are not used", backend.name));
         }
         let had: BTreeSet<ModelKey> = backend.offer.iter().flat_map(keys_of).collect();
         let has: BTreeSet<ModelKey> = keys_of(&offer).collect();
@@ -253,7 +252,7 @@ impl ClusterMap {
                 backend.refused.remove(key);
             } else if backend.refused.insert(key.clone()) {
                 self.notes.push(format!(
-                    "model '{}' version {} of backend {} is not used: its files or configuration differ from those of \
+                    "model '{}' version {} of '{}' is not used: its files or configuration differ from those of \
                      the backends before it; it is used once these are gone",
                     key.0, key.1, backend.name
                 ));

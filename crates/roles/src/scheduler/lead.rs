@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::assigner::{Assigner, AssignerOutput, SubClusterOptions};
+use super::assigner::{Assigner, AssignerOutput, ModelLoad, SubClusterOptions};
 use super::budgets::{Measured, ModelBudget};
 use super::cluster_map::ClusterMap;
 use super::known_backend::Backend;
 use super::load_count::LoadCount;
 use super::model_rates::ModelRates;
 use super::orders::{Orders, Word};
+use super::questions::Questions;
 use super::seat_loads::SeatLoads;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
@@ -19,7 +20,9 @@ use crate::epoch::Epoch;
 use crate::links::Links;
 use crate::message::{
     BatchKey, Doing, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
+    Told,
 };
+use crate::rollouts::{Received, Rollouts};
 use downbeat_core::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler, Ticket};
 use downbeat_core::ids::{BatchId, DeviceId, ModelId, RequestId};
 use downbeat_core::time::{Duration, Time};
@@ -38,12 +41,18 @@ struct Parked {
 }
 
 /// A sub-cluster in its present state.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct SubCluster {
     /// The sub-cluster's backends, each with the models that it must still load.
     pub backends: Vec<(NodeId, Vec<String>)>,
     /// The sub-cluster's models, by name.
     pub models: Vec<String>,
+    /// Requests per second of the models, about over the last minute.
+    pub requests: f64,
+    /// The number of devices that these keep busy, in full batches.
+    pub busy: f64,
+    /// Bytes that the models take on each device, without their runs.
+    pub memory: u64,
 }
 
 /// The state of a scheduler while it leads.
@@ -75,6 +84,13 @@ pub(super) struct Lead {
     /// Decisions whose batches count in `seat_loads`, and which are not carried out yet.
     decided: VecDeque<Output>,
     orders: Orders,
+    rollouts: Rollouts,
+    /// Models whose decisions must be sent, with the frontend that told one, and whether that one was
+    /// new.
+    told_rollouts: Vec<(String, NodeId, bool)>,
+    questions: Questions,
+    /// Answers to this scheduler's own questions.
+    told: VecDeque<(u64, Option<Told>)>,
     /// Assigns models to backends, if this scheduler does so.
     assigner: Option<Assigner>,
     /// Whether backends, or their offers, have changed since the last assignments.
@@ -118,10 +134,14 @@ impl Lead {
             models_changed: false,
             measures_at: now + MEASURE_EVERY,
             load: LoadCount::default(),
-            rates: ModelRates::default(),
+            rates: ModelRates::new(now),
             seat_loads: SeatLoads::default(),
             decided: VecDeque::new(),
             orders: Orders::default(),
+            rollouts: Rollouts::default(),
+            told_rollouts: Vec::new(),
+            questions: Questions::default(),
+            told: VecDeque::new(),
             assigner,
             assigns: true,
         }
@@ -173,6 +193,12 @@ impl Lead {
             Role::Scheduler { .. } => return,
         };
         links.say(now, hello.node, Message::Leads { epoch: self.epoch, claims });
+        if hello.role == Role::Frontend {
+            for (model, number, decision) in self.rollouts.all() {
+                let (model, decision) = (model.clone(), decision.to_vec());
+                links.say(now, hello.node, Message::Rollout { model, number, decision });
+            }
+        }
         if hello.role == Role::Frontend && self.is_settled {
             links.say(now, hello.node, Message::Models(self.models.list()));
         }
@@ -182,6 +208,7 @@ impl Lead {
     pub fn handle_lost(&mut self, now: Time, node: NodeId) {
         let name = self.map.backend_mut(node).map(|backend| backend.name.clone()).unwrap_or_default();
         self.orders.handle_lost(node, &name);
+        self.handle_asker_lost(node);
         for (id, place) in self.waiting.handle_frontend_lost(node) {
             self.withdraw(now, id, place);
         }
@@ -239,11 +266,16 @@ impl Lead {
             (Role::Frontend, Message::Order { number, model, doing }) => {
                 self.handle_order((from, number), &model, doing)
             }
+            (Role::Frontend, Message::Rollout { model, number, decision }) => {
+                self.handle_rollout(from, model, (number, &decision));
+            }
             (Role::Backend, Message::Ordered { number, failed }) => {
                 if let Some(backend) = self.map.backend_mut(from) {
                     self.orders.handle_done(number, (from, &backend.name), failed);
                 }
             }
+            (_, Message::Ask { number, question }) => self.questions.ask((Some(from), number), question),
+            (_, Message::Tell { number, answer }) => self.questions.handle_tell(from, number, answer),
             (Role::Backend, Message::UnderWay(running)) => {
                 self.map.handle_under_way(now, &mut self.scheduler, from, &running);
             }
@@ -263,6 +295,31 @@ impl Lead {
             // Not a message for a scheduler, or not from a peer of this role: ignored.
             _ => {}
         }
+    }
+
+    /// Takes a frontend's decision about a rollout. If it is the newest, all other frontends must hear
+    /// it. Otherwise this frontend must hear the newest.
+    fn handle_rollout(&mut self, from: NodeId, model: String, (number, decision): (u64, &[u8])) {
+        match self.rollouts.handle(&model, number, decision) {
+            Received::New => self.told_rollouts.push((model, from, true)),
+            Received::Known => {}
+            Received::Old => self.told_rollouts.push((model, from, false)),
+        }
+    }
+
+    /// Puts a question of this scheduler itself to all frontends and backends.
+    pub fn ask(&mut self, number: u64, question: Vec<u8>) {
+        self.questions.ask((None, number), question);
+    }
+
+    /// The next answer to a question of this scheduler itself; without one, the question has ended.
+    pub fn poll_told(&mut self) -> Option<(u64, Option<Told>)> {
+        self.told.pop_front()
+    }
+
+    /// Handles the loss of a peer that may have asked something. Other schedulers ask, too.
+    pub fn handle_asker_lost(&mut self, node: NodeId) {
+        self.questions.handle_lost(node);
     }
 
     /// Orders a client's change of a model on all backends that load models on orders.
@@ -548,7 +605,7 @@ impl Lead {
             Some(assigner) => {
                 let views: Vec<_> = self.map.backends().filter_map(|(node, backend)| backend.view(node)).collect();
                 let (rates, models) = (&self.rates, &self.models);
-                let told = assigner.settle(now, &views, |model| rates.of(model) * models.least_seconds(model));
+                let told = assigner.settle(now, &views, |model| load_of(rates, models, model));
                 for (node, assigned) in told.assignments {
                     let place = (node, &assigned);
                     let changed = self.map.handle_assigned(now, &mut self.scheduler, &mut self.models, place);
@@ -581,7 +638,14 @@ impl Lead {
         let Some(assigner) = &self.assigner else { return Vec::new() };
         let mut all: BTreeMap<u32, SubCluster> = BTreeMap::new();
         for (model, group) in assigner.placed() {
-            all.entry(*group).or_default().models.push(model.clone());
+            let offers = self.map.backends().filter_map(|(_, backend)| backend.offer.as_ref()?.loadable(model));
+            let memory = offers.map(|loadable| loadable.memory).max().unwrap_or(0);
+            let ModelLoad { requests, devices } = load_of(&self.rates, &self.models, model);
+            let group = all.entry(*group).or_default();
+            group.models.push(model.clone());
+            group.requests += requests;
+            group.busy += devices;
+            group.memory = group.memory.saturating_add(memory);
         }
         for (node, backend) in self.map.backends() {
             let (Some(group), Some(view)) = (assigner.group(node), backend.view(node)) else { continue };
@@ -650,12 +714,20 @@ impl Lead {
                 }
             }
         }
+        for (model, from, is_new) in std::mem::take(&mut self.told_rollouts) {
+            let Some((number, decision)) = self.rollouts.of(&model) else { continue };
+            let hears = |frontend: &NodeId| (*frontend == from) != is_new;
+            for frontend in frontends(links).into_iter().filter(hears) {
+                let (model, decision) = (model.clone(), decision.to_vec());
+                links.say(now, frontend, Message::Rollout { model, number, decision });
+            }
+        }
+        self.told.extend(self.questions.flush(now, links));
         while let Some((frontend, refused)) = self.waiting.poll_refused() {
             links.say(now, frontend, Message::Refused(refused));
         }
         if self.is_settled && std::mem::take(&mut self.models_changed) {
-            let frontends = links.peers().filter(|peer| peer.role == Role::Frontend).map(|peer| peer.node);
-            for frontend in frontends.collect::<Vec<_>>() {
+            for frontend in frontends(links) {
                 links.say(now, frontend, Message::Models(self.models.list()));
             }
         }
@@ -736,4 +808,15 @@ impl Lead {
         ];
         others.into_iter().fold((due, "a batch or a deadline"), |least, due| if due.0 < least.0 { due } else { least })
     }
+}
+
+/// The frontends whose links are up.
+fn frontends<P: Clone>(links: &Links<P>) -> Vec<NodeId> {
+    links.peers().filter(|peer| peer.role == Role::Frontend).map(|peer| peer.node).collect()
+}
+
+/// The recent load of a model.
+fn load_of(rates: &ModelRates, models: &ServedModels, model: &str) -> ModelLoad {
+    let requests = rates.of(model);
+    ModelLoad { requests, devices: requests * models.least_seconds(model) }
 }

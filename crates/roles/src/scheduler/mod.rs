@@ -10,12 +10,13 @@ mod load_count;
 mod model_rates;
 mod orders;
 mod orphans;
+mod questions;
 mod scheduler_node;
 mod seat_loads;
 mod served_models;
 mod waiting;
 
-pub use assigner::SubClusterOptions;
+pub use assigner::{SubClusterCount, SubClusterOptions};
 pub use budgets::ModelBudget;
 pub use lead::SubCluster;
 pub use scheduler_node::{SchedulerNode, SchedulerOptions, SchedulerOutput};

@@ -9,11 +9,11 @@ use downbeat_core::time::{Duration, Time};
 const REMEMBERS: Duration = Duration::from_millis(60_000);
 
 /// The recent request rate of each model.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ModelRates {
     /// By queue: requests since the last measurement.
     arrived: Vec<u64>,
-    measured: Option<Time>,
+    measured: Time,
     /// By model name: requests, older ones with less weight.
     requests: BTreeMap<String, f64>,
     /// Seconds, older ones with less weight.
@@ -21,6 +21,11 @@ pub(super) struct ModelRates {
 }
 
 impl ModelRates {
+    /// Rates of requests that come from now on.
+    pub fn new(now: Time) -> Self {
+        ModelRates { arrived: Vec::new(), measured: now, requests: BTreeMap::new(), seconds: 0.0 }
+    }
+
     /// Counts a request that came to a queue.
     pub fn arrived(&mut self, model: ModelId) {
         let number = model.0 as usize;
@@ -33,7 +38,7 @@ impl ModelRates {
     /// Adds the requests since the last measurement to the rates. `name` gives the name of a
     /// queue's model.
     pub fn measure<'a>(&mut self, now: Time, name: impl Fn(ModelId) -> Option<&'a str>) {
-        let passed = now.since(self.measured.replace(now).unwrap_or(now)).as_secs_f64();
+        let passed = now.since(std::mem::replace(&mut self.measured, now)).as_secs_f64();
         let left = (1.0 - passed / REMEMBERS.as_secs_f64()).max(0.0);
         self.seconds = self.seconds * left + passed;
         self.requests.values_mut().for_each(|requests| *requests *= left);
@@ -60,8 +65,7 @@ mod tests {
 
     #[test]
     fn rates_follow_what_came_lately() {
-        let mut rates = ModelRates::default();
-        rates.measure(Time::ZERO, |_| None);
+        let mut rates = ModelRates::new(Time::ZERO);
         let mut now = Time::ZERO;
         let mut pass = |rates: &mut ModelRates, seconds: u64, each: u64| {
             for _ in 0..seconds * 10 {

@@ -6,7 +6,8 @@ use downbeat_roles::*;
 
 /// A backend with model `m` loaded, which loads `m` and `n` on orders.
 fn explicit() -> Offer {
-    let loadable = |name: &str| Loadable { model: name.into(), memory: 1, failed: None };
+    let loadable =
+        |name: &str| Loadable { model: name.into(), memory: 1, run_memory: 0, load_time: None, failed: None };
     Offer { repository: vec![loadable("m"), loadable("n")], ..offer(1, vec![model("m", ms(5), 1)]) }
 }
 

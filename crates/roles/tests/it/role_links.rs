@@ -425,6 +425,10 @@ fn the_way_is_known_without_a_common_clock() {
         // The links cannot know which way is the longer: each counts as half.
         let one_way = links(side).one_way(peer).unwrap();
         assert!(one_way >= Duration::from_micros(200) && one_way <= Duration::from_micros(300), "{one_way}");
+        let ClockLead { ahead, error } = links(side).clock(peer).unwrap();
+        let truth = if side == 0 { -7_000_000_000 } else { 7_000_000_000 };
+        assert!((ahead - truth).unsigned_abs() <= error.as_nanos(), "{ahead} ns, by at most {error}");
+        assert!(error <= Duration::from_micros(260), "{error}");
     }
 }
 

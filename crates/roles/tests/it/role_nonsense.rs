@@ -102,11 +102,19 @@ fn message(step: &Step) -> Message<P> {
         19 | 20 => {
             Message::Inputs { batch, granted: vec![(a, long, ()), (c, short, ()), (c, short, ())], gone: vec![b] }
         }
+        21 if c % 6 == 2 => Message::Rollout { model: "m".to_owned(), number: a, decision: vec![b as u8; 3] },
         21 if c % 3 == 0 => Message::Order { number: a, model: "m".to_owned(), doing: Doing::Unload },
         21 if c % 3 == 1 => Message::Ordered { number: b, failed: (a == 0).then(String::new) },
+        21 if a % 3 == 0 => Message::Ask { number: a, question: vec![0; 3] },
+        21 if a % 3 == 1 => {
+            let (role, clock) = (Role::Backend, Some(ClockLead { ahead: i64::MIN, error: long }));
+            let told = Told { node: NodeId(b), role, name: String::new(), clock, answer: vec![1] };
+            Message::Told { number: a, told: (b > 0).then_some(told) }
+        }
         21 => Message::Release { batch, numbers: vec![a, b, c] },
         _ => Message::Answers {
             run: Some(BatchRun {
+                device: c as u32,
                 items: a as u32,
                 compute_input: short,
                 compute_infer: long,

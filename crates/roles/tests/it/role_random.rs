@@ -206,7 +206,7 @@ impl World {
                     match node.poll_output(now) {
                         None => return,
                         Some(FrontendOutput::Send(to, frame)) => Some((to, frame)),
-                        Some(FrontendOutput::End { number, end }) => {
+                        Some(FrontendOutput::End { number, end, .. }) => {
                             self.end(RequestKey { frontend: id, number }, &end);
                             None
                         }
@@ -216,7 +216,9 @@ impl World {
                         }
                         Some(FrontendOutput::Note(_)) => None,
                         Some(FrontendOutput::Models(_) | FrontendOutput::Leader { .. }) => None,
+                        Some(FrontendOutput::Rollout { .. }) => panic!("no frontend rolls out"),
                         Some(FrontendOutput::Ordered { .. }) => panic!("no client has ordered a change"),
+                        Some(FrontendOutput::Asked { .. } | FrontendOutput::Told(..)) => panic!("no client asks"),
                     }
                 }
                 Some(Node::Backend(node)) => {
@@ -242,6 +244,7 @@ impl World {
                         Some(BackendOutput::Model(model, _) | BackendOutput::Order { model, .. }) => {
                             panic!("nobody told it to have {model}")
                         }
+                        Some(BackendOutput::Asked { .. } | BackendOutput::Told(..)) => panic!("no client asks"),
                         Some(BackendOutput::Drained) => panic!("nobody told it to go"),
                     }
                 }

@@ -133,8 +133,13 @@ impl World {
             let text = match &mut self.node {
                 Node::Frontend(node) => match node.poll_output(now)? {
                     FrontendOutput::Send(to, frame) => return Some((to, frame)),
-                    FrontendOutput::End { number, end } => format!("end of {number}: {}", end_text(&end)),
+                    FrontendOutput::End { number, end, .. } => format!("end of {number}: {}", end_text(&end)),
+                    FrontendOutput::Rollout { model, .. } => format!("another decides about the rollout of {model}"),
                     FrontendOutput::Ordered { number, result } => format!("end of order {number}: {result:?}"),
+                    FrontendOutput::Asked { from: (by, number), .. } => format!("question {number} of {}", name(by)),
+                    FrontendOutput::Told(number, told) => {
+                        format!("answer to question {number} of {}", told.map_or("nobody else".into(), |t| t.name))
+                    }
                     FrontendOutput::Models(models) => {
                         format!("models {}", list(models.iter().map(|m| m.model.clone())))
                     }
@@ -160,6 +165,10 @@ impl World {
                     BackendOutput::Model(model, Doing::Load) => format!("loads {model}"),
                     BackendOutput::Model(model, Doing::Unload) => format!("unloads {model}"),
                     BackendOutput::Order { model, doing, .. } => format!("is to {doing:?} {model}"),
+                    BackendOutput::Asked { from: (by, number), .. } => format!("question {number} of {}", name(by)),
+                    BackendOutput::Told(number, told) => {
+                        format!("answer to question {number} of {}", told.map_or("nobody else".into(), |t| t.name))
+                    }
                     BackendOutput::Leader(who, epoch) => format!("obeys {} as {}", name(who), epoch_text(epoch)),
                     BackendOutput::Lost(peer) => format!("gives {} up", name(peer)),
                     BackendOutput::Note(note) => note,
@@ -274,7 +283,13 @@ impl World {
             (["cancel", number], Node::Frontend(node)) => node.handle_cancel(now, number.parse().unwrap()),
             (["offer", models, ..], Node::Backend(node)) => {
                 let slots = option(words, "slots").map_or(1, |slots| slots.parse().unwrap());
-                let loadable = |model: &str| Loadable { model: model.to_owned(), memory: 1, failed: None };
+                let loadable = |model: &str| Loadable {
+                    model: model.to_owned(),
+                    memory: 1,
+                    run_memory: 0,
+                    load_time: None,
+                    failed: None,
+                };
                 let repository = option(words, "repository").map(|names| names.split(',').map(loadable).collect());
                 node.handle_offer(now, Offer { repository: repository.unwrap_or_default(), ..offer(models, slots) });
             }

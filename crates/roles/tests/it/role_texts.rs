@@ -54,7 +54,7 @@ fn tokens(words: &[&str], batch: BatchKey, to: NodeId, members: &[RequestKey]) -
 /// The run of a batch of `items` that took this long, for the frontend that counts the batch.
 pub fn batch_run((items, compute_infer): (u32, Duration)) -> BatchRun {
     let (compute_input, compute_output, ended_ago) = Default::default();
-    BatchRun { items, compute_input, compute_infer, compute_output, ended_ago, counts: true }
+    BatchRun { device: 0, items, compute_input, compute_infer, compute_output, ended_ago, counts: true }
 }
 
 pub fn message(words: &[&str], from: NodeId, (to, role): (NodeId, Role)) -> Message<P> {

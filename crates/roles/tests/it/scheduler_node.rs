@@ -34,6 +34,8 @@ pub struct World {
     led: Vec<Epoch>,
     /// The scheduler's questions how to divide models.
     pub wanted: Vec<PlanWanted>,
+    /// Answers to the scheduler's own questions.
+    pub told: Vec<(u64, Option<Told>)>,
 }
 
 impl World {
@@ -63,6 +65,7 @@ impl World {
             notes: Vec::new(),
             led: Vec::new(),
             wanted: Vec::new(),
+            told: Vec::new(),
         }
     }
 
@@ -157,6 +160,7 @@ impl World {
                     SchedulerOutput::Leads(epoch) => self.led.push(epoch),
                     SchedulerOutput::Note(note) => self.notes.push(note),
                     SchedulerOutput::WantPlan(wanted) => self.wanted.push(wanted),
+                    SchedulerOutput::Told(number, told) => self.told.push((number, told)),
                     _ => {}
                 }
             }
@@ -499,7 +503,7 @@ fn of_two_different_offers_of_a_model_the_first_counts() {
     let different = OfferedModel { fingerprint: "g".into(), max_batch: 1, ..model("m", ms(5), 1) };
     let second = world.backend(3, vec![], offer(1, vec![different, model("n", ms(5), 1)]));
     let [note] = &world.notes[..] else { panic!("{:?}", world.notes) };
-    assert!(note.contains("model 'm' version 1 of backend n3"), "{note}");
+    assert!(note.contains("model 'm' version 1 of 'n3'"), "{note}");
     let frontend = world.frontend(2);
     world.ask(frontend, &[0], ms(100));
     world.ask(frontend, &[1, 2], ms(100));

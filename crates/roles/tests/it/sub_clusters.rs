@@ -6,7 +6,12 @@ use downbeat_roles::*;
 use crate::scheduler_node::{LOST_AFTER, World, model, ms, offer};
 
 fn options(count: u32) -> SubClusterOptions {
-    SubClusterOptions { count, plan_every: Duration::from_millis(10_000), most_moves: None }
+    SubClusterOptions {
+        count: SubClusterCount::Fixed(count),
+        plan_every: Duration::from_millis(10_000),
+        moves: MoveLimit::Any,
+        most_requests: None,
+    }
 }
 
 /// A lone scheduler that leads, and divides models among so many sub-clusters.
@@ -18,7 +23,8 @@ fn leading(count: u32) -> World {
 
 /// An offer with models `m` and `n` in the repository, and these models loaded.
 fn managed(loaded: &[&str], assigned: Option<&Assignment>) -> Offer {
-    let loadable = |name: &str| Loadable { model: name.into(), memory: 1, failed: None };
+    let loadable =
+        |name: &str| Loadable { model: name.into(), memory: 1, run_memory: 0, load_time: None, failed: None };
     Offer {
         repository: ["m", "n"].map(loadable).to_vec(),
         assigned: assigned.cloned(),
@@ -42,7 +48,8 @@ fn models(assigned: &Assignment) -> (Vec<&str>, Vec<&str>) {
 /// Answers the last question: the sub-cluster of `m`, and of `n`.
 fn answer(world: &mut World, plan: [u32; 2]) {
     let wanted = world.wanted.pop().expect("a question");
-    world.node.handle_planned(wanted.number, Ok(plan.to_vec()));
+    let divided = Divided { sub_clusters: wanted.most, models: plan.to_vec(), too_many_requests: None };
+    world.node.handle_planned(wanted.number, Ok(divided));
     world.exchange();
 }
 
@@ -243,7 +250,7 @@ fn there_are_no_more_sub_clusters_than_backends_and_one_backend_has_all() {
     let mut world = leading(4);
     let backend = world.backend(1, vec![], managed(&["n"], None));
     world.pass(LOST_AFTER);
-    assert_eq!(world.wanted[0].sub_clusters, 1);
+    assert_eq!(world.wanted[0].most, 1);
     answer(&mut world, [0, 0]);
     assert_eq!(models(&told(&mut world, backend).unwrap()), (vec!["m", "n"], vec![]));
 }
@@ -269,4 +276,97 @@ fn a_backend_without_a_repository_has_its_models_by_itself() {
     assert_eq!((told(&mut world, backend), world.wanted.len()), (None, 0));
     world.say(backend, Message::Leave);
     assert!(world.heard(backend).contains(&Message::LetGo));
+}
+
+/// The models of the last question by name.
+fn asked(world: &mut World) -> PlanWanted {
+    assert!(world.node.handle_plan_wanted(world.now));
+    world.exchange();
+    world.wanted.pop().expect("a question")
+}
+
+/// Symphony appendix A: backends measure `s`, `d` and `c` of each model.
+#[test]
+fn appendix_a_a_question_has_what_backends_have_measured() {
+    let mut world = leading(2);
+    let with = |of: [(u64, u64, Option<Duration>); 2], loaded: &[&str]| {
+        let mut offer = managed(loaded, None);
+        for (loadable, (memory, run_memory, load_time)) in offer.repository.iter_mut().zip(of) {
+            (loadable.memory, loadable.run_memory, loadable.load_time) = (memory, run_memory, load_time);
+        }
+        Offer { memory: Some(1000), runs: Some(70), ..offer }
+    };
+    world.backend(1, vec![], with([(100, 20, Some(ms(300))), (60, 0, None)], &["m"]));
+    world.backend(3, vec![], with([(90, 30, Some(ms(200))), (50, 0, None)], &["m"]));
+    world.pass(LOST_AFTER);
+    let wanted = world.wanted.pop().expect("a question");
+    let [m, n] = &wanted.models[..] else { panic!("{wanted:?}") };
+    assert_eq!((m.memory, m.run_memory, m.load_time), (100, 30, ms(300)), "the most of both backends");
+    assert_eq!(m.loaded_in, [0, 1]);
+    // 500 ms for 190 bytes of `m`, so 157.9 ms for the 60 bytes of `n`.
+    assert_eq!((n.memory, n.run_memory, n.load_time.as_millis_f64().round()), (60, 0, 158.0));
+    assert_eq!((n.loaded_in.len(), n.running), (0, None));
+    assert_eq!((wanted.memory, wanted.runs, wanted.least, wanted.most), (Some(1000), Some(70), 2, 2));
+}
+
+#[test]
+fn section_4_4_the_plan_says_how_many_sub_clusters_there_are() {
+    let mut world = World::with(0, 1, Some(SubClusterOptions { count: SubClusterCount::Least, ..options(0) }));
+    world.pass(ms(4));
+    let nodes = [1, 3, 4].map(|node| world.backend(node, vec![], managed(&["m", "n"], None)));
+    world.pass(LOST_AFTER);
+    let first = world.wanted.pop().expect("a question");
+    assert_eq!((first.least, first.most, first.present), (1, 3, 0));
+    world
+        .node
+        .handle_planned(first.number, Ok(Divided { sub_clusters: 1, models: vec![0, 0], too_many_requests: None }));
+    world.exchange();
+    let groups = |world: &mut World| nodes.map(|node| told(world, node).expect("an assignment").sub_cluster);
+    assert_eq!(groups(&mut world), [0, 0, 0]);
+    let again = asked(&mut world);
+    assert_eq!((again.least, again.most, again.present), (1, 3, 1));
+    world
+        .node
+        .handle_planned(again.number, Ok(Divided { sub_clusters: 2, models: vec![0, 1], too_many_requests: None }));
+    world.exchange();
+    let mut of = groups(&mut world);
+    of.sort_unstable();
+    assert_eq!(of, [0, 0, 1], "of even size");
+}
+
+#[test]
+fn a_plan_with_more_sub_clusters_than_asked_for_is_cut() {
+    let mut world = leading(2);
+    two(&mut world);
+    let wanted = asked(&mut world);
+    world
+        .node
+        .handle_planned(wanted.number, Ok(Divided { sub_clusters: 9, models: vec![8, 0], too_many_requests: None }));
+    world.exchange();
+    let groups = world.node.sub_clusters();
+    assert_eq!(groups.iter().map(|group| &group.models[..]).collect::<Vec<_>>(), [["n"], ["m"]]);
+}
+
+#[test]
+fn a_model_that_does_not_load_asks_once_for_more_sub_clusters() {
+    let mut world = World::with(0, 1, Some(SubClusterOptions { count: SubClusterCount::Least, ..options(0) }));
+    world.pass(ms(4));
+    let nodes = [1, 3].map(|node| world.backend(node, vec![], managed(&[], None)));
+    world.pass(LOST_AFTER);
+    for is_first in [true, false] {
+        let wanted = world.wanted.pop().expect("a question");
+        world.node.handle_planned(
+            wanted.number,
+            Ok(Divided { sub_clusters: 1, models: vec![0, 0], too_many_requests: None }),
+        );
+        world.exchange();
+        for node in nodes {
+            let assigned = told(&mut world, node);
+            let mut failed = managed(&["m"], assigned.as_ref());
+            failed.repository[1].failed = Some("no memory".into());
+            world.say(node, Message::Offer(failed));
+        }
+        world.pass(LOST_AFTER + ms(1));
+        assert_eq!(world.wanted.len(), usize::from(is_first), "the same failure is asked about once");
+    }
 }

@@ -1,7 +1,9 @@
 //! The options of a process in a cluster.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use downbeat_core::Duration;
 use downbeat_repository::named;
@@ -29,6 +31,39 @@ named! {
         /// All large tensors: also between processes of one machine, whose memory is then not
         /// mapped.
         Always = "always",
+    }
+}
+
+/// The most sub-clusters.
+pub const MOST_SUB_CLUSTERS: u32 = 1024;
+
+/// The number of sub-clusters of backends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SubClusters {
+    /// This number; 0: each backend chooses its own models.
+    Number(u32),
+    /// The least number whose devices hold their models, and that keeps the limit of requests.
+    Auto,
+}
+
+impl FromStr for SubClusters {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(SubClusters::Auto);
+        }
+        let number = text.parse().ok().filter(|number| *number <= MOST_SUB_CLUSTERS);
+        number.map(SubClusters::Number).ok_or_else(|| format!("'{text}': expected 0 to {MOST_SUB_CLUSTERS}, or auto"))
+    }
+}
+
+impl fmt::Display for SubClusters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SubClusters::Number(number) => write!(f, "{number}"),
+            SubClusters::Auto => f.write_str("auto"),
+        }
     }
 }
 
@@ -80,14 +115,18 @@ with_defaults! {
         pub lost_after: Duration = Duration::from_millis(1_000),
         /// How long inputs of a batch may take to come to its backend, at least.
         pub fetch_within: Duration = Duration::from_millis(100),
-        /// Sub-clusters of backends, whose models the scheduler chooses; 0: each backend chooses
-        /// its own models.
-        pub sub_clusters: u32 = 0,
+        /// Sub-clusters of backends, whose models the scheduler chooses.
+        pub sub_clusters: SubClusters = SubClusters::Number(0),
         /// How often models are divided among sub-clusters again. 0: only when backends or models
         /// come and go, or a client asks.
         pub plan_every: Duration = Duration::from_millis(300_000),
         /// Models that one plan may move from one sub-cluster to another; `None`: any number.
         pub plan_moves: Option<u32> = None,
+        /// How long the models that one plan moves may take to load on a backend, all together;
+        /// `None`: any time.
+        pub plan_load: Option<Duration> = None,
+        /// The most requests per second of a sub-cluster; `None`: any number.
+        pub plan_rate: Option<u32> = None,
         /// How often a request is tried again if its backend is lost.
         pub tries: u8 = 2,
         /// How long a process polls for the next message before it sleeps; zero: it sleeps at once.

@@ -117,7 +117,7 @@ mod tests {
         follow_symlinks model_config_name auto_complete_config exit_on_error exit_when_not_live row_check_every profiling
         autoscale cluster decision_log decision_log_bytes decision_log_age log notices policy predictor partitions shares share_batches share_period
         share_hold_down schedulers rank etcd etcd_ca etcd_certificate etcd_key etcd_user etcd_password etcd_prefix secret is_insecure listen advertise name heartbeat takeover_after lost_after fetch_within
-        sub_clusters plan_every plan_moves tries busy_poll ucx traces
+        sub_clusters plan_every plan_moves plan_load plan_rate tries busy_poll ucx traces
     ";
 
     #[test]

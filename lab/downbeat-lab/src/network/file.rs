@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use downbeat_core::{Duration, LatencyProfile, Time};
-use downbeat_roles::SubClusterOptions;
+use downbeat_roles::{MoveLimit, SubClusterCount, SubClusterOptions};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
@@ -121,11 +121,14 @@ struct WiresText {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SubClustersText {
-    count: Number<1, 64>,
+    /// Without it: as few as hold the models.
+    count: Option<Number<1, 64>>,
     /// The interval of the divisions of the models. Without it, no division happens by time.
     #[serde(default, deserialize_with = "some_millis")]
     plan_every_ms: Option<Duration>,
     most_moves: Option<Number<0, 1000>>,
+    /// The most requests a second of a sub-cluster.
+    most_requests: Option<Number<1, 1000000>>,
     /// The typical time to load a model.
     #[serde(deserialize_with = "millis")]
     load_ms: Duration,
@@ -349,9 +352,10 @@ impl SubClustersText {
     fn resolve(self) -> SubClusters {
         SubClusters {
             options: SubClusterOptions {
-                count: self.count.0,
+                count: self.count.map_or(SubClusterCount::Least, |count| SubClusterCount::Fixed(count.0)),
                 plan_every: self.plan_every_ms.map_or(Duration::MAX, |every| every.max(Duration::from_millis(10))),
-                most_moves: self.most_moves.map(|moves| moves.0),
+                moves: self.most_moves.map_or(MoveLimit::Any, |moves| MoveLimit::Models(moves.0)),
+                most_requests: self.most_requests.map(|requests| requests.0),
             },
             load_time: self.load_ms,
             load_fails: self.load_fails.0,

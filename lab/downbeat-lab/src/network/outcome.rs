@@ -42,6 +42,8 @@ pub struct NetworkOutcome {
     pub leads: u64,
     /// The number of times that models were divided.
     pub plans: u64,
+    /// The largest number of sub-clusters of a plan.
+    pub sub_clusters: u32,
     /// Batches that began.
     pub batches: u64,
     /// Frames that were sent.

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BatchKey, ClaimSecret, Doing, Frame, FrontendNode, FrontendOptions, Hello, Loadable,
-    NewRequest, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode, SchedulerNode,
-    SchedulerOptions, Slot, SubClusterPlan,
+    BackendNode, BackendOptions, BatchKey, ClaimSecret, Divided, Doing, Frame, FrontendNode, FrontendOptions, Hello,
+    Loadable, NewRequest, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode,
+    SchedulerNode, SchedulerOptions, Slot, SubClusterPlan,
 };
 
 use super::scenario::{Host, NetworkScenario};
@@ -42,8 +42,8 @@ pub(super) enum Inbound {
     },
     /// The store's answer: the epoch that it allots, and the plan that it keeps.
     Epoch(Option<u64>, Option<SubClusterPlan>),
-    /// The answer to the question of this number: the sub-cluster of each model, or an error.
-    Planned(u64, Result<Vec<u32>, String>),
+    /// The answer to the question of this number: the sub-clusters, or an error.
+    Planned(u64, Result<Divided, String>),
     /// An administrator asks to divide the models anew.
     Divide,
     /// A model is loaded or unloaded, or the attempt failed.
@@ -316,13 +316,16 @@ pub(super) fn offer(scenario: &NetworkScenario, copies: &[Copy]) -> Offer {
     let is_seat = scenario.roles.seats;
     let slot = |number| Slot { hardware: "emulated".into(), device: if is_seat { 0 } else { number }, is_seat };
     let has = |number: &usize| matches!(copies.get(*number), Some(Copy::Loaded(_) | Copy::Unloading));
-    let loadable = |number| Loadable { model: model_name(number), memory: MODEL_BYTES, failed: None };
+    let load_time = scenario.sub_clusters.as_ref().map(|clusters| clusters.load_time);
+    let loadable =
+        |number| Loadable { model: model_name(number), memory: MODEL_BYTES, run_memory: 0, load_time, failed: None };
     let clusters: Option<&SubClusters> = scenario.sub_clusters.as_ref();
     Offer {
         slots: (0..slots).map(slot).collect(),
         models: scenario.models.iter().enumerate().filter(|(number, _)| has(number)).map(model).collect(),
         repository: scenario.sub_clusters.iter().flat_map(|_| (0..scenario.models.len()).map(loadable)).collect(),
         memory: clusters.and_then(|clusters| clusters.memory),
+        runs: None,
         assigned: None,
     }
 }

@@ -2,7 +2,7 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
 use downbeat_core::{Duration, LatencyProfile, Time};
-use downbeat_roles::SubClusterOptions;
+use downbeat_roles::{MoveLimit, SubClusterCount, SubClusterOptions};
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
@@ -141,9 +141,10 @@ impl NetworkScenario {
             return;
         }
         let options = SubClusterOptions {
-            count: rng.random_range(1..=4),
+            count: SubClusterCount::Fixed(rng.random_range(1..=4)),
             plan_every: micros(rng, 30_000..1_000_000),
-            most_moves: chance(rng, 0.3).then(|| rng.random_range(0..3)),
+            moves: if chance(rng, 0.3) { MoveLimit::Models(rng.random_range(0..3)) } else { MoveLimit::Any },
+            most_requests: None,
         };
         self.sub_clusters = Some(SubClusters {
             options,

@@ -293,13 +293,17 @@ impl<'a> NetworkRun<'a> {
     fn frontend_does(&mut self, at: usize, output: FrontendOutput<Tensors>) {
         match output {
             FrontendOutput::Send(to, frame) => self.send(at, to, frame),
-            FrontendOutput::End { number, end } => self.ends(at, number, &end),
+            FrontendOutput::End { number, end, .. } => self.ends(at, number, &end),
             FrontendOutput::Models(models) => {
                 let known = |number: usize| models.iter().any(|model| model.model == model_name(number));
                 self.processes[at].models = (0..self.scenario.models.len()).map(known).collect();
             }
-            // No client of these networks orders changes of models.
-            FrontendOutput::Leader { .. } | FrontendOutput::Ordered { .. } => {}
+            // No client of these networks orders changes of models, or asks about the cluster.
+            FrontendOutput::Leader { .. }
+            | FrontendOutput::Ordered { .. }
+            | FrontendOutput::Asked { .. }
+            | FrontendOutput::Rollout { .. }
+            | FrontendOutput::Told(..) => {}
             FrontendOutput::Lost(peer) => self.close(at, peer),
             FrontendOutput::Note(note) => self.judge.breaks(self.now, "peers say what they may", || note),
         }
@@ -346,7 +350,7 @@ impl<'a> NetworkRun<'a> {
                 self.outcome.leads += 1;
                 self.judge.leads(self.now, self.processes[at].node(), epoch);
             }
-            SchedulerOutput::StandsBy(_) => {}
+            SchedulerOutput::StandsBy(_) | SchedulerOutput::Told(..) => {}
             SchedulerOutput::Lost(peer) => self.close(at, peer),
             SchedulerOutput::WantPlan(wanted) => self.want_plan(at, &wanted),
             SchedulerOutput::KeepPlan(plan) => self.keep_plan(plan),
@@ -364,7 +368,7 @@ impl<'a> NetworkRun<'a> {
             }
             BackendOutput::Run { batch, slot, queue, members } => self.run_batch(at, batch, slot, &queue, &members),
             BackendOutput::Model(name, doing) => self.model_does(at, &name, doing),
-            BackendOutput::Order { .. } => {}
+            BackendOutput::Order { .. } | BackendOutput::Asked { .. } | BackendOutput::Told(..) => {}
             BackendOutput::Leader(_, epoch) => self.judge.obeys(self.now, self.processes[at].node(), epoch),
             BackendOutput::Lost(peer) => self.close(at, peer),
             BackendOutput::Note(note) => self.judge.breaks(self.now, "peers say what they may", || note),

@@ -229,6 +229,15 @@ fn models_move_between_sub_clusters_without_a_refusal() {
     }
 }
 
+/// Symphony appendix A: a device holds three of four models, so there are two sub-clusters. Then the
+/// requests become too many for two. No request is lost or refused, since the devices have the time.
+#[test]
+fn appendix_a_there_are_as_many_sub_clusters_as_needed() {
+    for run in runs("sub_clusters_least") {
+        assert_eq!((run.good, run.sub_clusters), (run.requests, 3), "{run:?}");
+    }
+}
+
 #[test]
 fn a_file_that_is_no_network_says_where_and_what_was_expected() {
     let head = "title = \"t\"\nspan_ms = 1\n";

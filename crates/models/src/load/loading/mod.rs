@@ -535,6 +535,7 @@ impl<'a> Loading<'a> {
             let _ = loaded.insert_queue(key, queue);
         }
         let took = context.clock.now().since(begin);
+        loaded.load_time = took;
         context.metrics.set_load_duration(&definition.name, &version, took);
         if let Some(held) = &loaded.held {
             held.say(&context.metrics, &definition.name, &version);

@@ -12,15 +12,14 @@ use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::missed::{Miss, Missed};
 use downbeat_service::traces::context::traceparent;
-use downbeat_service::unanswered::Unanswered;
 use futures_util::future::{BoxFuture, FutureExt};
 use smallvec::SmallVec;
 
+use super::Pipeline;
 use super::flat::Plan;
 use super::step_request::adapt_inputs;
-use super::step_runs::{Failure, StepEnd, StepRuns, run_steps};
+use super::step_runs::{Counted, Failure, StepEnd, StepRuns, run_steps};
 use super::trail::{Callers, Trail};
-use super::{Pipeline, PipelineRecord};
 use crate::serving::{Limits, Looked, Serving, Wishes};
 
 /// The place of a request within a request of an ensemble.
@@ -86,22 +85,6 @@ impl Drop for InPipeline {
     }
 }
 
-/// Counts a request that ends without a result, also if its client leaves.
-struct Counted<'a> {
-    record: &'a PipelineRecord,
-    serving: &'a Serving,
-    arrival: Time,
-    reason: Option<Unanswered>,
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        if let Some(reason) = self.reason {
-            self.record.record_not_answered(reason, self.serving.now().since(self.arrival));
-        }
-    }
-}
-
 /// The count of a step whose future is dropped before its end.
 struct StepCount<'a>(Option<&'a prometheus::IntCounter>);
 
@@ -143,7 +126,7 @@ impl Serving {
             self.driver.pipeline_asked(arrival, budget, pipeline.number, rows);
         }
         let mut trail = self.trail(pipeline, &record.version, (rows, limits.deadline), within);
-        let mut counted = Counted { record, serving: self, arrival, reason: Some(Unanswered::Cancelled) };
+        let mut counted = Counted::new(|reason| record.record_not_answered(reason, self.now().since(arrival)));
         let part = self
             .traces
             .of(&request)
@@ -170,7 +153,7 @@ impl Serving {
         }
         match outcome {
             Ok((response, phases)) => {
-                counted.reason = None;
+                counted.ends(None);
                 trail.answered(now > limits.deadline);
                 record.record(rows, phases, now.since(arrival), now > limits.deadline);
                 if now > limits.deadline {
@@ -179,7 +162,7 @@ impl Serving {
                 Ok(InferResponse { model_version: record.version.clone(), ..response })
             }
             Err(Failure { reason, error }) => {
-                counted.reason = Some(reason);
+                counted.ends(Some(reason));
                 trail.failed(reason);
                 missed(now, Miss::Unanswered(reason), Some(&error));
                 Err(error)

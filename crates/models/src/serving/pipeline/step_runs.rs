@@ -53,6 +53,32 @@ pub struct Failure {
     pub error: ServiceError,
 }
 
+/// Counts a request that ends without a result, also if its client leaves: `count` gets the reason.
+pub struct Counted<F: Fn(Unanswered)> {
+    reason: Option<Unanswered>,
+    count: F,
+}
+
+impl<F: Fn(Unanswered)> Counted<F> {
+    /// A request whose client may leave.
+    pub fn new(count: F) -> Self {
+        Counted { reason: Some(Unanswered::Cancelled), count }
+    }
+
+    /// The request ends for this reason; `None`: it has a result.
+    pub fn ends(&mut self, reason: Option<Unanswered>) {
+        self.reason = reason;
+    }
+}
+
+impl<F: Fn(Unanswered)> Drop for Counted<F> {
+    fn drop(&mut self) {
+        if let Some(reason) = self.reason {
+            (self.count)(reason);
+        }
+    }
+}
+
 impl From<ServiceError> for Failure {
     fn from(error: ServiceError) -> Self {
         let reason = match &error {

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use downbeat_core::Duration;
-use downbeat_roles::{Doing, NodeId, PlanWanted, SubClusterPlan};
+use downbeat_roles::{Doing, NodeId, PlanWanted, SubClusterCount, SubClusterPlan};
 use rand::RngExt;
 
 use super::{Event, NetworkRun};
 use crate::network::process::{Copy, Inbound, Machine, model_of, offer};
+use crate::network::sub_clusters::MODEL_BYTES;
 
 /// The time of an answer to the question how to divide the models.
 const DIVIDING: Duration = Duration::from_millis(2);
@@ -81,6 +82,7 @@ impl NetworkRun<'_> {
 
     /// Keeps a plan in the store, if there is a store and it is not away.
     pub(super) fn keep_plan(&mut self, plan: SubClusterPlan) {
+        self.outcome.sub_clusters = self.outcome.sub_clusters.max(plan.sub_clusters);
         let is_there = self.scenario.has_store && self.store.1 <= self.now;
         if is_there && self.kept_plan.as_ref().is_none_or(|kept| kept.stamp < plan.stamp) {
             self.kept_plan = Some(plan);
@@ -105,7 +107,10 @@ impl NetworkRun<'_> {
         let living: Vec<_> = self.processes.iter().filter(living).collect();
         let sizes: Vec<usize> = groups.iter().map(|group| group.backends.len()).collect();
         let (least, most) = (sizes.iter().min().copied().unwrap_or(0), sizes.iter().max().copied().unwrap_or(0));
-        let count = (clusters.options.count as usize).min(living.len());
+        let count = match clusters.options.count {
+            SubClusterCount::Fixed(count) => (count as usize).min(living.len()),
+            SubClusterCount::Least => sizes.len(),
+        };
         let members: BTreeSet<NodeId> =
             groups.iter().flat_map(|group| &group.backends).map(|(node, _)| *node).collect();
         let is_even = most <= least + 1 && sizes.len() == count && members.len() == living.len();
@@ -117,6 +122,11 @@ impl NetworkRun<'_> {
         }
         if self.copies.has_no_plan() {
             return Ok(());
+        }
+        if let Some(memory) = clusters.memory
+            && let Some(full) = groups.iter().find(|group| group.models.len() as u64 * MODEL_BYTES > memory)
+        {
+            return Err(format!("{full:?} has more models than its devices hold"));
         }
         let models = 0..self.scenario.models.len();
         let has_failed = |model: &usize| living.iter().any(|process| process.copies.get(*model) == Some(&Copy::Failed));

@@ -102,6 +102,9 @@ pub struct HandedIn {
     pub left: Duration,
     /// The time that the request may still wait in a queue; `Duration::MAX`: any time.
     pub queue_left: Duration,
+    /// The time until the request's inputs are expected to be ready; zero: they are. A plan may have
+    /// a batch start no earlier.
+    pub ready_in: Duration,
     /// The request's priority level, 0 the highest.
     pub level: u32,
     /// Items in the request.
@@ -463,7 +466,8 @@ pub enum Message<P> {
         token: ClaimToken,
     },
     /// Frontend to backend: the inputs of the granted requests, with the time left to their
-    /// deadlines. You cannot have the other requests.
+    /// deadlines. You cannot have the gone requests. The inputs of further claimed requests follow
+    /// once they are ready.
     Inputs {
         /// The batch that claimed the requests.
         batch: BatchKey,
@@ -539,6 +543,9 @@ pub enum Message<P> {
         /// A process's answer; `None`: there are no more.
         told: Option<Told>,
     },
+    /// Frontend to scheduler: the inputs of these requests are ready, earlier than
+    /// [said](HandedIn::ready_in).
+    Ready(#[serde(deserialize_with = "at_most::<_, _, A_MESSAGE>")] Vec<u64>),
 }
 
 /// The budget that remains after `spent`. A budget without an end stays endless.
@@ -553,7 +560,9 @@ impl<P> Message<P> {
         use self::Role::{Backend, Frontend, Scheduler};
         match self {
             Message::Queue { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
-            Message::Requests(_) | Message::Cancel(_) => matches!((from, to), (Frontend, Scheduler { .. })),
+            Message::Requests(_) | Message::Cancel(_) | Message::Ready(_) => {
+                matches!((from, to), (Frontend, Scheduler { .. }))
+            }
             Message::Refused(_) | Message::Models(_) => matches!((from, to), (Scheduler { .. }, Frontend)),
             Message::Leads { claims: Some(_), .. } => matches!((from, to), (Scheduler { .. }, Frontend)),
             Message::Leads { claims: None, .. } => matches!((from, to), (Scheduler { .. }, Backend)),
@@ -599,6 +608,7 @@ impl<P> Message<P> {
                 for request in requests {
                     request.left = left_after(request.left, spent);
                     request.queue_left = left_after(request.queue_left, spent);
+                    request.ready_in = request.ready_in.saturating_sub(spent);
                 }
             }
             Message::Plan(plan) => plan.starts_in = left_after(plan.starts_in, spent),
@@ -638,7 +648,8 @@ impl<P> Message<P> {
             | Message::Ordered { .. }
             | Message::Ask { .. }
             | Message::Tell { .. }
-            | Message::Told { .. } => {}
+            | Message::Told { .. }
+            | Message::Ready(_) => {}
         }
     }
 }

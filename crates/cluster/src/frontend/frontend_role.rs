@@ -44,6 +44,10 @@ pub struct RemoteCall {
 pub enum FrontendEvent {
     /// A client's request, by its ticket.
     Request(u64, NewRequest<Tensors>, RemoteCall),
+    /// A client's request whose tensors are expected at this time.
+    Announced(u64, NewRequest<()>, Time, RemoteCall),
+    /// The tensors of this ticket's announced request.
+    Ready(u64, Tensors),
     /// The client of this ticket's request has gone. The ticket has counted the request.
     Cancel(u64),
     /// This frontend has made this decision about the rollout of a model.
@@ -210,6 +214,17 @@ impl Machine for FrontendRole {
                 let number = self.node.handle_request(now, request);
                 self.numbers.insert(ticket, number);
                 self.calls.insert(number, (ticket, call));
+            }
+            FrontendEvent::Announced(ticket, request, ready_at, call) => {
+                let number = self.node.handle_announced(now, request, ready_at);
+                self.numbers.insert(ticket, number);
+                self.calls.insert(number, (ticket, call));
+            }
+            FrontendEvent::Ready(ticket, payload) => {
+                // The scheduler may have refused the request meanwhile.
+                if let Some(number) = self.numbers.get(&ticket) {
+                    self.node.handle_ready(now, *number, payload);
+                }
             }
             FrontendEvent::Order(model, doing, client) => {
                 let number = self.next_order;

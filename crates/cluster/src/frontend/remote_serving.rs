@@ -23,7 +23,7 @@ use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal;
 use downbeat_service::report::cluster_report::ClusterView;
 use downbeat_service::report::live::LiveReport;
-use downbeat_service::report::missed::MissedReport;
+use downbeat_service::report::missed::{Miss, MissedReport};
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::report::rollout::RolloutReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -93,13 +93,25 @@ struct Ticket<'a> {
     arrival: Time,
     /// The reason to count for a request without an answer; `None`: already answered or counted.
     end: Option<Unanswered>,
+    /// Whether the node has the request, and the client no answer.
+    is_handed_in: bool,
+}
+
+/// A request that the scheduler hears of while its tensors are made.
+struct Announced {
+    rows: u32,
+    answer: oneshot::Receiver<Answered>,
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.serving.in_flight.fetch_sub(1, Ordering::Relaxed);
-        let Some(reason) = self.end else { return };
-        self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
+        if let Some(reason) = self.end {
+            self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
+        }
+        if !self.is_handed_in {
+            return;
+        }
         flush();
         // A node that has ended has no requests. A node that has not heard of the request yet has
         // none of this number.
@@ -179,7 +191,7 @@ impl RemoteServing {
     /// Takes a place among the requests in flight.
     fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time, number: u64) -> Result<Ticket<'a>, ServiceError> {
         let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
-        let ticket = Ticket { serving: self, version, number, arrival, end: None };
+        let ticket = Ticket { serving: self, version, number, arrival, end: None, is_handed_in: false };
         if in_flight >= MOST_IN_FLIGHT {
             version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
             let message =
@@ -189,38 +201,107 @@ impl RemoteServing {
         Ok(ticket)
     }
 
-    /// Makes a request's pictures or texts into the model's tensors, before a scheduler hears of
-    /// the request. A server of models has the same place, bound and refusals for these steps. But
-    /// only the scheduler knows the devices' time, so the device time does not count in this
+    /// Makes a request for the node, and the channel for its client's answer.
+    fn asked<P>(
+        version: &Arc<RemoteVersion>,
+        (arrival, limits): (Time, &Limits),
+        (shape, rows): (Vec<i64>, u32),
+        payload: P,
+    ) -> (NewRequest<P>, RemoteCall, oneshot::Receiver<Answered>) {
+        let (reply, answer) = Reply::channel();
+        let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
+        let asked = NewRequest {
+            queue: QueueKey { model: version.name.clone(), version: version.number, shape },
+            payload,
+            deadline,
+            queue_expiry: limits.queue_expiry,
+            level: limits.level,
+            size: rows,
+        };
+        (asked, RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply }, answer)
+    }
+
+    /// Tells the scheduler of a request whose tensors are about to be made: its metadata waits in
+    /// the queue meanwhile (Symphony §4.3). `None`: the scheduler hears of it later, because its
+    /// queue depends on the tensors, or the time that they take is not known yet.
+    fn announce(
+        &self,
+        version: &Arc<RemoteVersion>,
+        (items, ready_at): (usize, Option<Time>),
+        limits: &Limits,
+        ticket: &mut Ticket<'_>,
+    ) -> Option<Announced> {
+        let codec = &version.definition.codec;
+        let ready_at = ready_at.filter(|_| !codec.has_varying_shapes() && self.is_live())?;
+        let rows = if codec.batched { u32::try_from(items).ok()? } else { 1 };
+        let (asked, call, answer) = Self::asked(version, (ticket.arrival, limits), (Vec::new(), rows), ());
+        self.hand_over(FrontendEvent::Announced(ticket.number, asked, ready_at, call));
+        ticket.is_handed_in = true;
+        Some(Announced { rows, answer })
+    }
+
+    /// Makes a request's pictures or texts into the model's tensors, while its metadata waits in the
+    /// scheduler's queue. A server of models has the same place, bound and refusals for these steps.
+    /// But only the scheduler knows the devices' time, so the device time does not count in this
     /// method. Returns the tensors' hold on the byte budget.
     async fn prepare(
         &self,
-        (model, steps): (&RemoteModel, &Arc<Preprocess>),
+        (model, version, steps): (&RemoteModel, &Arc<RemoteVersion>, &Arc<Preprocess>),
         request: &mut InferRequest,
         limits: &Limits,
         ticket: &mut Ticket<'_>,
-    ) -> Result<Reservation, ServiceError> {
-        let (name, arrival) = (&ticket.version.name, ticket.arrival);
-        let items = steps.take(request, &ticket.version.definition.codec)?;
-        let work = steps.look(&items)?;
-        ticket.end = Some(Unanswered::QueueFull);
-        let _input_bytes = hold_inputs(&self.budget, &model.input_bytes, name, work.bytes())?;
+    ) -> Result<(Reservation, Option<Announced>), Refused> {
+        let (name, arrival) = (&version.name, ticket.arrival);
+        let wrong = |error| Refused { reason: None, error };
+        let items = steps.take(request, &version.definition.codec).map_err(wrong)?;
+        let work = steps.look(&items).map_err(wrong)?;
+        let mut refused = |reason, error| {
+            ticket.end = reason;
+            Refused { reason, error }
+        };
+        let full = Some(Unanswered::QueueFull);
+        let _input_bytes =
+            hold_inputs(&self.budget, &model.input_bytes, name, work.bytes()).map_err(|error| refused(full, error))?;
         let mut held = self.budget.reservation();
-        held.grow(work.bytes())?;
+        held.grow(work.bytes()).map_err(|error| refused(full, error))?;
         let (now, deadline) = (self.clock.now(), limits.deadline);
         let start = steps.begins(now, deadline);
         if start > now && start > deadline {
-            ticket.end = Some(Unanswered::Impossible);
-            return Err(refusal::busy_until(name, start.since(now), deadline.since(now)));
+            let error = refusal::busy_until(name, start.since(now), deadline.since(now));
+            return Err(refused(Some(Unanswered::Impossible), error));
         }
         ticket.end = Some(Unanswered::Cancelled);
-        let made = steps.make(request, (items, work), &mut held, limits, deadline, arrival).await;
+        let mut announced = self.announce(version, (items.len(), steps.ready_at(now, deadline, work)), limits, ticket);
+        let making = steps.make(request, (items, work), &mut held, limits, deadline, arrival);
+        let made = match &mut announced {
+            None => making.await,
+            Some(Announced { answer, .. }) => tokio::select! {
+                biased;
+                made = making => made,
+                // The scheduler has refused the request, so nobody needs its tensors.
+                answered = answer => {
+                    (ticket.end, ticket.is_handed_in) = (None, false);
+                    return Err(early(answered.ok()));
+                }
+            },
+        };
         made.map_err(|(reason, error)| {
             ticket.end = reason;
-            error
+            Refused { reason, error }
         })?;
-        Ok(held)
+        Ok((held, announced))
     }
+}
+
+/// The refusal of a request whose tensors were not ready yet. The node has counted it.
+fn early(answered: Option<Answered>) -> Refused {
+    let reason = answered.as_ref().and_then(|answered| match answered.miss.as_deref() {
+        Some(Miss::Unanswered(reason)) => Some(*reason),
+        _ => None,
+    });
+    let error = answered.and_then(|answered| answered.answer.err());
+    let lost = || ServiceError::Internal("a request was answered before it ran: this is a defect".to_owned());
+    Refused { reason, error: error.unwrap_or_else(lost) }
 }
 
 /// A request of an ensemble that is in flight.
@@ -380,13 +461,14 @@ impl RemoteServing {
         let note =
             |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
         let mut ticket = self.enter(version, arrival, number).map_err(|error| note(&request, error.into()))?;
-        let _prepared = match version.preprocess_of(&request)? {
+        let (_prepared, announced) = match version.preprocess_of(&request)? {
             // Boxed, because its large state would burden all other requests.
             Some(steps) => {
-                let held = Box::pin(self.prepare((model, steps), &mut request, &limits, &mut ticket)).await;
-                Some(held.map_err(|error| note(&request, Refused { reason: ticket.end, error }))?)
+                let prepared = self.prepare((model, version, steps), &mut request, &limits, &mut ticket);
+                let (held, announced) = Box::pin(prepared).await.map_err(|refused| note(&request, refused))?;
+                (Some(held), announced)
             }
-            None => None,
+            None => (None, None),
         };
         ticket.end = None;
         let (admitted, request) = wishes.admit(request).await?;
@@ -398,31 +480,36 @@ impl RemoteServing {
         })?;
         let varies = its.codec.has_varying_shapes();
         let shape = if varies { its.codec.shape_key(&admitted).to_vec() } else { Vec::new() };
-        let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
+        let rows = admitted.rows;
         if let Some(trail) = trail {
             trail.has_terms(rows, limits.deadline);
         }
-        let asked = NewRequest {
-            queue: QueueKey { model: version.name.clone(), version: version.number, shape },
-            payload: Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref()),
-            deadline: limits.deadline,
-            queue_expiry: limits.queue_expiry,
-            level: limits.level,
-            size: rows,
-        };
-        let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
-        let call = RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply };
+        let payload = Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref());
         if !self.is_live() {
             return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
         }
-        self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
-        ticket.end = Some(Unanswered::Cancelled);
+        let answer = match announced {
+            Some(announced) if announced.rows == rows => {
+                self.hand_over(FrontendEvent::Ready(ticket.number, payload));
+                announced.answer
+            }
+            Some(_) => {
+                let message = format!("the tensors of a request of model '{}' are of {rows} items", version.name);
+                return Err(ServiceError::Internal(format!("{message}, and the request of others: this is a defect")));
+            }
+            None => {
+                let (asked, call, answer) = Self::asked(version, (arrival, &limits), (shape, rows), payload);
+                self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
+                answer
+            }
+        };
+        (ticket.end, ticket.is_handed_in) = (Some(Unanswered::Cancelled), true);
         let Some(Answered { answer: outputs, miss }) = limits.wait(answer, || self.clock.now().since(arrival)).await
         else {
             ticket.end = Some(Unanswered::Timeout);
             return Err(note(&request, Refused { reason: ticket.end, error: limits.overrun(&request.model_name) }));
         };
-        ticket.end = None;
+        (ticket.end, ticket.is_handed_in) = (None, false);
         if let Some(miss) = miss {
             terms().note(self.clock.now(), &version.missed, &request, *miss, outputs.as_ref().err());
         }

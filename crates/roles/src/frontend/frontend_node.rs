@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::open_requests::{NewRequest, OpenRequests, Place, Way};
+use super::open_requests::{NewRequest, Open, OpenRequests, Place, Way};
 use crate::asking::Asking;
 use crate::claims::{ClaimKey, ClaimToken};
 use crate::epoch::Epoch;
@@ -24,6 +24,10 @@ const WAITS_UNLED: u64 = 30;
 /// first return it may come back more often. Example: a backend that still connects to the frontend
 /// returns a batch after 2 ms, so that a request comes back 16 times in 40 ms.
 const MOST_RETURNS: (u8, u64) = (16, 30);
+
+/// A batch that has claimed a request waits for its tensors until so long after they were expected.
+/// Other requests of the batch, and its slot, wait as well.
+const HELD_FOR: Duration = Duration::from_millis(2);
 
 /// The end of a request, reported once for each request.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -152,6 +156,11 @@ pub struct FrontendNode<P> {
     to_hand_in: Vec<u64>,
     /// Requests to take back from the leader.
     to_cancel: Vec<u64>,
+    /// Announced requests whose tensors are ready, and of which the leader must hear.
+    ready: Vec<u64>,
+    /// Requests that batches have claimed before their tensors were ready, by the time until which
+    /// the batches wait. An entry stays until then, also if the tensors are ready earlier.
+    held: BTreeSet<(Time, u64)>,
     /// The name, version and [`ServedModel::may_repeat`] of each model.
     models: Vec<(String, u64, bool)>,
     /// The numbers of orders that the leader has.
@@ -178,6 +187,8 @@ impl<P: Clone> FrontendNode<P> {
             requests: OpenRequests::new(),
             to_hand_in: Vec::new(),
             to_cancel: Vec::new(),
+            ready: Vec::new(),
+            held: BTreeSet::new(),
             models: Vec::new(),
             orders: BTreeSet::new(),
             rollouts: Rollouts::default(),
@@ -223,9 +234,45 @@ impl<P: Clone> FrontendNode<P> {
 
     /// Takes a client's request. Returns the number that [`FrontendOutput::End`] will name.
     pub fn handle_request(&mut self, now: Time, request: NewRequest<P>) -> u64 {
-        let number = self.requests.add(request);
+        self.add(now, request.map(Some), Time::ZERO)
+    }
+
+    /// Takes a client's request whose tensors are expected at `ready_at` (Symphony §4.3). The
+    /// request waits in the leader's queue meanwhile. [`FrontendNode::handle_ready`] follows, or
+    /// [`FrontendNode::handle_cancel`] if the tensors cannot be made.
+    pub fn handle_announced(&mut self, now: Time, request: NewRequest<()>, ready_at: Time) -> u64 {
+        self.add(now, request.map(|()| None), ready_at)
+    }
+
+    fn add(&mut self, now: Time, request: NewRequest<Option<P>>, ready_at: Time) -> u64 {
+        let number = self.requests.add(request, ready_at);
         self.wait(now, number);
         number
+    }
+
+    /// Takes the tensors of an announced request. A batch that has claimed the request gets them at
+    /// once.
+    pub fn handle_ready(&mut self, now: Time, number: u64, payload: P) {
+        let Some(open) = self.requests.get_mut(number).filter(|open| open.payload.is_none()) else { return };
+        let left = open.left(now);
+        match open.place {
+            Place::Here => {
+                open.payload = Some(payload);
+                self.wait(now, number);
+            }
+            Place::HandedIn => {
+                open.payload = Some(payload);
+                // Later the leader takes the request for ready without a word.
+                if open.ready_at > now {
+                    self.ready.push(number);
+                }
+            }
+            Place::Claimed(backend, batch) => {
+                open.payload = Some(payload.clone());
+                let granted = vec![(number, left, payload)];
+                self.links.say(now, backend, Message::Inputs { batch, granted, gone: Vec::new() });
+            }
+        }
     }
 
     /// Takes a client's wish to change a model, by the caller's number.
@@ -296,14 +343,22 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Removes the request of a client that has gone. No [`FrontendOutput::End`] follows.
-    pub fn handle_cancel(&mut self, _now: Time, number: u64) {
+    /// Removes the request of a client that has gone, or whose tensors cannot be made. No
+    /// [`FrontendOutput::End`] follows.
+    pub fn handle_cancel(&mut self, now: Time, number: u64) {
+        if let Some(Open { payload: None, place: Place::Claimed(backend, batch), .. }) = self.requests.get(number) {
+            // The batch need not wait for the tensors any longer.
+            let (backend, batch) = (*backend, *batch);
+            self.links.say(now, backend, Message::Inputs { batch, granted: Vec::new(), gone: vec![number] });
+        }
         self.remove(number);
     }
 
     /// The next action that the frontend asks for.
     pub fn poll_output(&mut self, now: Time) -> Option<FrontendOutput<P>> {
-        if self.outputs.is_empty() && !(self.to_hand_in.is_empty() && self.to_cancel.is_empty()) {
+        if self.outputs.is_empty()
+            && !(self.to_hand_in.is_empty() && self.to_cancel.is_empty() && self.ready.is_empty())
+        {
             self.tell_leader(now);
             self.settle(now);
         }
@@ -398,8 +453,10 @@ impl<P: Clone> FrontendNode<P> {
     /// Ends a request if its answer comes from the backend that has claimed it. Returns whether it
     /// does.
     fn handle_answer(&mut self, from: NodeId, number: u64, (outcome, run): (Outcome<P>, Option<BatchRun>)) -> bool {
-        let place = self.requests.get(number).map(|open| open.place);
-        let has_ended = matches!(place, Some(Place::Claimed(holder, _)) if holder == from);
+        let has_inputs = |open: &Open<P>| {
+            open.payload.is_some() && matches!(open.place, Place::Claimed(holder, _) if holder == from)
+        };
+        let has_ended = self.requests.get(number).is_some_and(has_inputs);
         if has_ended {
             self.end(number, RequestEnd::Ran(outcome, run));
         } else {
@@ -417,6 +474,7 @@ impl<P: Clone> FrontendNode<P> {
             }
             self.end_orders();
             self.to_cancel.clear();
+            self.ready.clear();
             self.to_hand_in = self.requests.withdraw();
             let handed_in = self.to_hand_in.len() as u64;
             self.outputs.push_back(FrontendOutput::Leader { scheduler: from, epoch, handed_in });
@@ -458,21 +516,36 @@ impl<P: Clone> FrontendNode<P> {
 
     fn handle_claim(&mut self, now: Time, from: NodeId, (batch, token): (BatchKey, ClaimToken), numbers: Vec<u64>) {
         let is_planned = self.is_planned(from, (batch, token), &numbers);
-        let (mut granted, mut gone) = (Vec::new(), Vec::new());
+        let (mut granted, mut gone, mut is_held) = (Vec::new(), Vec::new(), false);
         for number in numbers {
             match self.requests.get_mut(number).map(|open| (open.place, open)) {
                 // The same batch asked twice. The frontend answers once.
                 Some((Place::Claimed(backend, by), _)) if (backend, by) == (from, batch) => {}
                 // A batch that gave the request back may not claim it again with its old token.
                 Some((Place::Here | Place::HandedIn, open)) if is_planned && batch > open.given_back => {
+                    let held_until = open.ready_at + HELD_FOR;
+                    match &open.payload {
+                        Some(payload) => granted.push((number, open.left(now), payload.clone())),
+                        None if held_until > now => {
+                            is_held = true;
+                            self.held.insert((held_until, number));
+                        }
+                        None => {
+                            // The leader hears of the request again once its tensors are ready.
+                            open.place = Place::Here;
+                            gone.push(number);
+                            continue;
+                        }
+                    }
                     open.place = Place::Claimed(from, batch);
                     open.claimed = (from, batch, now);
-                    granted.push((number, open.left(now), open.payload.clone()));
                 }
                 _ => gone.push(number),
             }
         }
-        if !(granted.is_empty() && gone.is_empty()) {
+        // The batch waits for the held ones, as long as it waits for any inputs. The answer comes at
+        // once nevertheless: the backend measures its time as the network's.
+        if is_held || !(granted.is_empty() && gone.is_empty()) {
             self.links.say(now, from, Message::Inputs { batch, granted, gone });
         }
     }
@@ -483,7 +556,19 @@ impl<P: Clone> FrontendNode<P> {
         }
         self.false_claimers.remove(&peer);
         for number in self.requests.claimed_by(peer) {
-            self.take_back(now, number, Back::PerhapsRun);
+            let has_inputs = self.requests.get(number).is_some_and(|open| open.payload.is_some());
+            self.take_back(now, number, if has_inputs { Back::PerhapsRun } else { Back::NotRun });
+        }
+    }
+
+    /// Tells batches that have waited long enough for tensors to go on without them.
+    fn release_held(&mut self, now: Time) {
+        while let Some((_, number)) = self.held.first().copied().filter(|(until, _)| *until <= now) {
+            self.held.pop_first();
+            let Some(open) = self.requests.get_mut(number).filter(|open| open.payload.is_none()) else { continue };
+            let Place::Claimed(backend, batch) = open.place else { continue };
+            (open.place, open.given_back) = (Place::Here, batch);
+            self.links.say(now, backend, Message::Inputs { batch, granted: Vec::new(), gone: vec![number] });
         }
     }
 
@@ -493,6 +578,7 @@ impl<P: Clone> FrontendNode<P> {
         self.end_orders();
         self.to_hand_in.clear();
         self.to_cancel.clear();
+        self.ready.clear();
         for number in self.requests.withdraw() {
             self.wait(now, number);
         }
@@ -602,9 +688,13 @@ impl<P: Clone> FrontendNode<P> {
     /// Tells the leader about new and cancelled requests.
     fn tell_leader(&mut self, now: Time) {
         let (new, gone) = (std::mem::take(&mut self.to_hand_in), std::mem::take(&mut self.to_cancel));
+        let ready = std::mem::take(&mut self.ready);
         let Some(leader) = self.following.leader() else { return };
         for numbers in gone.chunks(A_MESSAGE) {
             self.links.say(now, leader, Message::Cancel(numbers.to_vec()));
+        }
+        for numbers in ready.chunks(A_MESSAGE) {
+            self.links.say(now, leader, Message::Ready(numbers.to_vec()));
         }
         for numbers in new.chunks(A_MESSAGE) {
             let mut handed_in = Vec::with_capacity(numbers.len());
@@ -650,6 +740,7 @@ impl<P: Clone> RoleNode<P> for FrontendNode<P> {
     fn handle_timeout(&mut self, now: Time) {
         self.links.handle_timeout(now);
         self.settle(now);
+        self.release_held(now);
         while let Some(numbers) = self.requests.expired(now) {
             for number in numbers {
                 self.expire(now, number);
@@ -659,6 +750,7 @@ impl<P: Clone> RoleNode<P> for FrontendNode<P> {
 
     fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         let expiry = self.requests.next_expiry().map(|at| (at, "a deadline"));
-        [self.links.poll_timeout(), expiry].into_iter().flatten().min()
+        let held = self.held.first().map(|(until, _)| (*until, "inputs that are not ready"));
+        [self.links.poll_timeout(), expiry, held].into_iter().flatten().min()
     }
 }

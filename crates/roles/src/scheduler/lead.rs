@@ -65,6 +65,8 @@ pub(super) struct Lead {
     models: ServedModels,
     waiting: Waiting,
     parked: BTreeMap<RequestId, Parked>,
+    /// Requests whose inputs are not ready, by the time when they enter their queues.
+    coming: BTreeMap<(Time, RequestId), Parked>,
     /// Until then backends may still be on their way here, and requests wait for models without an
     /// offer.
     settles_at: Time,
@@ -124,6 +126,7 @@ impl Lead {
             models: ServedModels::new(settles),
             waiting: Waiting::default(),
             parked: BTreeMap::new(),
+            coming: BTreeMap::new(),
             settles_at,
             offers_by: now + settles.saturating_mul(OFFERS_WITHIN),
             unparks_at: settles_at,
@@ -226,6 +229,7 @@ impl Lead {
     fn withdraw(&mut self, now: Time, id: RequestId, place: Place) {
         let is_out = match place {
             Place::Parked => self.parked.remove(&id).is_some(),
+            Place::Coming(at) => self.coming.remove(&(at, id)).is_some(),
             Place::Queued(model, ticket) => self.scheduler.handle_cancel(now, model, ticket),
             Place::Dispatched => false,
         };
@@ -248,6 +252,14 @@ impl Lead {
                 for number in numbers {
                     if let Some((id, place)) = self.waiting.find(frontend, number) {
                         self.withdraw(now, id, place);
+                    }
+                }
+            }
+            (Role::Frontend, Message::Ready(numbers)) => {
+                let Some(frontend) = self.waiting.place_of(from) else { return };
+                for number in numbers {
+                    if let Some((id, Place::Coming(at))) = self.waiting.find(frontend, number) {
+                        self.handle_come(now, (at, id));
                     }
                 }
             }
@@ -363,8 +375,35 @@ impl Lead {
                 level: handed.level,
                 size: handed.size,
             };
-            self.enter(now, Parked { frontend, queue: handed.queue, request });
+            let parked = Parked { frontend, queue: handed.queue, request };
+            match self.enters_at(now, &parked, handed.ready_in) {
+                at if at <= now => self.enter(now, parked),
+                at => {
+                    self.waiting.set_place(id, Place::Coming(at));
+                    self.coming.insert((at, id), parked);
+                }
+            }
         }
+    }
+
+    /// Puts a request into its queue whose inputs are ready, or will be when a batch begins.
+    fn handle_come(&mut self, now: Time, (at, id): (Time, RequestId)) {
+        if let Some(parked) = self.coming.remove(&(at, id)) {
+            self.waiting.set_place(id, Place::Parked);
+            self.enter(now, parked);
+        }
+    }
+
+    /// When a request enters its queue whose inputs are ready after `ready_in` (Symphony §4.3): a
+    /// batch that is planned then begins when they are. Until then the plan is on its way to the
+    /// backend, and the backend's claim on its way to the frontend.
+    fn enters_at(&mut self, now: Time, parked: &Parked, ready_in: Duration) -> Time {
+        if ready_in == Duration::ZERO {
+            return now;
+        }
+        let queue = self.queue_of(now, parked.frontend, parked.queue);
+        let control = queue.map_or(Duration::ZERO, |queue| self.models.control(queue));
+        now + ready_in.saturating_sub(control)
     }
 
     /// Puts a request into its queue, or refuses it with the reason.
@@ -541,6 +580,9 @@ impl Lead {
     /// Does everything that is due.
     pub fn handle_timeout<P: Clone>(&mut self, now: Time, links: &Links<P>) {
         self.scheduler.handle_timeout(now);
+        while let Some((at, id)) = self.coming.keys().next().copied().filter(|(at, _)| *at <= now) {
+            self.handle_come(now, (at, id));
+        }
         self.models_changed |= self.models.give_up(now, &mut self.scheduler, |key| self.map.may_have(key));
         self.settle(now);
         if now >= self.measures_at {
@@ -761,6 +803,7 @@ impl Lead {
             (settles, "models that nobody offers"),
             (self.measures_at, "what messages take"),
             (assigns, "which models backends have"),
+            (self.coming.keys().next().map_or(Time::MAX, |(at, _)| *at), "inputs that will be ready"),
             (self.models.gives_up_at(), "models whose backends were lost"),
         ];
         others.into_iter().fold((due, "a batch or a deadline"), |least, due| if due.0 < least.0 { due } else { least })

@@ -1,6 +1,7 @@
 //! Tests of the roles from outside, in one binary.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+mod announced;
 mod model_budgets;
 mod orders;
 mod orphans;

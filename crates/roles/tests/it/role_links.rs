@@ -300,9 +300,9 @@ fn a_peer_that_only_stood_still_gets_one_message_twice() {
 #[test]
 fn budgets_shrink_while_they_wait_and_on_their_way() {
     let mut world = up();
-    let left = Duration::from_millis(100);
-    let request =
-        HandedIn { number: 0, queue: QueueAlias(0), left, queue_left: Duration::MAX, level: 0, size: 1, tried: 0 };
+    let (left, queue_left) = (Duration::from_millis(100), Duration::MAX);
+    let ready_in = Duration::from_millis(7);
+    let request = HandedIn { number: 0, queue: QueueAlias(0), left, queue_left, ready_in, level: 0, size: 1, tried: 0 };
     world.calm(20);
     world.sides[0].links.say(world.now, NodeId(2), Message::Requests(vec![request]));
     world.send();
@@ -320,6 +320,7 @@ fn budgets_shrink_while_they_wait_and_on_their_way() {
         panic!("it has come")
     };
     assert_eq!((came[0].left, came[0].queue_left), (Duration::from_micros(94_500), Duration::MAX));
+    assert_eq!(came[0].ready_in, Duration::from_micros(1_500));
 }
 
 #[test]

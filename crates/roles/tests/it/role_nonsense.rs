@@ -49,9 +49,11 @@ fn message(step: &Step) -> Message<P> {
         0 => Message::Queue { alias, key },
         1 => {
             let (number, level, size, tried) = (a, b as u32, c as u32, b as u8);
-            let request = HandedIn { number, queue: alias, left: long, queue_left: short, level, size, tried };
+            let (left, queue_left, ready_in) = (long, short, Duration::from_nanos(c));
+            let request = HandedIn { number, queue: alias, left, queue_left, ready_in, level, size, tried };
             Message::Requests(vec![request; 2])
         }
+        2 if c % 2 == 0 => Message::Ready(vec![a, b, c, a]),
         2 => Message::Cancel(vec![a, b, c, a]),
         3 => Message::Refused(vec![(a, Refusal::Lost), (b, Refusal::Rejected(Reject::UnknownModel))]),
         4 => Message::Refused(vec![(c, Refusal::Dropped(DropReason::Hopeless)); 3]),
@@ -198,13 +200,18 @@ impl World {
                 let queue = QueueKey { model: "m".to_owned(), version: a, shape: vec![b as i64] };
                 let (deadline, queue_expiry) = (Time::from_nanos(c), Time::from_nanos(a));
                 let (level, size, payload) = (b as u32, c as u32, ());
-                node.handle_request(now, NewRequest { queue, payload, deadline, queue_expiry, level, size });
+                let new = NewRequest { queue, payload, deadline, queue_expiry, level, size };
+                match a % 2 {
+                    0 => node.handle_request(now, new),
+                    _ => node.handle_announced(now, new, now + Duration::from_nanos(b)),
+                };
             }
             (25, Node::Backend(node)) => {
                 let slots =
                     (0..=a.min(3)).map(|_| Slot { hardware: String::new(), device: 0, is_seat: false }).collect();
                 node.handle_offer(now, Offer { slots, ..Offer::default() });
             }
+            (26, Node::Frontend(node)) if c % 2 == 0 => node.handle_ready(now, a.min(b), ()),
             (26, Node::Frontend(node)) => node.handle_cancel(now, a.min(b)),
             (26, Node::Backend(node)) => {
                 let (batch, members) = self.ran.pop().unwrap_or_else(|| {

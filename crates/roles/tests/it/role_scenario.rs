@@ -264,10 +264,21 @@ impl World {
                 let deadline = option(words, "deadline").map_or(Time::MAX, |at| Time::ZERO + millis(at));
                 let size = option(words, "size").map_or(1, |size| size.parse().unwrap());
                 let (queue, level, queue_expiry, payload) = (queue(model), 0, Time::MAX, self.requests);
-                let number =
-                    node.handle_request(now, NewRequest { queue, payload, deadline, queue_expiry, level, size });
+                let number = match option(words, "ready") {
+                    None => {
+                        node.handle_request(now, NewRequest { queue, payload, deadline, queue_expiry, level, size })
+                    }
+                    Some(at) => {
+                        let new = NewRequest { queue, payload: (), deadline, queue_expiry, level, size };
+                        node.handle_announced(now, new, Time::ZERO + millis(at))
+                    }
+                };
                 assert_eq!(number, self.requests);
                 self.requests += 1;
+            }
+            (["ready", number], Node::Frontend(node)) => {
+                let number = number.parse().unwrap();
+                node.handle_ready(now, number, number);
             }
             (["cancel", number], Node::Frontend(node)) => node.handle_cancel(now, number.parse().unwrap()),
             (["offer", models, ..], Node::Backend(node)) => {
@@ -331,6 +342,7 @@ scenarios! {
     frontend_grants_planned_claims_only
     frontend_grants_no_claim_twice
     frontend_keeps_the_key_of_its_leader
+    frontend_announces_requests_before_they_are_ready
     backend_claims_with_the_tokens_of_the_plan
     backend_has_a_batch_counted_once
     backend_has_a_taken_epoch_replaced

@@ -24,7 +24,7 @@ use super::judge::NetworkJudge;
 use super::outcome::NetworkOutcome;
 use super::process::{Copy, Inbound, Machine, Process, Tensors, model_name, model_of};
 use super::refusals::RefusalJudge;
-use super::scenario::{Fault, Host, NetworkScenario};
+use super::scenario::{Fault, Host, NetworkScenario, Preparation};
 use super::wires::Wiring;
 
 /// The time within which everything must have ended after all faults were mended. Requests without
@@ -237,6 +237,10 @@ impl<'a> NetworkRun<'a> {
                     self.outcome.cancelled += 1;
                 }
                 self.processes[at].handle(now, Inbound::Cancel(number));
+            }
+            Inbound::Ready { number, input } => {
+                self.judge.ready(RequestKey { frontend: process.node(), number });
+                process.handle(now, Inbound::Ready { number, input });
             }
             Inbound::Done { model, doing, result } => self.model_done(at, model, doing, result),
             Inbound::Disconnected(peer) => {
@@ -564,7 +568,8 @@ impl<'a> NetworkRun<'a> {
             self.outcome.unserved += 1;
             return;
         }
-        let Some(number) = process.ask(self.now, model, input, asked.slo) else { return };
+        let ready_in = asked.prepares.map(|prepares| prepares.expected);
+        let Some(number) = process.ask(self.now, (model, input), asked.slo, ready_in) else { return };
         self.outcome.requests += 1;
         let request = RequestKey { frontend: process.node(), number };
         if self.scenario.sub_clusters.is_some() {
@@ -573,6 +578,13 @@ impl<'a> NetworkRun<'a> {
         let deadline = asked.slo.map_or(Time::MAX, |slo| self.now + slo);
         self.refusals.asked(request, model, deadline);
         self.judge.asked(self.now, request, deadline, input, asked.may_repeat);
+        if let Some(Preparation { expected, fails }) = asked.prepares {
+            self.judge.announced(request);
+            let takes = Duration::from_secs_f64(expected.as_secs_f64() * self.rng.random_range(0.2..2.5));
+            let is_made = self.rng.random::<f64>() >= fails;
+            let made = if is_made { Inbound::Ready { number, input } } else { Inbound::Cancel(number) };
+            self.events.push(self.now + takes, Event::Comes(at, made));
+        }
         if self.scenario.cancelled > 0.0 && self.rng.random::<f64>() < self.scenario.cancelled {
             let longest = asked.slo.unwrap_or(Duration::from_millis(50)).as_nanos();
             let after = Duration::from_nanos(self.rng.random_range(0..=longest));

@@ -9,6 +9,7 @@
     tools/cluster_bench.py stops        each role in turn is stopped for 0.4 s under 450 requests/s with an SLO of 250 ms: what is not answered
     tools/cluster_bench.py busy         beside 60 busy processes, with an SLO of 250 ms: what is not answered, and how often the lead changes
     tools/cluster_bench.py tensors      inputs of 600 KB, by each transport
+    tools/cluster_bench.py pictures     JPEGs of `--width` 3000: a lone request, and `--rate` (8) and twice as many a second
     tools/cluster_bench.py incast       8 inputs of 150 KB into one backend, by each transport, and one copy of them
     tools/cluster_bench.py feed         a scheduler alone, of one core, fed over sockets by processes that are played
     tools/cluster_bench.py end-to-end   64 emulated devices: what the cluster holds to what its scheduler alone would
@@ -105,6 +106,19 @@ class Process:
         return [int(fields[place]) / os.sysconf("SC_CLK_TCK") for place in (11, 12)]
 
 
+    def wakes(self):
+        """How often its threads have gone to sleep, and so were woken."""
+        sum = 0
+        for thread in os.listdir(f"/proc/{self.child.pid}/task"):
+            try:
+                with open(f"/proc/{self.child.pid}/task/{thread}/status") as file:
+                    sum += int(next(line for line in file if line.startswith("voluntary")).split()[1])
+            except OSError:
+                # The thread has ended.
+                pass
+        return sum
+
+
 class Processes:
     """Processes that end with this."""
 
@@ -184,13 +198,20 @@ def goes_by(transport, frontend):
 def lone(args):
     rows = []
     with Processes(args) as processes:
-        (apart,) = processes.cluster(args.models, args.engine)["frontends"]
+        cluster = processes.cluster(args.models, args.engine)
+        (apart,), (backend,) = cluster["frontends"], cluster["backends"]
         whole = processes.start("serve", *args.engine, args.models)
         ready(whole)
+        leader = next(process for process in cluster["schedulers"] if process.status()["leads"])
+        of = [apart, leader, backend, whole]
         for _ in range(args.rounds):
-            (a, b) = (bench(args, process, "--closed", "-c", "1", "-d", "3")["total"]["latency_ms"] for process in (apart, whole))
-            rows.append([1e3 * figure for figure in (a["p50"], b["p50"], a["p50"] - b["p50"], a["p99"], b["p99"])])
-            print("cluster p50 %.0f us, serve p50 %.0f us (%.0f apart); p99 %.0f and %.0f us" % tuple(rows[-1]), flush=True)
+            before = [process.wakes() for process in of]
+            measured = [bench(args, process, "--closed", "-c", "1", "-d", "3", "-w", "0")["total"] for process in (apart, whole)]
+            (a, b), (there, here) = ([its["latency_ms"] for its in measured], [its["ok"] for its in measured])
+            wakes = [(process.wakes() - was) / count for process, was, count in zip(of, before, [there] * 3 + [here])]
+            rows.append([1e3 * figure for figure in (a["p50"], b["p50"], a["p50"] - b["p50"], a["p99"], b["p99"])] + wakes)
+            print("cluster p50 %.0f us, serve p50 %.0f us (%.0f apart); p99 %.0f and %.0f us; wake-ups a request: frontend %.2f, "
+                  "scheduler %.2f, backend %.2f, serve %.2f" % tuple(rows[-1]), flush=True)
     medians("medians:", rows)
 
 
@@ -207,6 +228,7 @@ def loop(args):
                         for process in (apart, backend) for transport in TRANSPORTS]
         for _ in range(args.rounds):
             before, bytes_before = [process.cpu() for process in (*of, whole)], sent()
+            wakes = [process.wakes() for process in (*of, whole)]
             (a, b) = (bench(args, process, "--closed", "-c", "32", "-d", "4", "-w", "0") for process in (apart, whole))
             counts = [measured["total"]["ok"] for measured in (a, b)]
             rows.append([measured["total"]["answered_per_second"] for measured in (a, b)])
@@ -216,9 +238,10 @@ def loop(args):
             for process, was, count in zip((*of, whole), before, [counts[0]] * 3 + [counts[1]]):
                 own, kernel = (1e6 * (now - then) / count for now, then in zip(process.cpu(), was))
                 cost += [own + kernel, kernel]
+            cost += [(process.wakes() - was) / count for process, was, count in zip((*of, whole), wakes, [counts[0]] * 3 + [counts[1]])]
             costs.append(cost + [(now - then) / counts[0] for now, then in zip(sent(), bytes_before)])
     medians("medians: cluster, serve, ratio:", rows)
-    medians("CPU a request, us, in all and in the kernel: frontend, scheduler, backend, serve; bytes of tensors sent a request: "
+    medians("CPU a request, us, in all and in the kernel: frontend, scheduler, backend, serve; wake-ups a request of the same; bytes of tensors sent a request: "
             "frontend, backend, each by " + ", ".join(TRANSPORTS) + ":", costs)
 
 
@@ -330,6 +353,76 @@ def tensors(args):
             print(*[f"{figure:.4g}" for figure in row], flush=True)
     names = [f"{transport} {what}" for transport in args.transports for what in ("lone p50 us", "8 clients requests/s")]
     medians("medians: " + ", ".join(names) + f"; the others' to those of {args.transports[0]}:", rows)
+
+
+PHOTO = """alpha_ms = 1
+beta_ms = 5
+max_batch = 8
+[[inputs]]
+name = "x"
+datatype = "FP32"
+dims = [-1, 3, 32, 32]
+[[outputs]]
+name = "y"
+datatype = "FP32"
+dims = [-1, 1]
+"""
+STEPS = """[models.photo]
+preprocess = [{ step = "decode" }, { step = "resize", size = 40 }, { step = "crop", size = 32 },
+  { step = "normalize", mean = [0, 0, 0], std = [1, 1, 1] }, { step = "layout", order = "chw" }]
+"""
+
+
+def pictures(args):
+    import io
+    import threading
+
+    from PIL import Image
+
+    noise = Image.frombytes("RGB", (300, 200), random.Random(7).randbytes(300 * 200 * 3)).resize((args.width, args.width * 2 // 3))
+    noise.save(jpeg := io.BytesIO(), "JPEG", quality=90)
+    item = len(jpeg.getvalue()).to_bytes(4, "little") + jpeg.getvalue()
+    rows = []
+
+    def ask(port, name):
+        described = {"name": name, "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(item)}}
+        head = json.dumps({"inputs": [described]}).encode()
+        begin = time.monotonic()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v2/models/photo/infer", head + item,
+                                         {"Inference-Header-Content-Length": str(len(head))})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                answer.read()
+        except OSError:
+            return None
+        return 1e3 * (time.monotonic() - begin)
+
+    with tempfile.TemporaryDirectory() as folder, Processes(args) as processes:
+        models, config = os.path.join(folder, "models"), os.path.join(folder, "steps.toml")
+        os.makedirs(os.path.join(models, "photo/1"))
+        for path, what in [(os.path.join(models, "photo/1/model.emulated.toml"), PHOTO), (config, STEPS)]:
+            with open(path, "w") as file:
+                file.write(what)
+        flags = ["--engine", "emulated", "--config", config]
+        (frontend,) = processes.cluster(models, flags, schedulers=1)["frontends"]
+        described = json.loads(get(frontend.http, "/v2/models/photo/config"))
+        name = described["parameters"]["preprocess_input"]["string_value"]
+        for _ in range(args.rounds):
+            lone = [ask(frontend.http, name) for _ in range(60)][10:]
+            row = [statistics.median(lone), sorted(lone)[-5]]
+            for rate in (float(args.rate or 8), 2 * float(args.rate or 8)):
+                took, threads = [], []
+                for n in range(100):
+                    threads.append(threading.Thread(target=lambda: took.append(ask(frontend.http, name))))
+                    threads[-1].start()
+                    time.sleep(random.Random(n).expovariate(rate))
+                for thread in threads:
+                    thread.join()
+                row += [sum(one is not None and one <= 250 for one in took) / len(took)]
+                row += [statistics.median(one for one in took if one is not None)]
+            rows.append(row)
+            print("lone p50 %.2f ms, p90 %.2f ms; at the rate: %.2f within 250 ms, p50 %.1f ms; at twice the rate: %.2f, p50 %.1f ms" % tuple(row), flush=True)
+    medians("medians:", rows)
 
 
 def incast(args):
@@ -507,13 +600,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     measurements = {"lone": (lone, 7), "loop": (loop, 7), "kill": (failover, 20), "pause": (failover, 20), "backend": (failover, 20),
                     "stops": (stops, 3), "busy": (busy, 5),
-                    "tensors": (tensors, 5), "incast": (incast, 3), "feed": (feed, 3), "end-to-end": (end_to_end, 1), "scale": (scale, 1)}
+                    "tensors": (tensors, 5), "pictures": (pictures, 5), "incast": (incast, 3), "feed": (feed, 3), "end-to-end": (end_to_end, 1), "scale": (scale, 1)}
     parser.add_argument("what", choices=measurements)
     parser.add_argument("--binary", default=os.path.join(ROOT, "target/release/downbeat"))
     parser.add_argument("--models", default=os.path.join(ROOT, "examples/models"))
     parser.add_argument("--engine", type=str.split, default=["--engine", "rten"])
     parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--rate", help="of kill, pause and backend (2000), stops (450) and busy (100)")
+    parser.add_argument("--rate", help="of kill, pause and backend (2000), stops (450), busy (100) and pictures (8)")
     parser.add_argument("--beside", type=int, default=60, help="of busy: the processes that compute")
     parser.add_argument("--transports", type=lambda text: text.split(","), default=list(TRANSPORTS), help="of tensors and incast: " + ",".join(TRANSPORTS))
     parser.add_argument("--rates", type=lambda text: [float(rate) for rate in text.split(",")], default=[5e5, 1e6, 1.5e6, 2e6], help="of feed")
@@ -521,6 +614,7 @@ def main():
     parser.add_argument("--most", type=float, default=1.05, help="of end-to-end: the largest share of the scheduler's own that is tried")
     parser.add_argument("--seconds", type=float, default=10, help="of end-to-end: of the paper's time, for each rate")
     parser.add_argument("--roles", type=str.split, default=[], help="more flags of frontends, schedulers and backends: --roles='--busy-poll-us 200'")
+    parser.add_argument("--width", type=int, default=3000, help="of pictures: pixels in a row; two thirds as many rows")
     parser.add_argument("--down-window", type=float, default=120, help="of scale: stabilizationWindowSeconds of the autoscaler")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()

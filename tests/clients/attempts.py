@@ -738,7 +738,7 @@ def flood(cluster):
     with cluster.peer(FRONTEND) as peer:
         peer.say(message(roles_peer.QUEUE, number(0), text("none"), b"\1\0"))
         for begin in range(0, 200_000, 500):
-            one = (number(n) + b"\0" + number(MOST) * 2 + b"\0\1\0" for n in range(begin, begin + 500))
+            one = (number(n) + b"\0" + number(MOST) * 2 + b"\0\0\1\0" for n in range(begin, begin + 500))
             peer.say(message(roles_peer.REQUESTS, many(one)))
         time.sleep(1)
     return "they are refused, or forgotten with their frontend"

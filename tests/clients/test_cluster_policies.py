@@ -2,6 +2,7 @@
 scheduler or a whole node is killed."""
 import concurrent.futures
 import itertools
+import os
 import shutil
 import sys
 import threading
@@ -164,6 +165,42 @@ def test_python_models_answer_behind_frontends(binary, repository, tmp_path):
             hold.unlink()
             for reply in replies:
                 assert reply.result().status_code == 200 and reply.result().json()["outputs"][0]["data"] == [3.0], reply.result().text
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared")
+def test_a_backend_divides_its_cores_behind_frontends(binary, repository, tmp_path):
+    """Two models begin on all cores. Each has a core of its own once their shares are settled, and no answer is lost."""
+    for name, number in (("one", 1), ("two", 2)):
+        models.add(repository, name, number)
+    (tmp_path / "shares.toml").write_text('[device]\npolicy = "windowed"\nshares = "auto"\nshare_hold_down_s = 1\nshare_period_s = 0.2\n')
+    flags = ("--config", str(tmp_path / "shares.toml"), "--slo-ms", "3600000", "--threads", "1")
+    with processes(binary, repository, tmp_path, *flags, models=["one", "two"], backends=1, frontends=2, engine="rten") as (_, [backend], frontends):
+        over = threading.Event()
+
+        def send(part):
+            name, number = (("one", 1), ("two", 2))[part % 2]
+            body, sent = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 1, 2, 3]}]}, 0
+            while not over.is_set():
+                reply = requests.post(f"{frontends[part // 2].url}/v2/models/{name}/infer", json=body, timeout=PATIENCE_S)
+                assert reply.status_code == 200 and reply.json()["outputs"][0]["data"] == [number + i for i in range(4)], reply.text
+                sent += 1
+            return sent
+
+        def placed():
+            devices = requests.get(f"{backend.url}/v2/devices", timeout=PATIENCE_S).json()["devices"]
+            return {model["model"]: model["partition"] for device in devices for model in device["models"]}
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            sending = [pool.submit(send, part) for part in range(4)]
+            deadline = time.monotonic() + PATIENCE_S
+            try:
+                while len(set((found := placed()).values())) < 2:
+                    assert time.monotonic() < deadline, found
+                    time.sleep(0.1)
+            finally:
+                over.set()
+            assert all(part.result() > 0 for part in sending)
+        assert backend.metric("downbeat_share_changes_total") >= 2
 
 
 CHAIN = {"id": "7", "inputs": [{"name": "in", "datatype": "FP32", "shape": [2, 4], "data": list(range(8))}]}

@@ -19,6 +19,7 @@ mod processes;
 mod scheduler;
 mod secrets;
 mod store;
+mod view;
 mod wire;
 
 use downbeat_roles::{Hello, Message, NodeId, PROTOCOL, Role};

@@ -9,10 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use downbeat_core::Duration as Span;
 use downbeat_core::pages::Pointer;
-use downbeat_frontend::connections::{self, Stage};
+use downbeat_frontend::connections::{self, FrontendThreads, Stage};
 use downbeat_frontend::liveness::Part;
 use downbeat_frontend::metrics_port::MetricsText;
 use downbeat_frontend::ports::{Answering, Ports, Signals, leave};
+use downbeat_host::decision_log::{DecisionLog, LogBounds};
+use downbeat_host::request_log::RequestLog;
 use downbeat_host::scheduler::WAKE_MARGIN;
 use downbeat_models::preprocess::Preprocessing;
 use downbeat_models::registry::Registry;
@@ -30,14 +32,17 @@ use downbeat_service::options::cluster_options::{ClusterOptions, FRONTEND_PORT, 
 use downbeat_service::report::autoscale::AutoscaleWatch;
 use downbeat_service::start::start;
 use downbeat_service::traces::Traces;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
+use crate::backend::backend_figures;
 use crate::backend::backend_offer::OfferMaker;
 use crate::backend::backend_role::{BackendEvent, BackendRole};
 use crate::backend::model_loader;
 use crate::backend::slot_map::SlotMap;
-use crate::frontend::frontend_role::FrontendRole;
+use crate::frontend::frontend_figures::FrontendFigures;
+use crate::frontend::frontend_role::{FrontendEvent, FrontendRole};
 use crate::frontend::remote_models::RemoteModels;
 use crate::frontend::remote_serving::RemoteServing;
 use crate::node::status::{StatusBoard, role_name};
@@ -49,6 +54,9 @@ use crate::scheduler::scheduler_service::SchedulerService;
 use crate::secrets::{SecretFile, new_claims};
 use crate::store::Store;
 use crate::store::membership::MOST_SCHEDULERS;
+use crate::view::answers::{self, Answerer};
+use crate::view::asks::Asks;
+use crate::view::{Me, View};
 use crate::wire::arena::Arena;
 use crate::wire::ucx::Ucx;
 
@@ -56,6 +64,8 @@ use crate::wire::ucx::Ucx;
 const LONGEST_NAMES: usize = 900;
 /// How often a backend checks whether its offer has changed.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
+/// How often a frontend's decision log is written at least.
+const LOG_EVERY: Duration = Duration::from_millis(1_000);
 /// How long the last traces of a frontend may take.
 const TRACES_END_WITHIN: Duration = Duration::from_millis(2_000);
 /// The most bytes of tensors in a frame to a scheduler, which gets none, and the most that wait for
@@ -97,6 +107,10 @@ fn arena(most: u64, node: NodeId, ucx: UcxUse) -> anyhow::Result<(Option<Arc<Are
     let ucx = (ucx != UcxUse::Off).then(|| Ucx::start(&arena, node, ucx == UcxUse::Always)).transpose();
     Ok((Some(Arc::new(arena)), ucx.context("tensors are to go by UCX (--ucx), and cannot")?))
 }
+
+/// On so many cores clients' connections are on the thread of a frontend's node. A request and its
+/// answer then change no thread in the frontend. On more cores connections have threads of their own.
+const SHARES_UP_TO: usize = 2;
 
 /// Draws a number that no other process has.
 fn draw_node() -> NodeId {
@@ -187,7 +201,13 @@ fn budget(options: &ServerOptions) -> Arc<ByteBudget> {
 
 async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
-    let mut ports = Ports::open(&options)?;
+    let event_loop = connections::event_loop()?;
+    let with_node = event_loop.handle().clone();
+    let mut is_shared = false;
+    let mut ports = Ports::open_on(&options, |cores| {
+        is_shared = cores <= SHARES_UP_TO;
+        if is_shared { Ok(FrontendThreads::shared(with_node)) } else { FrontendThreads::start(cores) }
+    })?;
     let (listener, secrets) = listen(&options, FRONTEND_PORT, "backends")?;
     let (clock, budget) = (Clock::start(), budget(&options));
     let metrics = Arc::new(Metrics::new()?.detailed_for(options.metrics_detailed_models));
@@ -198,9 +218,15 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let identity = identity(draw_node(), Role::Frontend, cluster)?;
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
     let models = Arc::new(RemoteModels::new(Preprocessing::new(&options, clock)));
-    let shared = (models, metrics, board.clone());
+    let figures = Arc::new(FrontendFigures {
+        server: options.server_name.clone(),
+        clock,
+        models: models.clone(),
+        history: Mutex::default(),
+    });
+    let shared = (models, metrics.clone(), board.clone());
     let (arena, ucx) = arena(budget.limit(), identity.node, cluster.ucx)?;
-    let (node, of_machine) = (identity.node, shared.clone());
+    let (node, me) = (identity.node, Me::of(&identity));
     let machine =
         FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
     let dial = schedulers(cluster, &board)?;
@@ -214,14 +240,36 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         most_bytes: budget.limit(),
         arena: arena.clone(),
         ucx,
-        board,
+        board: board.clone(),
         busy_poll: cluster.busy_poll,
     };
-    tokio::spawn(watch_trouble(shared.0.clone(), clock));
-    let Started { events, event_loop, .. } =
-        node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
+    tokio::spawn(watch_trouble(figures.clone()));
+    let (questions, asked) = mpsc::unbounded_channel();
+    let decisions = decision_log(&options, clock, &metrics)?;
+    let log = decisions.as_ref().map(|sink| Arc::new(RequestLog::new(sink.clone(), clock)));
+    if let Some(log) = log.clone() {
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOG_EVERY).await;
+                log.flush();
+            }
+        });
+    }
+    let beside = (Asks::new(questions), log.clone());
+    let others = is_shared.then(Handle::current);
+    let role = move || FrontendRole::new(node, machine, clock.now(), shared, beside);
+    let Started { events, event_loop, .. } = node::start_on(event_loop, others, setup, role)?;
     ports.watch(node_part(event_loop));
-    let serving = RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena));
+    let its = figures.clone();
+    let answerer: Answerer = Arc::new(move |question| its.answer(question));
+    let node = events.clone();
+    let send = move |event| node.send(FrontendEvent::View(event)).is_ok();
+    tokio::spawn(answers::answer(asked, answerer.clone(), send.clone()));
+    let (server, send) = (options.server_name.clone(), Box::new(send));
+    let view = View { server, clock, me, board, send, answerer: Some(answerer), ledger: Mutex::default() };
+    let shared = (metrics, figures, view);
+    let (sent, its) = ((events, arena), log.clone());
+    let serving = RemoteServing::new(options.clone(), clock, budget.clone(), shared, sent, its);
     let scraped = serving.clone();
     let metrics: MetricsText = Arc::new(move || scraped.metrics());
     let answering = Answering { budget, gpus: Vec::new(), metrics, traces: traces.clone() };
@@ -238,6 +286,10 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         leave(&stage, frontends, &mut signals, grace, options.drain_timeout.into(), || serving.is_idle()).await;
     let flushed = tokio::task::spawn_blocking(move || traces.flush());
     let _ = tokio::time::timeout(TRACES_END_WITHIN, flushed).await;
+    if let Some((log, decisions)) = log.zip(decisions) {
+        log.flush();
+        decisions.close();
+    }
     match finished && serving.is_idle() {
         true => tracing::info!("stopped"),
         false => tracing::warn!("stopped with requests unfinished"),
@@ -245,15 +297,23 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Logs once a minute the models of a frontend with too few answered requests, until the process
-/// ends.
-async fn watch_trouble(models: Arc<RemoteModels>, clock: Clock) {
+/// The decision log of a frontend, if the options name a folder. It has the requests alone.
+fn decision_log(options: &ServerOptions, clock: Clock, metrics: &Metrics) -> anyhow::Result<Option<Arc<DecisionLog>>> {
+    let bounds = LogBounds { bytes: options.decision_log_bytes as u64, age: options.decision_log_age };
+    let open = |folder| DecisionLog::open(folder, (0, 0), bounds, clock, metrics).map(Arc::new);
+    options.decision_log.as_deref().map(open).transpose()
+}
+
+/// Logs once a minute the models of a frontend with too few answered requests, and notes their
+/// history, until the process ends.
+async fn watch_trouble(figures: Arc<FrontendFigures>) {
     let mut watch = TroubleWatch::default();
     loop {
         tokio::time::sleep(trouble::EVERY).await;
-        let all = models.all();
+        figures.note_history();
+        let all = figures.models.all();
         let samples: Vec<_> = all.values().flat_map(|m| m.versions.values().map(|version| version.sample())).collect();
-        watch.look(clock.now(), &samples, false);
+        watch.look(figures.clock.now(), &samples, false);
     }
 }
 
@@ -276,6 +336,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let (clock, metrics) = (Clock::start(), Arc::new(Metrics::new()?));
     let identity = identity(node, Role::Scheduler { rank }, cluster)?;
     let board = StatusBoard::new(node, &identity.name, identity.role, metrics.registry())?;
+    let me = Me::of(&identity);
     let machine = scheduler_options(cluster, rank, schedulers, store.is_some(), new_claims()?);
     let of_machine = board.clone();
     let autoscale =
@@ -300,12 +361,19 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let (wants, mut wanted) = mpsc::unbounded_channel();
     let (asks, questions) = mpsc::unbounded_channel();
     let beside = (Some(wants).filter(|_| store.is_some()), asks);
-    let role = move || SchedulerRole::new(node, machine, clock.now(), of_machine, load, beside);
+    // A scheduler has no figures, and the leader asks it for none.
+    let asking = Asks::new(mpsc::unbounded_channel().0);
+    let role = move || SchedulerRole::new(node, machine, clock.now(), of_machine, load, beside, asking);
     let Started { events, event_loop, .. } = node::start(setup, role)?;
     ports.watch(node_part(event_loop));
     tokio::spawn(planner::plan(questions, clock, events.clone()));
     let (name, node) = (options.server_name.clone(), events.clone());
-    let service = Arc::new(SchedulerService { name, board: board.clone(), autoscale, node });
+    let view = {
+        let (server, board, node) = (name.clone(), board.clone(), events.clone());
+        let send = Box::new(move |event| node.send(SchedulerEvent::View(event)).is_ok());
+        View { server, clock, me, board, send, answerer: None, ledger: Mutex::default() }
+    };
+    let service = Arc::new(SchedulerService { name, board: board.clone(), autoscale, node, view });
     ports.answer_probes(&options, service, Arc::new(move || metrics.render()))?;
     let stored = async {
         let Some(store) = &mut store else { return std::future::pending().await };
@@ -420,8 +488,7 @@ impl BackendProcess {
         let cluster = &options.cluster;
         let identity = identity(draw_node(), Role::Backend, cluster)?;
         let board = StatusBoard::new(identity.node, &identity.name, identity.role, registry.metrics_registry())?;
-        let view = board.clone();
-        registry.join_cluster(Box::new(move || view.status()));
+        let me = Me::of(&identity);
         let machine = BackendOptions {
             heartbeat: peer_heartbeat(cluster),
             lost_after: cluster.lost_after,
@@ -446,8 +513,18 @@ impl BackendProcess {
             board: board.clone(),
             busy_poll: cluster.busy_poll,
         };
-        let Started { events, event_loop, thread } =
-            node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, seats, (board, arena)))?;
+        let (questions, asked) = mpsc::unbounded_channel();
+        let (shown, asks) = (board.clone(), Asks::new(questions));
+        let role = move || BackendRole::new(node, machine, clock.now(), its, seats, (board, arena), asks);
+        let Started { events, event_loop, thread } = node::start(setup, role)?;
+        let its = registry.clone();
+        let answerer: Answerer = Arc::new(move |question| backend_figures::answer(&its, question));
+        let node = events.clone();
+        let send = move |event| node.send(BackendEvent::View(event)).is_ok();
+        tokio::spawn(answers::answer(asked, answerer.clone(), send.clone()));
+        let (server, send) = (options.server_name.clone(), Box::new(send));
+        let (board, ledger, answerer) = (shown, Mutex::default(), Some(answerer));
+        registry.join_cluster(Arc::new(View { server, clock, me, board, send, answerer, ledger }));
         let done = events.clone();
         // No batch comes before the first offer.
         let _ = seats_done.set(events.clone());

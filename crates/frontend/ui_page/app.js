@@ -19,7 +19,7 @@ const REASONS = {
 const NOT_MISSED = ["cancelled", "unloaded", "engine_error", "run_ended", "lost"];
 
 const $ = (id) => document.getElementById(id);
-const state = { samples: [], cluster_ms: 0, history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, missed: null, pointed: null, rules: {}, charts: new Map(), boxes: [], key: sessionStorage.getItem("key") || "" };
+const state = { samples: [], cluster_ms: 0, history: new Map(), launches: new Map(), clock: null, paused: false, back_s: 0, chosen: null, missed: null, pointed: null, rules: {}, charts: new Map(), boxes: [], backends: [], key: sessionStorage.getItem("key") || "" };
 
 // -- figures
 
@@ -122,7 +122,6 @@ async function look() {
   while (live.wall_ms - state.samples[0].wall_ms > 1000 * KEPT_S) state.samples.splice(1, 1);
   // All that the server remembers at first, and then what is new since the last answer.
   const since_s = last && state.launches.size ? (live.now_ns - state.clock) / 1e9 + 0.5 : PAST_S;
-  // A frontend of a cluster has no devices.
   if (live.device_busy_s.length) take_launches(await ask("/v2/timeline?seconds=" + Math.min(PAST_S, Math.max(0.5, since_s))));
   if (state.chosen) await look_at_missed(live.by_key.get(state.chosen));
 }
@@ -136,8 +135,8 @@ async function look_at_missed(model) {
 
 function take_launches(timeline) {
   for (const past of timeline.devices) {
-    const device = state.launches.get(past.device) || new Map();
-    state.launches.set(past.device, device);
+    const place = device_key(past), device = state.launches.get(place) || new Map();
+    state.launches.set(place, device);
     for (const launch of past.launches) {
       const row = `${past.model}\n${past.version}\n${past.partition}\n${launch.lane}`;
       device.set(`${row}\n${launch.batch}\n${launch.segments[0]}\n${launch.begin_ns}`, { ...launch, row, model: past.model, version: past.version, partition: past.partition, policy: past.policy });
@@ -146,6 +145,19 @@ function take_launches(timeline) {
   }
   state.clock = timeline.now_ns;
   state.rules = timeline.rules;
+  state.backends = timeline.backends || [];
+}
+
+// A device, which a cluster knows by its backend, and its name for people.
+const device_key = ({ backend, device }) => (backend ? `${backend}-${device}` : String(device));
+const device_name = (key) => (/^\d+$/.test(key) ? "Device " + key : key.replace(/-(\d+)$/, ", device $1"));
+const devices_of = (live) => live.device_busy_s.map((_, place) => device_key(live.device_names?.[place] || { device: place }));
+
+// How exact the times of the backends' launches are, in one clock.
+function clocks() {
+  const errors = state.backends.filter((its) => its.error_ns !== null).map((its) => its.error_ns / 1e6), names = (its) => its.map((one) => one.backend).join(", ");
+  const unknown = state.backends.filter((its) => its.error_ns === null), cut = state.backends.filter((its) => !its.complete);
+  return (errors.length ? `; times of backends are right to ${milliseconds(Math.max(...errors))}` : "") + (unknown.length ? `; the clock of ${names(unknown)} is not known yet` : "") + (cut.length ? `; the earliest launches of ${names(cut)} are missing` : "");
 }
 
 // -- drawing
@@ -234,8 +246,13 @@ function draw_overall(live) {
     return [in_time + missed, in_time, missed];
   });
   chart($("overall"), "rates", "Requests a second", [["offered", style("--quiet"), true], ["in time", style("--good")], ["missed", style("--bad")]], rates, (value) => fixed(value, value < 10 ? 1 : 0), { least: 1 });
-  const busy = over_time((before, now, seconds) => now.device_busy_s.map((busy, place) => Math.min(1, Math.max(0, busy - before.device_busy_s[place]) / seconds)));
-  const lines = live.device_busy_s.map((_, device) => [`device ${device}`, COLORS[device % COLORS.length]]);
+  // Devices of a cluster come and go.
+  const names = devices_of(live), of = (sample) => new Map(devices_of(sample).map((name, place) => [name, sample.device_busy_s[place]]));
+  const busy = over_time((before, now, seconds) => {
+    const [then, its] = [of(before), of(now)];
+    return names.map((name) => (its.has(name) && then.has(name) ? Math.min(1, Math.max(0, its.get(name) - then.get(name)) / seconds) : null));
+  });
+  const lines = names.map((name, place) => [device_name(name).replace(/^D/, "d"), COLORS[place % COLORS.length]]);
   if (lines.length) chart($("overall"), "busy", "Busy share of the devices", lines, busy, (value) => fixed(100 * value, 0) + "%", { most: 1 });
 }
 
@@ -249,7 +266,7 @@ function rows_of(device) {
 function draw_timelines() {
   const span = Number($("span").value), end = state.clock - 1e9 * state.back_s, begin = end - 1e9 * span;
   state.boxes = [];
-  const devices = [...state.launches].sort(([a], [b]) => a - b);
+  const devices = [...state.launches].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
   if (!devices.length) {
     $("timelines").replaceChildren(element("p", "No model has run in the last minute."));
     return;
@@ -273,7 +290,7 @@ function draw_timelines() {
       canvas.setAttribute("role", "img");
       canvas.setAttribute("aria-describedby", "launch");
       canvas.tabIndex = 0;
-      box.append(element("h3", "Device " + number), canvas);
+      box.append(element("h3", device_name(number)), canvas);
       canvas.addEventListener("pointermove", point);
       canvas.addEventListener("pointerdown", point);
       canvas.addEventListener("keydown", step_to_launch);
@@ -282,7 +299,7 @@ function draw_timelines() {
   });
   if ([...$("timelines").children].map((box) => box.id).join() !== boxes.map(([box]) => box.id).join()) $("timelines").replaceChildren(...boxes.map(([box]) => box));
   for (const [box, number, device, rows] of boxes) draw_device(box.querySelector("canvas"), number, device, rows, begin, end);
-  $("shown").textContent = state.back_s ? `until ${fixed(state.back_s, 1)} s ago` : "until now";
+  $("shown").textContent = (state.back_s ? `until ${fixed(state.back_s, 1)} s ago` : "until now") + clocks();
 }
 
 function draw_device(canvas, number, device, rows, begin, end) {
@@ -334,7 +351,7 @@ function draw_device(canvas, number, device, rows, begin, end) {
     pen.fillText(text, at, height - 4);
   }
   pen.textAlign = "left";
-  canvas.setAttribute("aria-label", `Device ${number}: ${shown} launches on ${rows.size} lanes in ${seconds} s`);
+  canvas.setAttribute("aria-label", `${device_name(number)}: ${shown} launches on ${rows.size} lanes in ${seconds} s`);
 }
 
 const same_launch = (one, other) => other && one.row === other.row && one.batch === other.batch && one.begin_ns === other.begin_ns;
@@ -654,7 +671,6 @@ function draw_what_if(told) {
 async function draw_cluster() {
   const where = $("cluster-body"), live = state.samples.at(-1);
   state.cluster_ms = Date.now();
-  // A scheduler has no figures of models, and knows its cluster.
   if (live && !live.in_cluster) {
     where.replaceChildren(element("p", "This server is in no cluster."));
     return;
@@ -664,8 +680,10 @@ async function draw_cluster() {
     where.replaceChildren(
       element("p", `This process is a ${cluster.role} (${cluster.name}) in epoch ${cluster.epoch}. ${cluster.leads ? "It leads." : cluster.leader === undefined ? "It knows no leader." : `Scheduler ${cluster.leader} leads.`}`),
     );
-    if (cluster.role === "frontend") where.append(element("p", "The pages of the backends have devices, profiles and waiting requests."));
+    // A scheduler has no page about its paths.
+    show_parts({ "/docs": cluster.role !== "scheduler" });
     const us = (value) => (value === undefined ? "" : milliseconds(value / 1000)), more = [];
+    if (live?.processes?.length) more.push(table_of("Processes whose counts are above", ["-role", "-name", "-counts"], live.processes.map((its) => [its.role, its.name, its.state === "answers" ? "now" : `those of its last answer: it is ${its.state}`])));
     if (cluster.peers.length) more.push(table_of("Connected processes", ["-role", "-name", "-address", "-large tensors go by", "round trip"], cluster.peers.map((peer) => [
       peer.role, peer.name, peer.address || "none: it dials", peer.transport.replace("_", " "), us(peer.round_trip_us),
     ])));
@@ -702,7 +720,8 @@ function draw() {
   draw_tiles(live);
   draw_overall(live);
   const has_devices = live.device_busy_s.length > 0;
-  show_parts({ overview: true, models: true, devices: has_devices, "what-if": has_devices });
+  show_parts({ overview: true, models: true, devices: has_devices, "what-if": has_devices && !live.in_cluster });
+  $("absent").textContent = (live.processes || []).filter((its) => its.state !== "answers").map((its) => `${its.name} is ${its.state}: its last counts stand.`).join(" ");
   if (has_devices) draw_timelines();
   draw_table(live);
   if (state.chosen) draw_model(live);
@@ -719,11 +738,8 @@ async function turn() {
       draw();
       if (Date.now() - state.cluster_ms > CLUSTER_MS) draw_cluster();
     } catch (error) {
-      // A scheduler of a cluster runs no models.
-      const has_none = error.status === 404;
-      $("status").textContent = has_none ? "this process runs no models" : `no figures: ${error.message}`;
-      $("status").className = has_none ? "" : "bad";
-      if (has_none) show_parts({ overview: false, models: false, devices: false, "what-if": false, "/docs": false });
+      $("status").textContent = `no figures: ${error.message}`;
+      $("status").className = "bad";
       if (!state.samples.length && $("login").hidden && Date.now() - state.cluster_ms > CLUSTER_MS) draw_cluster();
     }
   }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use downbeat_core::journal::Journal;
-use downbeat_core::journal::requests::{Failure, RequestBook, RequestInput, Trace, bounded};
+use downbeat_core::journal::requests::{Failure, RequestBook, RequestInput, Trace, Way, bounded};
 use downbeat_core::{RequestId, Time};
 use downbeat_driver::{LOG_BUFFER, LogSink, hand_over};
 use downbeat_protocol::InferRequest;
@@ -85,6 +85,14 @@ impl RequestLog {
         // The book refuses an input only if the server has a defect. The refusal is in the log.
         let _ = inner.journal.apply(now, input);
         hand_over(&*self.sink, &mut inner.journal, LOG_BUFFER);
+    }
+
+    /// Notes the way of a request through a cluster, which has ended now.
+    pub fn went(&self, request: RequestId, model: &str, way: Way) {
+        let now = self.clock.now();
+        let mut inner = self.inner.lock();
+        let model = self.model(&mut inner, now, model);
+        self.note(&mut inner, now, RequestInput::Went { request, model, way });
     }
 
     /// Passes on the unwritten part.

@@ -206,6 +206,12 @@ impl Preprocess {
         now + self.pool.wait(deadline)
     }
 
+    /// When the tensors of such work would be ready if it came now. `None`: no work was measured yet.
+    pub fn ready_at(&self, now: Time, deadline: Time, work: Work) -> Option<Time> {
+        let takes = self.estimate(work);
+        (takes > Duration::ZERO).then(|| self.begins(now, deadline) + takes)
+    }
+
     /// Turns the items of a request that came at `arrival` into tensors in the request, unless they
     /// begin later than `latest`. `held` shrinks to the bytes of the tensors. Dropping the future
     /// cancels the work.

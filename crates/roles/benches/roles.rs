@@ -283,6 +283,7 @@ impl World {
                     queue: QueueAlias(0),
                     left: Duration::from_millis(50),
                     queue_left: Duration::MAX,
+                    ready_in: Duration::ZERO,
                     level: 0,
                     size: 1,
                     tried: 0,

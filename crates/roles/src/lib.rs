@@ -40,8 +40,10 @@
 //! | `epoch.rs`, `scheduler/election.rs` | the choice of the leader |
 //! | `assignment.rs`, `scheduler/assigner.rs`, `backend/loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
 //! | `frontend/frontend_node.rs`, `scheduler/scheduler_node.rs`, `backend/backend_node.rs` | the roles |
+//! | `asking.rs`, `scheduler/questions.rs` | questions about the whole cluster, from any process to all others |
 //! | `role_node.rs`, `following.rs` | the inputs that all roles have; the leader that a frontend or a backend follows |
 
+mod asking;
 mod assignment;
 mod at_most;
 mod backend;
@@ -65,12 +67,13 @@ pub use backend::{BackendNode, BackendOptions, BackendOutput, Member};
 pub use claims::{ClaimKey, ClaimSecret, ClaimToken};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
-pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, OrderFailure, RequestEnd};
+pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, OrderFailure, RequestEnd, Way};
 pub use link::{Frame, LinkTiming, MOST_UNACKED};
 pub use links::{LinkEvent, Links};
 pub use message::{
-    BatchKey, BatchRun, Delays, Doing, HandedIn, Hello, Loadable, Message, NodeId, Offer, OfferedModel, Outcome,
-    PROTOCOL, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
+    BatchKey, BatchRun, ClockLead, Delays, Doing, HandedIn, Hello, Loadable, MOST_ANSWER, Message, NodeId, Offer,
+    OfferedModel, Outcome, PROTOCOL, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
+    Told,
 };
 pub use role_node::RoleNode;
 pub use scheduler::{

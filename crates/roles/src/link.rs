@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::at_most::at_most;
 use crate::delay::{DelayEstimate, Least};
-use crate::message::{Message, NodeId};
+use crate::message::{ClockLead, Message, NodeId};
 use crate::own_pauses::OwnPauses;
 use downbeat_core::time::{Duration, Time};
 
@@ -200,6 +200,15 @@ impl<P: Clone> Link<P> {
     /// A high percentile of the time to the peer and back. `None` before the first round trip.
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trip.high()
+    }
+
+    /// This side's clock beside the peer's. `None` before the first round trip, or if the clocks differ
+    /// by centuries.
+    pub fn clock(&self) -> Option<ClockLead> {
+        let (fastest, trip) = (self.least_offset.get()?, self.least_round_trip.get()?);
+        // The fastest frame took between nothing and the whole round trip.
+        let error = Duration::from_nanos(trip.as_nanos() / 2);
+        Some(ClockLead { ahead: i64::try_from(fastest - i128::from(error.as_nanos())).ok()?, error })
     }
 
     /// Queues a message, which [`Link::frame`] sends. Returns false if too many messages wait for

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::link::{Frame, Heard, Link, LinkTiming};
-use crate::message::{Hello, Message, NodeId, PROTOCOL, Role};
+use crate::message::{ClockLead, Hello, Message, NodeId, PROTOCOL, Role};
 use crate::own_pauses::{NOTICED, OwnPauses};
 use downbeat_core::time::{Duration, Time};
 
@@ -307,6 +307,11 @@ impl<P: Clone> Links<P> {
     /// A high percentile of the time to a peer and back. `None` before the first round trip.
     pub fn round_trip(&self, peer: NodeId) -> Option<Duration> {
         self.peers.get(&peer)?.link.round_trip()
+    }
+
+    /// This node's clock beside a peer's. `None` before the first round trip.
+    pub fn clock(&self, peer: NodeId) -> Option<ClockLead> {
+        self.peers.get(&peer)?.link.clock()
     }
 
     /// Whether peers have acknowledged all messages.

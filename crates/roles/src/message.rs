@@ -23,6 +23,10 @@ pub const PROTOCOL: u16 = 11;
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
 
+/// The most bytes of a [`Message::Ask`].
+const MOST_QUESTION: usize = 4096;
+/// The most bytes of an answer to a question about the whole cluster. A frame may have 128 answers.
+pub const MOST_ANSWER: usize = 256 << 10;
 /// The most bytes of a model's name in a [`QueueKey`]. A peer may name 65,536 queues, which stay as
 /// long as its link.
 const MOST_NAME: usize = 1024;
@@ -98,6 +102,9 @@ pub struct HandedIn {
     pub left: Duration,
     /// The time that the request may still wait in a queue; `Duration::MAX`: any time.
     pub queue_left: Duration,
+    /// The time until the request's inputs are expected to be ready; zero: they are. A plan may have
+    /// a batch start no earlier.
+    pub ready_in: Duration,
     /// The request's priority level, 0 the highest.
     pub level: u32,
     /// Items in the request.
@@ -255,6 +262,32 @@ pub enum Doing {
     Unload,
 }
 
+/// A process's answer to a question about the whole cluster, as the leader hands it on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Told {
+    /// The process that has answered.
+    pub node: NodeId,
+    /// The process's role.
+    pub role: Role,
+    /// The process's name for people.
+    #[serde(deserialize_with = "short_text")]
+    pub name: String,
+    /// The leader's clock beside the process's; `None`: not known yet.
+    pub clock: Option<ClockLead>,
+    /// The answer. Schedulers hand the bytes on and never look into them.
+    #[serde(deserialize_with = "at_most::<_, _, MOST_ANSWER>")]
+    pub answer: Vec<u8>,
+}
+
+/// How far one clock is ahead of another, measured from round trips.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClockLead {
+    /// Nanoseconds.
+    pub ahead: i64,
+    /// The most that `ahead` may be wrong, either way.
+    pub error: Duration,
+}
+
 /// A model as the leader describes it to frontends.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ServedModel {
@@ -336,6 +369,8 @@ pub enum Outcome<P> {
 /// The run of a batch, for the counts of the frontends whose requests it answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BatchRun {
+    /// The backend's device, from 0.
+    pub device: u32,
     /// Items of the batch, with the requests of other frontends and padding.
     pub items: u32,
     /// The time that joining the inputs took.
@@ -431,7 +466,8 @@ pub enum Message<P> {
         token: ClaimToken,
     },
     /// Frontend to backend: the inputs of the granted requests, with the time left to their
-    /// deadlines. You cannot have the other requests.
+    /// deadlines. You cannot have the gone requests. The inputs of further claimed requests follow
+    /// once they are ready.
     Inputs {
         /// The batch that claimed the requests.
         batch: BatchKey,
@@ -483,6 +519,33 @@ pub enum Message<P> {
         /// Why the order failed, if it did.
         failed: Option<String>,
     },
+    /// Any process to the leader, and the leader to frontends and backends: a client asks about the
+    /// whole cluster.
+    Ask {
+        /// The sender's number of the question.
+        number: u64,
+        /// The question. Schedulers hand the bytes on and never look into them.
+        #[serde(deserialize_with = "at_most::<_, _, MOST_QUESTION>")]
+        question: Vec<u8>,
+    },
+    /// Frontend and backend to scheduler: my answer to a question.
+    Tell {
+        /// The number that the receiver gave the question.
+        number: u64,
+        /// The answer.
+        #[serde(deserialize_with = "at_most::<_, _, MOST_ANSWER>")]
+        answer: Vec<u8>,
+    },
+    /// Scheduler to the process that has asked: an answer, or the end of the answers.
+    Told {
+        /// The number that the receiver gave the question.
+        number: u64,
+        /// A process's answer; `None`: there are no more.
+        told: Option<Told>,
+    },
+    /// Frontend to scheduler: the inputs of these requests are ready, earlier than
+    /// [said](HandedIn::ready_in).
+    Ready(#[serde(deserialize_with = "at_most::<_, _, A_MESSAGE>")] Vec<u64>),
 }
 
 /// The budget that remains after `spent`. A budget without an end stays endless.
@@ -497,7 +560,9 @@ impl<P> Message<P> {
         use self::Role::{Backend, Frontend, Scheduler};
         match self {
             Message::Queue { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
-            Message::Requests(_) | Message::Cancel(_) => matches!((from, to), (Frontend, Scheduler { .. })),
+            Message::Requests(_) | Message::Cancel(_) | Message::Ready(_) => {
+                matches!((from, to), (Frontend, Scheduler { .. }))
+            }
             Message::Refused(_) | Message::Models(_) => matches!((from, to), (Scheduler { .. }, Frontend)),
             Message::Leads { claims: Some(_), .. } => matches!((from, to), (Scheduler { .. }, Frontend)),
             Message::Leads { claims: None, .. } => matches!((from, to), (Scheduler { .. }, Backend)),
@@ -524,6 +589,9 @@ impl<P> Message<P> {
             }
             Message::Order { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
             Message::Ordered { .. } => matches!((from, to), (Backend, Scheduler { .. }) | (Scheduler { .. }, Frontend)),
+            Message::Ask { .. } => matches!((from, to), (Scheduler { .. }, _) | (_, Scheduler { .. })),
+            Message::Tell { .. } => matches!((from, to), (Frontend | Backend, Scheduler { .. })),
+            Message::Told { .. } => matches!((from, to), (Scheduler { .. }, _)),
         }
     }
 
@@ -540,6 +608,7 @@ impl<P> Message<P> {
                 for request in requests {
                     request.left = left_after(request.left, spent);
                     request.queue_left = left_after(request.queue_left, spent);
+                    request.ready_in = request.ready_in.saturating_sub(spent);
                 }
             }
             Message::Plan(plan) => plan.starts_in = left_after(plan.starts_in, spent),
@@ -576,7 +645,11 @@ impl<P> Message<P> {
             | Message::Release { .. }
             | Message::Order { .. }
             | Message::Rollout { .. }
-            | Message::Ordered { .. } => {}
+            | Message::Ordered { .. }
+            | Message::Ask { .. }
+            | Message::Tell { .. }
+            | Message::Told { .. }
+            | Message::Ready(_) => {}
         }
     }
 }

@@ -147,7 +147,16 @@ async fn feed(address: &str, rate: f64, seconds: Duration) -> Result<()> {
 
 fn handed_in(number: u64) -> HandedIn {
     let queue = QueueAlias((number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32 % MODELS);
-    HandedIn { number, queue, left: SLO, queue_left: Duration::MAX, level: 0, size: 1, tried: 0 }
+    HandedIn {
+        number,
+        queue,
+        left: SLO,
+        queue_left: Duration::MAX,
+        ready_in: Duration::ZERO,
+        level: 0,
+        size: 1,
+        tried: 0,
+    }
 }
 
 #[expect(clippy::print_stdout, reason = "what it is for")]

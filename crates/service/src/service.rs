@@ -12,7 +12,7 @@ use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 use crate::answers::Answers;
 use crate::error::ServiceError;
 use crate::report::autoscale::AutoscaleStatus;
-use crate::report::cluster_report::ClusterReport;
+use crate::report::cluster_report::ClusterView;
 use crate::report::device_report::DevicesReport;
 use crate::report::live::LiveReport;
 use crate::report::missed::MissedReport;
@@ -231,7 +231,7 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// The server's view of its cluster; `None`: it is in no cluster.
-    fn cluster(&self) -> Option<ClusterReport> {
+    fn cluster(&self) -> Option<&dyn ClusterView> {
         None
     }
 

@@ -15,7 +15,7 @@ use downbeat_models::serving::InFlight;
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_roles::{
     BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Member, NodeId, Offer, Outcome, QueueKey,
-    RequestKey, Role,
+    RequestKey, Role, RoleNode,
 };
 use downbeat_service::error::ServiceError;
 use tokio::sync::mpsc;
@@ -24,6 +24,7 @@ use super::model_loader::Told;
 use super::slot_map::{Place, SlotMap};
 use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
+use crate::view::asks::{Asks, ViewEvent};
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
 
@@ -39,6 +40,8 @@ pub enum BackendEvent {
     Done(String, Result<(), String>),
     /// The order of a scheduler, by its number there, is carried out, or has failed.
     Ordered((NodeId, u64), Result<(), String>),
+    /// A question about the whole cluster, or the answer to a question.
+    View(ViewEvent),
     /// The backend must leave.
     Drain,
 }
@@ -77,6 +80,7 @@ pub struct BackendRole {
     slots: Arc<SlotMap>,
     /// Takes the answers of seats' batches.
     seats_done: SeatsDone,
+    asks: Asks,
     board: StatusBoard,
     arena: Option<Arc<Arena>>,
 }
@@ -102,10 +106,11 @@ impl BackendRole {
         (registry, loader): (Registry, mpsc::UnboundedSender<Told>),
         (slots, seats_done): (Arc<SlotMap>, SeatsDone),
         (board, arena): (StatusBoard, Option<Arc<Arena>>),
+        asks: Asks,
     ) -> Self {
         let node = BackendNode::new(node, options, now);
         let (waiting, running) = Default::default();
-        BackendRole { node, registry, waiting, running, next_batch: 0, loader, slots, seats_done, board, arena }
+        BackendRole { node, registry, waiting, running, next_batch: 0, loader, slots, seats_done, asks, board, arena }
     }
 
     /// Gives a partition its next batch, if the partition is free.
@@ -285,6 +290,8 @@ impl BackendRole {
         };
         let outcomes = members.into_iter().zip(outcomes.into_iter().map(outcome)).collect();
         let run = run.map(|run| BatchRun {
+            // The node knows the devices of its slots.
+            device: 0,
             items: run.rows,
             compute_input: run.phases.compute_input,
             compute_infer: run.phases.compute_infer,
@@ -373,6 +380,11 @@ impl Machine for BackendRole {
             BackendEvent::Offer(offer) => self.node.handle_offer(now, offer),
             BackendEvent::Done(model, result) => self.node.handle_done(now, &model, result),
             BackendEvent::Ordered(order, result) => self.node.handle_ordered(now, order, result),
+            BackendEvent::View(ViewEvent::Ask(question, client)) => {
+                let number = self.asks.ask(client);
+                self.node.handle_ask(now, number, question);
+            }
+            BackendEvent::View(ViewEvent::Tell(from, answer)) => self.node.handle_tell(now, from, answer),
             BackendEvent::Drain => self.node.handle_drain(now),
         }
     }
@@ -407,6 +419,12 @@ impl Machine for BackendRole {
                     if self.loader.send(told).is_err() {
                         self.node.handle_ordered(now, from, Err("the process is about to end".to_owned()));
                     }
+                }
+                BackendOutput::Asked { from, question } => self.asks.asked(from, question),
+                BackendOutput::Told(number, told) => {
+                    let leader = self.node.leader();
+                    let own = leader.and_then(|leader| self.node.links().clock(leader));
+                    self.asks.told(number, told, (own, leader.is_some()));
                 }
                 BackendOutput::Leader(_, epoch) => self.board.follows(epoch, false),
                 BackendOutput::Drained => return Some(Step::End),

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
-use downbeat_core::Time;
 use downbeat_core::cluster::{DropReason, Reject};
+use downbeat_core::journal::requests::{RequestInput, Way as LoggedWay, WayClaim, WayRun, bounded};
+use downbeat_core::{RequestId, Time};
 use downbeat_host::device::CounterHasher;
 use downbeat_host::request::reply::{Answered, Reply};
+use downbeat_host::request_log::RequestLog;
 use downbeat_roles::{
-    Doing, FrontendNode, FrontendOptions, FrontendOutput, NewRequest, NodeId, OrderFailure, Outcome, Refusal,
-    RequestEnd, Role,
+    BatchRun, Doing, FrontendNode, FrontendOptions, FrontendOutput, NewRequest, NodeId, OrderFailure, Outcome, Refusal,
+    RequestEnd, Role, RoleNode, Way,
 };
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::Metrics;
@@ -21,7 +23,8 @@ use tokio::sync::oneshot;
 
 use super::remote_models::{RemoteModels, RemoteVersion};
 use crate::node::machine::{Machine, Step};
-use crate::node::status::StatusBoard;
+use crate::node::status::{StatusBoard, shown};
+use crate::view::asks::{Asks, ViewEvent};
 use crate::wire::tensors::Tensors;
 
 /// A request that waits for its answer.
@@ -41,12 +44,18 @@ pub struct RemoteCall {
 pub enum FrontendEvent {
     /// A client's request, by its ticket.
     Request(u64, NewRequest<Tensors>, RemoteCall),
+    /// A client's request whose tensors are expected at this time.
+    Announced(u64, NewRequest<()>, Time, RemoteCall),
+    /// The tensors of this ticket's announced request.
+    Ready(u64, Tensors),
     /// The client of this ticket's request has gone. The ticket has counted the request.
     Cancel(u64),
     /// This frontend has made this decision about the rollout of a model.
     Rollout(String, Vec<u8>),
     /// A client wants this change of a model.
     Order(String, Doing, oneshot::Sender<Result<(), OrderFailure>>),
+    /// A question about the whole cluster, or the answer to a question.
+    View(ViewEvent),
 }
 
 /// When a client should try again that no scheduler's lead could serve.
@@ -64,6 +73,9 @@ pub struct FrontendRole {
     /// By number: the clients that wait for changes of models.
     orders: Table<oneshot::Sender<Result<(), OrderFailure>>>,
     next_order: u64,
+    asks: Asks,
+    /// The decision log; `None`: there is none.
+    log: Option<Arc<RequestLog>>,
     models: Arc<RemoteModels>,
     metrics: Arc<Metrics>,
     board: StatusBoard,
@@ -76,20 +88,45 @@ impl FrontendRole {
         options: FrontendOptions,
         now: Time,
         (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
+        (asks, log): (Asks, Option<Arc<RequestLog>>),
     ) -> Self {
         let node = FrontendNode::new(node, options, now);
         let (calls, numbers, orders) = Default::default();
-        FrontendRole { node, calls, numbers, orders, next_order: 0, models, metrics, board }
+        FrontendRole { node, calls, numbers, orders, next_order: 0, asks, log, models, metrics, board }
+    }
+
+    /// Notes the way of a request in the decision log.
+    fn note(&self, log: &RequestLog, (ticket, call): (u64, &RemoteCall), now: Time, way: Way, run: Option<BatchRun>) {
+        let claim = way.claim.map(|(node, batch, at)| {
+            let name = self.node.links().hello(node).map_or_else(|| shown(node), |hello| hello.name.clone());
+            let backend = bounded(&name, RequestInput::MOST_ID).to_owned();
+            let (epoch, rank) = (batch.epoch.number, batch.epoch.rank);
+            WayClaim { backend, epoch, rank, batch: batch.batch.0, at }
+        });
+        let run = run.zip(way.claim).map(|(run, (.., claimed))| {
+            // The backend may be wrong: nothing runs before its claim.
+            let ended = (now - run.ended_ago).max(claimed);
+            let phases = [run.compute_input, run.compute_infer, run.compute_output];
+            let began = phases.into_iter().fold(ended, |at, phase| at - phase).max(claimed);
+            WayRun { device: run.device, items: run.items, began, ended }
+        });
+        let RemoteCall { version, arrival, deadline, rows, .. } = call;
+        let (returned, lost) = (way.returned, way.lost);
+        let way = LoggedWay { items: *rows, arrived: *arrival, deadline: *deadline, returned, lost, claim, run };
+        log.went(RequestId(ticket), &version.name, way);
     }
 
     /// Answers a request.
-    fn end(&mut self, now: Time, number: u64, end: RequestEnd<Tensors>) {
+    fn end(&mut self, now: Time, number: u64, end: RequestEnd<Tensors>, way: Way) {
         let Some((ticket, call)) = self.calls.remove(&number) else { return };
         self.numbers.remove(&ticket);
         let run = match &end {
             RequestEnd::Ran(Outcome::Outputs(_), run) => run.map(|run| call.version.run_of(run)),
             _ => None,
         };
+        if let Some(log) = &self.log {
+            self.note(log, (ticket, &call), now, way, run);
+        }
         if let Some(run) = run.filter(|run| run.counts) {
             call.version.record_launch(&run);
         }
@@ -178,6 +215,17 @@ impl Machine for FrontendRole {
                 self.numbers.insert(ticket, number);
                 self.calls.insert(number, (ticket, call));
             }
+            FrontendEvent::Announced(ticket, request, ready_at, call) => {
+                let number = self.node.handle_announced(now, request, ready_at);
+                self.numbers.insert(ticket, number);
+                self.calls.insert(number, (ticket, call));
+            }
+            FrontendEvent::Ready(ticket, payload) => {
+                // The scheduler may have refused the request meanwhile.
+                if let Some(number) = self.numbers.get(&ticket) {
+                    self.node.handle_ready(now, *number, payload);
+                }
+            }
             FrontendEvent::Order(model, doing, client) => {
                 let number = self.next_order;
                 self.next_order += 1;
@@ -185,6 +233,11 @@ impl Machine for FrontendRole {
                 self.node.handle_order(now, number, (model, doing));
             }
             FrontendEvent::Rollout(model, decision) => self.node.handle_rollout(now, &model, &decision),
+            FrontendEvent::View(ViewEvent::Ask(question, client)) => {
+                let number = self.asks.ask(client);
+                self.node.handle_ask(now, number, question);
+            }
+            FrontendEvent::View(ViewEvent::Tell(from, answer)) => self.node.handle_tell(now, from, answer),
             FrontendEvent::Cancel(ticket) => {
                 if let Some(number) = self.numbers.remove(&ticket) {
                     self.calls.remove(&number);
@@ -204,13 +257,19 @@ impl Machine for FrontendRole {
                 FrontendOutput::Note(note) => tracing::warn!("{note}"),
                 FrontendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
                 FrontendOutput::Lost(peer) => return Some(Step::Close(peer)),
-                FrontendOutput::End { number, end } => self.end(now, number, end),
                 FrontendOutput::Rollout { model, decision } => self.models.decide(&model, decision),
+                FrontendOutput::End { number, end, way } => self.end(now, number, end, way),
                 FrontendOutput::Ordered { number, result } => {
                     // The client may have gone.
                     if let Some(client) = self.orders.remove(&number) {
                         let _ = client.send(result);
                     }
+                }
+                FrontendOutput::Asked { from, question } => self.asks.asked(from, question),
+                FrontendOutput::Told(number, told) => {
+                    let leader = self.node.leader();
+                    let own = leader.and_then(|leader| self.node.links().clock(leader));
+                    self.asks.told(number, told, (own, leader.is_some()));
                 }
                 FrontendOutput::Models(models) => self.models.replace(models, &self.metrics),
                 FrontendOutput::Leader { epoch, handed_in, .. } => {

@@ -54,9 +54,9 @@ pub struct RemoteVersion {
     /// ready; then the steps, or why they failed.
     steps: OnceLock<Result<Arc<Preprocess>, String>>,
     metrics: ModelMetrics,
-    pub statistics: Mutex<Statistics>,
+    pub statistics: Arc<Mutex<Statistics>>,
     /// The last requests that missed.
-    pub missed: MissedRequests,
+    pub missed: Arc<MissedRequests>,
 }
 
 /// A model that runs on backends.
@@ -212,6 +212,7 @@ impl RemoteVersion {
             state: "READY".to_owned(),
             slo_ms: self.definition.slo.map(|slo| slo.as_millis_f64()),
             max_batch: self.definition.codec.max_batch,
+            ensemble: self.ensemble.is_some(),
             latency,
             batches,
             ..LiveModel::default()
@@ -251,6 +252,11 @@ impl RemoteModels {
             let read = match same {
                 Some(same) => Ok(same.clone()),
                 None => read(&definition).map(|(read, ensemble)| {
+                    // Backends describe a model alike but for hints about times. The counts go on if
+                    // the description of another backend comes.
+                    let before = there.and_then(|there| there.versions.get(&version));
+                    let (statistics, missed) =
+                        before.map(|before| (before.statistics.clone(), before.missed.clone())).unwrap_or_default();
                     let version = Arc::new(RemoteVersion {
                         ensemble,
                         metrics: metrics.model(&model, &version.to_string()),
@@ -260,8 +266,8 @@ impl RemoteModels {
                         definition: read,
                         bytes: definition,
                         steps: OnceLock::new(),
-                        statistics: Mutex::default(),
-                        missed: MissedRequests::default(),
+                        statistics,
+                        missed,
                     });
                     version.make_steps(&self.preprocessing);
                     version

@@ -10,7 +10,6 @@ use downbeat_protocol::InferRequest;
 use downbeat_service::budget::Reservation;
 use downbeat_service::error::ServiceError;
 
-use super::remote_ensemble::Due;
 use super::remote_models::RemoteModel;
 use super::remote_serving::RemoteServing;
 
@@ -20,9 +19,6 @@ pub(super) struct RemoteRequests {
     pub serving: Arc<RemoteServing>,
     pub model: Arc<RemoteModel>,
 }
-
-/// A copy has no deadline, so that clients' requests go first.
-const OF_A_COPY: Due = Due { deadline: Time::MAX, is_slo: false, depth: 0 };
 
 impl RolledOut for RemoteRequests {
     fn now(&self) -> Time {
@@ -38,11 +34,11 @@ impl RolledOut for RemoteRequests {
     }
 
     fn run(&self, arrival: Time, request: InferRequest) -> impl Future<Output = Inferred> + Send {
-        self.serving.infer_of(&self.model, arrival, request, None)
+        self.serving.infer_logged(&self.model, arrival, request)
     }
 
     fn run_copy(&self, arrival: Time, copy: InferRequest) -> impl Future<Output = Inferred> + Send {
-        self.serving.infer_of(&self.model, arrival, copy, Some(OF_A_COPY))
+        self.serving.infer_copy(&self.model, arrival, copy)
     }
 
     fn reservation(&self) -> Reservation {

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use downbeat_core::rollout::RolloutChange;
-use downbeat_core::{Duration, Time};
+use downbeat_core::{Duration, RequestId, Time};
 use downbeat_host::request::reply::{Answered, Reply};
+use downbeat_host::request_log::{RequestLog, RequestTrail};
 use downbeat_models::preprocess::Preprocess;
 use downbeat_models::serving::rolled::infer_rolled_out;
 use downbeat_models::serving::{
@@ -17,12 +18,12 @@ use downbeat_roles::{Doing, NewRequest, OrderFailure, QueueKey};
 use downbeat_service::budget::{ByteBudget, Reservation};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::{Metrics, batch_bounds, latency_bounds_ms};
+use downbeat_service::metrics::Metrics;
 use downbeat_service::options::ServerOptions;
 use downbeat_service::refusal;
-use downbeat_service::report::cluster_report::ClusterReport;
-use downbeat_service::report::live::{LiveReport, PART};
-use downbeat_service::report::missed::MissedReport;
+use downbeat_service::report::cluster_report::ClusterView;
+use downbeat_service::report::live::LiveReport;
+use downbeat_service::report::missed::{Miss, MissedReport};
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::report::rollout::RolloutReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -31,11 +32,12 @@ use downbeat_service::work::turn_end;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot};
 
+use super::frontend_figures::FrontendFigures;
 use super::frontend_role::{FrontendEvent, RemoteCall};
 use super::remote_ensemble::Due;
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
 use super::remote_rollout::RemoteRequests;
-use crate::node::status::StatusBoard;
+use crate::view::View;
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
 
@@ -46,6 +48,9 @@ const HEARS_WITHIN: Duration = Duration::from_millis(10_000);
 const LOOKS_EVERY: Duration = Duration::from_millis(10);
 /// When a client should try again at that limit.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
+
+/// A copy has no deadline, so that clients' requests go first.
+const OF_A_COPY: Due = Due { deadline: Time::MAX, is_slo: false, depth: 0 };
 
 /// Events that a thread sends to nodes at the end of its event loop's turn.
 type Outbox = RefCell<Vec<(mpsc::UnboundedSender<FrontendEvent>, FrontendEvent)>>;
@@ -67,9 +72,12 @@ pub struct RemoteServing {
     pub budget: Arc<ByteBudget>,
     models: Arc<RemoteModels>,
     metrics: Arc<Metrics>,
-    board: StatusBoard,
+    figures: Arc<FrontendFigures>,
+    view: View,
     events: mpsc::UnboundedSender<FrontendEvent>,
     arena: Option<Arc<Arena>>,
+    /// The decision log; `None`: there is none.
+    log: Option<Arc<RequestLog>>,
     next_ticket: AtomicU64,
     in_flight: AtomicU64,
     draining: AtomicBool,
@@ -85,13 +93,25 @@ struct Ticket<'a> {
     arrival: Time,
     /// The reason to count for a request without an answer; `None`: already answered or counted.
     end: Option<Unanswered>,
+    /// Whether the node has the request, and the client no answer.
+    is_handed_in: bool,
+}
+
+/// A request that the scheduler hears of while its tensors are made.
+struct Announced {
+    rows: u32,
+    answer: oneshot::Receiver<Answered>,
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.serving.in_flight.fetch_sub(1, Ordering::Relaxed);
-        let Some(reason) = self.end else { return };
-        self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
+        if let Some(reason) = self.end {
+            self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
+        }
+        if !self.is_handed_in {
+            return;
+        }
         flush();
         // A node that has ended has no requests. A node that has not heard of the request yet has
         // none of this number.
@@ -105,19 +125,23 @@ impl RemoteServing {
         options: Arc<ServerOptions>,
         clock: Clock,
         budget: Arc<ByteBudget>,
-        (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
+        (metrics, figures, view): (Arc<Metrics>, Arc<FrontendFigures>, View),
         (events, arena): (mpsc::UnboundedSender<FrontendEvent>, Option<Arc<Arena>>),
+        log: Option<Arc<RequestLog>>,
     ) -> Arc<Self> {
         let (next_ticket, in_flight, draining) = Default::default();
+        let models = figures.models.clone();
         Arc::new_cyclic(|this| RemoteServing {
             options,
             clock,
             budget,
             models,
             metrics,
-            board,
+            figures,
+            view,
             events,
             arena,
+            log,
             next_ticket,
             in_flight,
             draining,
@@ -165,10 +189,9 @@ impl RemoteServing {
     }
 
     /// Takes a place among the requests in flight.
-    fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time) -> Result<Ticket<'a>, ServiceError> {
-        let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+    fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time, number: u64) -> Result<Ticket<'a>, ServiceError> {
         let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
-        let ticket = Ticket { serving: self, version, number, arrival, end: None };
+        let ticket = Ticket { serving: self, version, number, arrival, end: None, is_handed_in: false };
         if in_flight >= MOST_IN_FLIGHT {
             version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
             let message =
@@ -178,38 +201,107 @@ impl RemoteServing {
         Ok(ticket)
     }
 
-    /// Makes a request's pictures or texts into the model's tensors, before a scheduler hears of
-    /// the request. A server of models has the same place, bound and refusals for these steps. But
-    /// only the scheduler knows the devices' time, so the device time does not count in this
+    /// Makes a request for the node, and the channel for its client's answer.
+    fn asked<P>(
+        version: &Arc<RemoteVersion>,
+        (arrival, limits): (Time, &Limits),
+        (shape, rows): (Vec<i64>, u32),
+        payload: P,
+    ) -> (NewRequest<P>, RemoteCall, oneshot::Receiver<Answered>) {
+        let (reply, answer) = Reply::channel();
+        let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
+        let asked = NewRequest {
+            queue: QueueKey { model: version.name.clone(), version: version.number, shape },
+            payload,
+            deadline,
+            queue_expiry: limits.queue_expiry,
+            level: limits.level,
+            size: rows,
+        };
+        (asked, RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply }, answer)
+    }
+
+    /// Tells the scheduler of a request whose tensors are about to be made: its metadata waits in
+    /// the queue meanwhile (Symphony §4.3). `None`: the scheduler hears of it later, because its
+    /// queue depends on the tensors, or the time that they take is not known yet.
+    fn announce(
+        &self,
+        version: &Arc<RemoteVersion>,
+        (items, ready_at): (usize, Option<Time>),
+        limits: &Limits,
+        ticket: &mut Ticket<'_>,
+    ) -> Option<Announced> {
+        let codec = &version.definition.codec;
+        let ready_at = ready_at.filter(|_| !codec.has_varying_shapes() && self.is_live())?;
+        let rows = if codec.batched { u32::try_from(items).ok()? } else { 1 };
+        let (asked, call, answer) = Self::asked(version, (ticket.arrival, limits), (Vec::new(), rows), ());
+        self.hand_over(FrontendEvent::Announced(ticket.number, asked, ready_at, call));
+        ticket.is_handed_in = true;
+        Some(Announced { rows, answer })
+    }
+
+    /// Makes a request's pictures or texts into the model's tensors, while its metadata waits in the
+    /// scheduler's queue. A server of models has the same place, bound and refusals for these steps.
+    /// But only the scheduler knows the devices' time, so the device time does not count in this
     /// method. Returns the tensors' hold on the byte budget.
     async fn prepare(
         &self,
-        (model, steps): (&RemoteModel, &Arc<Preprocess>),
+        (model, version, steps): (&RemoteModel, &Arc<RemoteVersion>, &Arc<Preprocess>),
         request: &mut InferRequest,
         limits: &Limits,
         ticket: &mut Ticket<'_>,
-    ) -> Result<Reservation, ServiceError> {
-        let (name, arrival) = (&ticket.version.name, ticket.arrival);
-        let items = steps.take(request, &ticket.version.definition.codec)?;
-        let work = steps.look(&items)?;
-        ticket.end = Some(Unanswered::QueueFull);
-        let _input_bytes = hold_inputs(&self.budget, &model.input_bytes, name, work.bytes())?;
+    ) -> Result<(Reservation, Option<Announced>), Refused> {
+        let (name, arrival) = (&version.name, ticket.arrival);
+        let wrong = |error| Refused { reason: None, error };
+        let items = steps.take(request, &version.definition.codec).map_err(wrong)?;
+        let work = steps.look(&items).map_err(wrong)?;
+        let mut refused = |reason, error| {
+            ticket.end = reason;
+            Refused { reason, error }
+        };
+        let full = Some(Unanswered::QueueFull);
+        let _input_bytes =
+            hold_inputs(&self.budget, &model.input_bytes, name, work.bytes()).map_err(|error| refused(full, error))?;
         let mut held = self.budget.reservation();
-        held.grow(work.bytes())?;
+        held.grow(work.bytes()).map_err(|error| refused(full, error))?;
         let (now, deadline) = (self.clock.now(), limits.deadline);
         let start = steps.begins(now, deadline);
         if start > now && start > deadline {
-            ticket.end = Some(Unanswered::Impossible);
-            return Err(refusal::busy_until(name, start.since(now), deadline.since(now)));
+            let error = refusal::busy_until(name, start.since(now), deadline.since(now));
+            return Err(refused(Some(Unanswered::Impossible), error));
         }
         ticket.end = Some(Unanswered::Cancelled);
-        let made = steps.make(request, (items, work), &mut held, limits, deadline, arrival).await;
+        let mut announced = self.announce(version, (items.len(), steps.ready_at(now, deadline, work)), limits, ticket);
+        let making = steps.make(request, (items, work), &mut held, limits, deadline, arrival);
+        let made = match &mut announced {
+            None => making.await,
+            Some(Announced { answer, .. }) => tokio::select! {
+                biased;
+                made = making => made,
+                // The scheduler has refused the request, so nobody needs its tensors.
+                answered = answer => {
+                    (ticket.end, ticket.is_handed_in) = (None, false);
+                    return Err(early(answered.ok()));
+                }
+            },
+        };
         made.map_err(|(reason, error)| {
             ticket.end = reason;
-            error
+            Refused { reason, error }
         })?;
-        Ok(held)
+        Ok((held, announced))
     }
+}
+
+/// The refusal of a request whose tensors were not ready yet. The node has counted it.
+fn early(answered: Option<Answered>) -> Refused {
+    let reason = answered.as_ref().and_then(|answered| match answered.miss.as_deref() {
+        Some(Miss::Unanswered(reason)) => Some(*reason),
+        _ => None,
+    });
+    let error = answered.and_then(|answered| answered.answer.err());
+    let lost = || ServiceError::Internal("a request was answered before it ran: this is a defect".to_owned());
+    Refused { reason, error: error.unwrap_or_else(lost) }
 }
 
 /// A request of an ensemble that is in flight.
@@ -263,7 +355,12 @@ impl RemoteServing {
         request: InferRequest,
         due: Due,
     ) -> BoxFuture<'_, Result<InferResponse, ServiceError>> {
-        self.infer_due(self.clock.now(), request, Some(due)).boxed()
+        self.infer_due(self.clock.now(), request, Some(due), (self.number(), None)).boxed()
+    }
+
+    /// The number of a new request.
+    fn number(&self) -> u64 {
+        self.next_ticket.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Tells the other frontends of the rollout's state.
@@ -288,18 +385,52 @@ impl RemoteServing {
         arrival: Time,
         request: InferRequest,
         due: Option<Due>,
+        (number, trail): (u64, Option<&RequestTrail<'_>>),
     ) -> Result<InferResponse, ServiceError> {
         let model = self.models.get(&request.model_name)?;
-        self.infer_of(&model, arrival, request, due).await
+        self.infer_of(&model, (arrival, due), request, (number, trail)).await
     }
 
-    /// As [`RemoteServing::infer_due`], for a request of this model.
-    pub(super) async fn infer_of(
+    /// Runs a client's request of this model, and notes it in the decision log, if there is one.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    pub(super) async fn infer_logged(
         &self,
         model: &RemoteModel,
         arrival: Time,
+        request: InferRequest,
+    ) -> Result<InferResponse, ServiceError> {
+        let number = self.number();
+        let Some(log) = &self.log else {
+            return self.infer_of(model, (arrival, None), request, (number, None)).await;
+        };
+        let trail = log.begin(RequestId(number), &request);
+        let result = self.infer_of(model, (arrival, None), request, (number, Some(&trail))).await;
+        trail.ended(&result);
+        result
+    }
+
+    /// Runs a copy of a request of this model, which has no deadline.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    pub(super) async fn infer_copy(
+        &self,
+        model: &RemoteModel,
+        arrival: Time,
+        copy: InferRequest,
+    ) -> Result<InferResponse, ServiceError> {
+        self.infer_of(model, (arrival, Some(OF_A_COPY)), copy, (self.number(), None)).await
+    }
+
+    /// As [`RemoteServing::infer_due`], for a request of this model.
+    async fn infer_of(
+        &self,
+        model: &RemoteModel,
+        (arrival, due): (Time, Option<Due>),
         mut request: InferRequest,
-        due: Option<Due>,
+        (number, trail): (u64, Option<&RequestTrail<'_>>),
     ) -> Result<InferResponse, ServiceError> {
         let version = model.version(&request.model_name, &request.model_version)?;
         if let Some(ensemble) = &version.ensemble {
@@ -322,17 +453,22 @@ impl RemoteServing {
             }
         }
         let Looked { wanted, limits } = looked;
-        let terms = || Terms { number: None, arrived: arrival, deadline: limits.deadline };
+        if let Some(trail) = trail {
+            trail.has_terms(0, limits.deadline);
+        }
+        let logged = trail.map(RequestTrail::request);
+        let terms = || Terms { number: logged, arrived: arrival, deadline: limits.deadline };
         let note =
             |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
-        let mut ticket = self.enter(version, arrival).map_err(|error| note(&request, error.into()))?;
-        let _prepared = match version.preprocess_of(&request)? {
+        let mut ticket = self.enter(version, arrival, number).map_err(|error| note(&request, error.into()))?;
+        let (_prepared, announced) = match version.preprocess_of(&request)? {
             // Boxed, because its large state would burden all other requests.
             Some(steps) => {
-                let held = Box::pin(self.prepare((model, steps), &mut request, &limits, &mut ticket)).await;
-                Some(held.map_err(|error| note(&request, Refused { reason: ticket.end, error }))?)
+                let prepared = self.prepare((model, version, steps), &mut request, &limits, &mut ticket);
+                let (held, announced) = Box::pin(prepared).await.map_err(|refused| note(&request, refused))?;
+                (Some(held), announced)
             }
-            None => None,
+            None => (None, None),
         };
         ticket.end = None;
         let (admitted, request) = wishes.admit(request).await?;
@@ -344,28 +480,36 @@ impl RemoteServing {
         })?;
         let varies = its.codec.has_varying_shapes();
         let shape = if varies { its.codec.shape_key(&admitted).to_vec() } else { Vec::new() };
-        let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
-        let asked = NewRequest {
-            queue: QueueKey { model: version.name.clone(), version: version.number, shape },
-            payload: Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref()),
-            deadline: limits.deadline,
-            queue_expiry: limits.queue_expiry,
-            level: limits.level,
-            size: rows,
-        };
-        let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
-        let call = RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply };
+        let rows = admitted.rows;
+        if let Some(trail) = trail {
+            trail.has_terms(rows, limits.deadline);
+        }
+        let payload = Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref());
         if !self.is_live() {
             return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
         }
-        self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
-        ticket.end = Some(Unanswered::Cancelled);
+        let answer = match announced {
+            Some(announced) if announced.rows == rows => {
+                self.hand_over(FrontendEvent::Ready(ticket.number, payload));
+                announced.answer
+            }
+            Some(_) => {
+                let message = format!("the tensors of a request of model '{}' are of {rows} items", version.name);
+                return Err(ServiceError::Internal(format!("{message}, and the request of others: this is a defect")));
+            }
+            None => {
+                let (asked, call, answer) = Self::asked(version, (arrival, &limits), (shape, rows), payload);
+                self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
+                answer
+            }
+        };
+        (ticket.end, ticket.is_handed_in) = (Some(Unanswered::Cancelled), true);
         let Some(Answered { answer: outputs, miss }) = limits.wait(answer, || self.clock.now().since(arrival)).await
         else {
             ticket.end = Some(Unanswered::Timeout);
             return Err(note(&request, Refused { reason: ticket.end, error: limits.overrun(&request.model_name) }));
         };
-        ticket.end = None;
+        (ticket.end, ticket.is_handed_in) = (None, false);
         if let Some(miss) = miss {
             terms().note(self.clock.now(), &version.missed, &request, *miss, outputs.as_ref().err());
         }
@@ -392,7 +536,7 @@ impl Service for RemoteServing {
 
     fn is_ready(&self) -> bool {
         let has_models = self.options.allow_empty || !self.models.is_empty();
-        let can_ask = has_models && self.board.is_led();
+        let can_ask = has_models && self.view.board.is_led();
         !self.draining.load(Ordering::Acquire) && self.is_live() && (can_ask || !self.options.strict_readiness)
     }
 
@@ -428,22 +572,18 @@ impl Service for RemoteServing {
         elsewhere("the device policy of a model")
     }
 
-    /// No decision log has the requests: a scheduler writes its own, of requests under other numbers.
     fn missed(&self, name: &str, version: &str) -> Result<MissedReport, ServiceError> {
         let its = self.models.version(name, version)?;
-        Ok(its.missed.report(&its.name, &its.version, false))
+        Ok(its.missed.report(&its.name, &its.version, self.log.is_some()))
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
-        let of = |model: &RemoteModel| -> Vec<_> {
-            model.versions.values().map(|its| its.statistics.lock().to_proto(&its.name, &its.version)).collect()
-        };
         if name.is_empty() {
-            return Ok(self.models.all().values().flat_map(|model| of(model)).collect());
+            return Ok(self.figures.statistics());
         }
         let model = self.models.get(name)?;
         if version.is_empty() {
-            return Ok(of(&model));
+            return Ok(FrontendFigures::statistics_of(&model));
         }
         let its = model.version(name, version)?;
         Ok(vec![its.statistics.lock().to_proto(&its.name, &its.version)])
@@ -474,27 +614,16 @@ impl Service for RemoteServing {
         Ok(())
     }
 
-    fn cluster(&self) -> Option<ClusterReport> {
-        Some(self.board.status())
+    fn cluster(&self) -> Option<&dyn ClusterView> {
+        Some(&self.view)
     }
 
-    /// The counts of the models that backends run. Devices, waiting items and profiles are known to
-    /// the backends alone, and this process keeps no history.
-    fn live(&self, _history: bool) -> Option<LiveReport> {
-        let models = self.models.all();
-        Some(LiveReport {
-            server: self.options.server_name.clone(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            wall_ms: Clock::unix_millis(),
-            now_ns: self.clock.now().as_nanos(),
-            latency_bounds_ms: latency_bounds_ms(),
-            batch_bounds: batch_bounds(),
-            models: models.values().flat_map(|model| model.versions.values()).map(|version| version.live()).collect(),
-            device_busy_s: Vec::new(),
-            tenants: Vec::new(),
-            history_part_s: PART.as_secs_f64(),
-            in_cluster: true,
-        })
+    fn live(&self, history: bool) -> Option<LiveReport> {
+        Some(self.figures.live(history))
+    }
+
+    fn keeps_traces(&self) -> bool {
+        self.log.is_some()
     }
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
@@ -505,7 +634,7 @@ impl Service for RemoteServing {
             Some((rollout, Some(serving))) => {
                 Box::pin(infer_rolled_out(RemoteRequests { serving, model }, Some(rollout), request)).await
             }
-            _ => self.infer_of(&model, self.clock.now(), request, None).await,
+            _ => self.infer_logged(&model, self.clock.now(), request).await,
         }
     }
 

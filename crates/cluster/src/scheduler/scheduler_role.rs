@@ -2,13 +2,14 @@
 
 use downbeat_core::Time;
 use downbeat_roles::{
-    Divided, NodeId, PlanWanted, Role, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
+    Divided, NodeId, PlanWanted, Role, RoleNode, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
 };
 use tokio::sync::{mpsc, oneshot};
 
 use super::cluster_load::ClusterLoad;
 use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
+use crate::view::asks::{Asks, SAME, ViewEvent};
 use crate::wire::tensors::Tensors;
 
 /// A scheduler's state machine, and the board that shows its status.
@@ -19,6 +20,7 @@ pub struct SchedulerRole {
     load: Option<ClusterLoad>,
     store: Option<mpsc::UnboundedSender<StoreWork>>,
     planner: mpsc::UnboundedSender<PlanWanted>,
+    asks: Asks,
 }
 
 /// An event from other threads to a scheduler's state machine.
@@ -30,6 +32,8 @@ pub enum SchedulerEvent {
     Planned(u64, Result<Divided, String>),
     /// A client wants models to be divided anew. The sender gets whether they are.
     Plan(oneshot::Sender<bool>),
+    /// A question about the whole cluster.
+    View(ViewEvent),
 }
 
 /// A task for the store.
@@ -51,8 +55,10 @@ impl SchedulerRole {
         board: StatusBoard,
         load: Option<ClusterLoad>,
         (store, planner): (Option<mpsc::UnboundedSender<StoreWork>>, mpsc::UnboundedSender<PlanWanted>),
+        asks: Asks,
     ) -> Self {
-        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board, load, store, planner }
+        let rank = options.rank;
+        SchedulerRole { rank, node: SchedulerNode::new(node, options, now), board, load, store, planner, asks }
     }
 }
 
@@ -83,6 +89,12 @@ impl Machine for SchedulerRole {
                 self.node.handle_epoch(now, number);
             }
             SchedulerEvent::Planned(number, planned) => self.node.handle_planned(number, planned),
+            SchedulerEvent::View(ViewEvent::Ask(question, client)) => {
+                let number = self.asks.ask(client);
+                self.node.handle_ask(now, number, question);
+            }
+            // A scheduler has no figures, and the leader asks it for none.
+            SchedulerEvent::View(ViewEvent::Tell(..)) => {}
             // The client may have gone.
             SchedulerEvent::Plan(answer) => drop(answer.send(self.node.handle_plan_wanted(now))),
         }
@@ -99,6 +111,14 @@ impl Machine for SchedulerRole {
                 SchedulerOutput::Lost(peer) => return Some(Step::Close(peer)),
                 SchedulerOutput::Leads(epoch) => self.board.follows(epoch, true),
                 SchedulerOutput::StandsBy(epoch) => self.board.follows(epoch, false),
+                SchedulerOutput::Told(number, told) => {
+                    let leader = self.node.leader();
+                    let own = match self.node.leads() {
+                        Some(_) => Some(SAME),
+                        None => leader.and_then(|leader| self.node.links().clock(leader)),
+                    };
+                    self.asks.told(number, told, (own, self.node.has_leader()));
+                }
                 SchedulerOutput::Note(note) => tracing::warn!("{note}"),
                 SchedulerOutput::WantEpoch(above) => {
                     if self.store.as_ref().is_none_or(|store| store.send(StoreWork::Allot(above)).is_err()) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::autoscale::{AutoscaleStatus, AutoscaleWatch};
-use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::cluster_report::ClusterView;
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use tokio::sync::oneshot;
@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use super::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::node::Events;
 use crate::node::status::StatusBoard;
+use crate::view::View;
 
 /// Reports the state of the cluster.
 pub struct SchedulerService {
@@ -23,6 +24,7 @@ pub struct SchedulerService {
     pub autoscale: Option<Arc<AutoscaleWatch>>,
     /// Events to the node's thread.
     pub node: Events<SchedulerRole>,
+    pub view: View,
 }
 
 /// Refers the client to a frontend.
@@ -72,8 +74,8 @@ impl Service for SchedulerService {
         elsewhere()
     }
 
-    fn cluster(&self) -> Option<ClusterReport> {
-        Some(self.board.status())
+    fn cluster(&self) -> Option<&dyn ClusterView> {
+        Some(&self.view)
     }
 
     async fn plan_cluster(&self) -> Result<(), ServiceError> {

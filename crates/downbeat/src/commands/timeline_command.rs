@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use downbeat_bench::client::Client;
 use downbeat_report::{Box as Batch, Page, Table, Timeline as Plot, say};
-use downbeat_service::report::timeline::{PastLaunch, PastLaunches, PastStep, Timeline};
+use downbeat_service::report::timeline::{PastLaunch, PastLaunches, PastStep, Timeline, TimelineBackend};
 
 use crate::commands::timeline_requests::Ways;
 use crate::options::units::in_millis;
@@ -44,16 +44,42 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
     downbeat_report::write(&args.out, &page(&timeline))?;
     let launches: usize = timeline.devices.iter().map(|device| device.launches.len()).sum();
     let models = timeline.devices.iter().map(|of_model| (&of_model.model, &of_model.version)).collect::<BTreeSet<_>>();
-    let devices = timeline.devices.iter().map(|of_model| of_model.device).collect::<BTreeSet<_>>();
+    let devices = timeline.devices.iter().map(place).collect::<BTreeSet<_>>();
     say(format_args!(
         "{launches} launches of {} on {}: {shown}",
         counted(models.len(), "model"),
         counted(devices.len(), "device")
     ))?;
+    for trouble in troubles(&timeline) {
+        say(format_args!("{trouble}"))?;
+    }
     if let Some(reason) = why_empty(&timeline) {
         say(format_args!("{reason}"))?;
     }
     Ways::of(&timeline).iter().try_for_each(|ways| Ok(say(format_args!("\n{ways}"))?))
+}
+
+/// A device by its backend and number.
+fn place(past: &PastLaunches) -> (&str, usize) {
+    (&past.backend, past.device)
+}
+
+/// The name of a device.
+fn named((backend, device): (&str, usize)) -> String {
+    if backend.is_empty() { format!("Device {device}") } else { format!("{backend}, device {device}") }
+}
+
+/// The limits of the times of a cluster's backends, in words.
+fn troubles(timeline: &Timeline) -> Vec<String> {
+    let words = |its: &TimelineBackend| {
+        let name = &its.backend;
+        let times = match its.error_ns {
+            Some(error) => format!("{name}: its times are right to {:.3} ms", in_millis(error)),
+            None => format!("{name}: its clock is not known yet, and its launches are missing"),
+        };
+        times + if its.complete { "" } else { "; its earliest launches are missing, ask for fewer --seconds" }
+    };
+    timeline.backends.iter().map(words).collect()
 }
 
 fn counted(count: usize, word: &str) -> String {
@@ -80,15 +106,16 @@ fn page(timeline: &Timeline) -> String {
         page = page.warning(reason);
     }
     let page = Ways::of(timeline).iter().fold(page, |page, ways| page.heading(&ways.heading()).plots(&[ways.plot()]));
-    let mut devices: BTreeMap<usize, Vec<&PastLaunches>> = BTreeMap::new();
-    timeline.devices.iter().for_each(|of_model| devices.entry(of_model.device).or_default().push(of_model));
-    let section = |page, (number, models): (&usize, &Vec<_>)| section(page, *number, models, timeline, span);
+    let page = troubles(timeline).iter().fold(page, |page, trouble| page.note(trouble));
+    let mut devices: BTreeMap<(&str, usize), Vec<&PastLaunches>> = BTreeMap::new();
+    timeline.devices.iter().for_each(|of_model| devices.entry(place(of_model)).or_default().push(of_model));
+    let section = |page, (device, models): (&(&str, usize), &Vec<_>)| section(page, *device, models, timeline, span);
     devices.iter().fold(page, section).html()
 }
 
 /// The figures of all models on a device, and a picture for each second in which something ran.
-fn section(page: Page, number: usize, models: &[&PastLaunches], timeline: &Timeline, span: f64) -> Page {
-    let mut page = page.table(&format!("Device {number}"), &table(models, span));
+fn section(page: Page, device: (&str, usize), models: &[&PastLaunches], timeline: &Timeline, span: f64) -> Page {
+    let mut page = page.table(&named(device), &table(models, span));
     if !models.iter().all(|of_model| of_model.complete) {
         page = page.warning("There were more launches than the server remembers: the earliest are missing.");
     }
@@ -111,7 +138,7 @@ fn section(page: Page, number: usize, models: &[&PastLaunches], timeline: &Timel
         let end = (begin + PICTURE_MS).min(span);
         let boxes: Vec<Batch> = all.iter().filter(|shown| shown.end > begin && shown.start < end).cloned().collect();
         if !boxes.is_empty() {
-            let title = format!("Device {number}, {begin:.0} to {end:.0} ms");
+            let title = format!("{}, {begin:.0} to {end:.0} ms", named(device));
             let plot = Plot { title, unit: "ms".to_owned(), rows: rows.clone(), boxes, dots: Vec::new() };
             page = page.plots(&[plot.svg(begin, end)]);
         }
@@ -228,6 +255,7 @@ mod tests {
         let device = PastLaunches {
             model: "a<b".to_owned(),
             version: "1".to_owned(),
+            backend: String::new(),
             device: 0,
             partition: 2,
             policy: "elastic".to_owned(),
@@ -236,11 +264,12 @@ mod tests {
             launches: vec![launch(0), PastLaunch { granted: Some(12), steps: vec![step], ..launch(2_500) }],
         };
         let idle = PastLaunches { launches: Vec::new(), ..device.clone() };
-        let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices, rules: rules() };
+        let (from_ns, now_ns) = (10_000_000_000, 13_000_000_000);
+        let over = |devices| Timeline { from_ns, now_ns, devices, rules: rules(), backends: Vec::new() };
         assert!(page(&over(Vec::new())).contains("No model is in service"));
         assert!(page(&over(vec![idle])).contains("No launch ran in this time"));
         let other = PastLaunches { model: "other".to_owned(), partition: 0, lanes: vec![8], ..device.clone() };
-        let page = page(&over(vec![device, other]));
+        let page = page(&over(vec![device.clone(), other]));
         assert!(!page.contains("No launch ran"), "{page}");
         assert!(page.contains(">Device 0</h2>") && page.contains("the earliest are missing"), "{page}");
         assert!(
@@ -256,6 +285,17 @@ mod tests {
         assert!(page.contains("it left then because nothing more could join it"), "{page}");
         assert!(page.contains("batch 7 (granted as 12), segments"), "{page}");
         assert!(page.contains("photos #7 step 1") && page.contains("photos: 1 requests; steps 1 a&lt;b"), "{page}");
+        let backends = [("east", Some(70_000)), ("west", None)].map(|(backend, error_ns)| TimelineBackend {
+            backend: backend.to_owned(),
+            error_ns,
+            complete: error_ns.is_some(),
+        });
+        let away = |backend: &str| PastLaunches { backend: backend.to_owned(), ..device.clone() };
+        let cluster = Timeline { backends: backends.into(), ..over(vec![away("east"), away("north")]) };
+        let whole = super::page(&cluster);
+        for text in ["east, device 0", "north, device 0, 0 to 1000 ms", "right to 0.070 ms", "west: its clock is not"] {
+            assert!(whole.contains(text), "{text}: {whole}");
+        }
         // Both models stand in each picture of the device.
         for label in ["a&lt;b, lane 1", "other, lane 1"] {
             assert_eq!(page.matches(&format!("{label}<title>")).count(), 2, "{label}: {page}");

@@ -195,7 +195,17 @@ mod tests {
         };
         let (model, version, policy) = (model.to_owned(), "1".to_owned(), "exclusive".to_owned());
         let (lanes, launches) = (vec![8], vec![launch]);
-        PastLaunches { model, version, device: 0, partition: 0, policy, lanes, complete: true, launches }
+        PastLaunches {
+            model,
+            version,
+            backend: String::new(),
+            device: 0,
+            partition: 0,
+            policy,
+            lanes,
+            complete: true,
+            launches,
+        }
     }
 
     #[test]
@@ -205,7 +215,8 @@ mod tests {
             launch("detect", 30, 60, &[(7, "1", 20)]),
             launch("plain", 0, 1, &[]),
         ];
-        let ways = Ways::of(&Timeline { from_ns: 0, now_ns: 100_000_000, devices, rules: rules() });
+        let ways =
+            Ways::of(&Timeline { from_ns: 0, now_ns: 100_000_000, devices, rules: rules(), backends: Vec::new() });
         let [photos] = &ways[..] else { panic!("{ways:?}") };
         assert_eq!(photos.requests, 2);
         let text = photos.to_string();
@@ -226,6 +237,6 @@ mod tests {
     #[test]
     fn a_timeline_without_pipelines_has_no_ways() {
         let devices = vec![launch("plain", 0, 1, &[])];
-        assert_eq!(Ways::of(&Timeline { from_ns: 0, now_ns: 1, devices, rules: rules() }), []);
+        assert_eq!(Ways::of(&Timeline { from_ns: 0, now_ns: 1, devices, rules: rules(), backends: Vec::new() }), []);
     }
 }

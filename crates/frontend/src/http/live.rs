@@ -6,6 +6,7 @@ use downbeat_service::service::Service;
 use downbeat_service::work::offload;
 
 use super::answer::{HandlerResult, HttpError, ok};
+use super::scope::Scope;
 use super::sender::Sender;
 use super::state::HttpState;
 
@@ -14,14 +15,23 @@ pub(super) async fn now<S: Service>(
     Sender { client, .. }: Sender,
     RawQuery(query): RawQuery,
 ) -> HandlerResult {
-    let history = match query.as_deref() {
-        None | Some("" | "history=false") => false,
-        Some("history=true") => true,
-        Some(_) => {
-            let message = "the only parameter is history, which is true or false".to_owned();
-            return Err(HttpError::new(StatusCode::BAD_REQUEST, message));
+    let (mut history, mut scope) = (false, Scope::default());
+    for pair in query.iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
+        match pair {
+            "history=true" => history = true,
+            "history=false" => history = false,
+            pair => {
+                scope = Scope::of(pair).ok_or_else(|| {
+                    let message = "the parameters are history (true or false) and scope (cluster or process)";
+                    HttpError::new(StatusCode::BAD_REQUEST, message.to_owned())
+                })?;
+            }
         }
-    };
+    }
+    if let Some(view) = scope.view(state.service()) {
+        let live = view.live(history).await;
+        return offload::run(client, 0, move || ok(&live)).await?;
+    }
     // The counts of thousands of models take milliseconds.
     let work = move || match state.service().live(history) {
         Some(live) => ok(&live),

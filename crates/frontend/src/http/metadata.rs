@@ -56,6 +56,11 @@ pub(super) async fn config<S: Service>(
 }
 
 pub(super) async fn policy<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
+    if let Some(view) = state.service().cluster()
+        && let Some(report) = view.policy(&path.model, &path.version).await
+    {
+        return ok(&report?);
+    }
     ok(&state.service().policy(&path.model, &path.version)?)
 }
 

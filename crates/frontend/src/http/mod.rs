@@ -24,6 +24,7 @@ mod repository;
 mod rollout;
 mod router;
 mod scheduler;
+mod scope;
 mod sender;
 mod serve;
 mod settings;

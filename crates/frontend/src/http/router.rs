@@ -63,8 +63,7 @@ fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Rout
         .route("/v2/trace/setting", get(settings::trace::<S>).post(settings::change_trace::<S>))
         .route("/v2/scheduler", get(scheduler::status::<S>))
         .route("/v2/devices", get(scheduler::devices::<S>))
-        .route("/v2/timeline", get(timeline::past::<S>))
-        .route("/v2/live", get(live::now::<S>))
+        .merge(figure_routes())
         .route("/v2/what-if", get(what_if::answer::<S>))
         .route("/v2/logging", get(settings::logging).post(settings::change_logging))
         .route("/v2/repository/index", post(repository::index::<S>))
@@ -101,9 +100,17 @@ pub fn health_routes<S: Service>() -> Router<HttpState<S>> {
         .route("/v2/autoscale", get(autoscale::advice::<S>))
 }
 
-/// [`health_routes`] with the page `/ui`, for a process without models.
+/// [`health_routes`] with the page `/ui` and its figures, for a process without models.
 pub fn health_routes_with_page<S: Service>() -> Router<HttpState<S>> {
-    health_routes().merge(ui_page::routes())
+    health_routes().merge(figure_routes()).merge(ui_page::routes())
+}
+
+/// Routes for the figures of a process, and of its whole cluster.
+fn figure_routes<S: Service>() -> Router<HttpState<S>> {
+    Router::new()
+        .route("/v2/timeline", get(timeline::past::<S>))
+        .route("/v2/live", get(live::now::<S>))
+        .route("/v2/cluster/stats", get(cluster::statistics::<S>))
 }
 
 /// A model's routes under its path, and under the path of one of its versions.

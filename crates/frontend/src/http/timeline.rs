@@ -7,6 +7,7 @@ use downbeat_service::service::Service;
 use downbeat_service::work::offload;
 
 use super::answer::{HandlerResult, HttpError, ok};
+use super::scope::Scope;
 use super::sender::Sender;
 use super::state::HttpState;
 
@@ -19,7 +20,7 @@ pub(super) async fn past<S: Service>(
     RawQuery(query): RawQuery,
 ) -> HandlerResult {
     let most = REMEMBERED.as_secs_f64();
-    let mut seconds = DEFAULT_SECONDS;
+    let (mut seconds, mut scope) = (DEFAULT_SECONDS, Scope::default());
     for pair in query.iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let number = value.parse::<f64>().ok().filter(|number| *number > 0.0 && *number <= most);
@@ -30,10 +31,16 @@ pub(super) async fn past<S: Service>(
                 return Err(HttpError::new(StatusCode::BAD_REQUEST, message));
             }
             _ => {
-                let message = "the only parameter of the timeline is seconds".to_owned();
-                return Err(HttpError::new(StatusCode::BAD_REQUEST, message));
+                scope = Scope::of(pair).ok_or_else(|| {
+                    let message = "the parameters are seconds and scope (cluster or process)";
+                    HttpError::new(StatusCode::BAD_REQUEST, message.to_owned())
+                })?;
             }
         }
+    }
+    if let Some(view) = scope.view(state.service()) {
+        let timeline = view.timeline(std::time::Duration::from_secs_f64(seconds).into()).await;
+        return offload::run(client, 0, move || ok(&timeline)).await?;
     }
     let work = move || match state.service().timeline(std::time::Duration::from_secs_f64(seconds)) {
         Some(timeline) => ok(&timeline),

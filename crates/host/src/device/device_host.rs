@@ -491,6 +491,7 @@ impl DeviceHost {
         drop(inner);
         let (launches, complete) = self.history.lock().since(model.id, from);
         PastLaunches {
+            backend: String::new(),
             model: model.name.clone(),
             version: model.version.clone(),
             device: self.device,

@@ -108,6 +108,8 @@ impl Registry {
             tenants: self.serving.tenants_report(),
             history_part_s: PART.as_secs_f64(),
             in_cluster: self.cluster.get().is_some(),
+            device_names: Vec::new(),
+            processes: Vec::new(),
         }
     }
 }

@@ -36,7 +36,7 @@ use downbeat_service::metrics::trouble::Sample;
 use downbeat_service::metrics::{Metrics, Totals};
 use downbeat_service::options::{ModelControl, ServerOptions};
 use downbeat_service::report::autoscale::AutoscaleWatch;
-use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::cluster_report::ClusterView;
 use downbeat_service::report::live::LiveHistory;
 use downbeat_service::service::LoadOverrides;
 use ensembles::Ensembles;
@@ -102,14 +102,11 @@ pub struct Registry {
     /// Whether a what-if is being answered.
     what_if: Arc<AtomicBool>,
     /// The backend's view of its cluster; none: the server answers its own clients.
-    cluster: Arc<std::sync::OnceLock<ClusterView>>,
+    cluster: Arc<std::sync::OnceLock<Arc<dyn ClusterView>>>,
 }
 
 /// Makes the time for measuring of a load, from the budget of the options.
 type Measuring = fn(Duration) -> MeasuringTime<'static>;
-
-/// Reports the present state of a cluster.
-pub type ClusterView = Box<dyn Fn() -> ClusterReport + Send + Sync>;
 
 impl Registry {
     /// The model's definition in the repositories, for the devices of this server.
@@ -132,7 +129,7 @@ impl Registry {
 
     /// From now on the registry answers no requests of its own clients: batches come from the
     /// scheduler of a cluster. Called once.
-    pub fn join_cluster(&self, view: ClusterView) {
+    pub fn join_cluster(&self, view: Arc<dyn ClusterView>) {
         assert!(self.cluster.set(view).is_ok(), "a backend is in one cluster");
     }
 

@@ -11,7 +11,7 @@ use downbeat_service::answers::Answers;
 use downbeat_service::error::ServiceError;
 use downbeat_service::options::ModelControl;
 use downbeat_service::report::autoscale::AutoscaleStatus;
-use downbeat_service::report::cluster_report::ClusterReport;
+use downbeat_service::report::cluster_report::ClusterView;
 use downbeat_service::report::device_report::DevicesReport;
 use downbeat_service::report::live::LiveReport;
 use downbeat_service::report::missed::MissedReport;
@@ -334,8 +334,8 @@ impl Service for Registry {
         finish(async move { this.move_model(&name, partition).await }).await
     }
 
-    fn cluster(&self) -> Option<ClusterReport> {
-        self.cluster.get().map(|view| view())
+    fn cluster(&self) -> Option<&dyn ClusterView> {
+        self.cluster.get().map(|view| &**view)
     }
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
@@ -388,7 +388,8 @@ impl Service for Registry {
                 launch.ids = ids;
             }
         }
-        Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices, rules: rules() })
+        let (from_ns, now_ns) = (from.as_nanos(), now.as_nanos());
+        Some(Timeline { from_ns, now_ns, devices, rules: rules(), backends: Vec::new() })
     }
 
     fn live(&self, history: bool) -> Option<LiveReport> {

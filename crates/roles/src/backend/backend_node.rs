@@ -7,13 +7,14 @@ use super::gathering::{Batch, Member};
 use super::late_fetches::LateFetches;
 use super::loading::Loading;
 use super::under_way::UnderWay;
+use crate::asking::Asking;
 use crate::delay::FetchEstimate;
 use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{
-    BatchKey, BatchRun, Delays, Doing, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role,
+    BatchKey, BatchRun, Delays, Doing, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role, Told,
 };
 use crate::queue_names::HeardNames;
 use crate::role_node::RoleNode;
@@ -78,6 +79,15 @@ pub enum BackendOutput<P> {
         /// The change.
         doing: Doing,
     },
+    /// A client of the cluster asks this question. [`BackendNode::handle_tell`] takes the answer.
+    Asked {
+        /// The scheduler that hears the answer, and its number of the question.
+        from: (NodeId, u64),
+        /// The question.
+        question: Vec<u8>,
+    },
+    /// An answer to the [question](BackendNode::handle_ask) of this number; `None`: it has ended.
+    Told(u64, Option<Told>),
     /// Another scheduler leads.
     Leader(NodeId, Epoch),
     /// The link to this peer is given up: close what carried it.
@@ -122,6 +132,7 @@ pub struct BackendNode<P> {
     met: BTreeMap<NodeId, Met>,
     fetches: FetchEstimate,
     late_fetches: LateFetches,
+    asking: Asking,
     /// The delays that the leader last heard, and when.
     said: Option<(Delays, Time)>,
     /// When the delays are next compared with `said`.
@@ -150,6 +161,7 @@ impl<P: Clone> BackendNode<P> {
             met: BTreeMap::new(),
             fetches: FetchEstimate::new(1_000, HALF_LIFE),
             late_fetches: LateFetches::default(),
+            asking: Asking::default(),
             said: None,
             checks_at: now + CHECKS_EVERY,
             is_draining: false,
@@ -207,6 +219,29 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
+    /// Asks all frontends and backends a question, by the caller's number. [`BackendOutput::Told`]
+    /// follows.
+    pub fn handle_ask(&mut self, now: Time, number: u64, question: Vec<u8>) {
+        if !self.asking.ask((now, &mut self.links), self.following.leader(), (number, question)) {
+            self.outputs.push_back(BackendOutput::Told(number, None));
+        }
+        self.settle(now);
+    }
+
+    /// Answers a [question](BackendOutput::Asked). A scheduler that has left hears nothing.
+    pub fn handle_tell(&mut self, now: Time, (scheduler, number): (NodeId, u64), answer: Vec<u8>) {
+        if self.links.is_up(scheduler) {
+            self.links.say(now, scheduler, Message::Tell { number, answer });
+            self.settle(now);
+        }
+    }
+
+    /// Ends all questions, whose leader is gone.
+    fn end_questions(&mut self) {
+        let ended = self.asking.end();
+        self.outputs.extend(ended.into_iter().map(|number| BackendOutput::Told(number, None)));
+    }
+
     /// Begins the loads and unloads that the assignment needs, and tells the leader the offer.
     fn have(&mut self, now: Time) {
         self.begin();
@@ -245,6 +280,7 @@ impl<P: Clone> BackendNode<P> {
     ) {
         let Some(done) = self.under_way.get_mut(batch).filter(|batch| batch.is_running()) else { return };
         let (missed, slot) = (done.missed(), done.slot as usize);
+        let device = self.offer.slots.get(slot).map_or(0, |slot| slot.device);
         let mut answers: BTreeMap<NodeId, Vec<(u64, Outcome<P>)>> = BTreeMap::new();
         for (request, outcome) in outcomes {
             if done.take_ran(request) {
@@ -254,7 +290,7 @@ impl<P: Clone> BackendNode<P> {
         let not_run = done.left_ran();
         for (frontend, answers) in answers {
             let has_outputs = answers.iter().any(|(_, outcome)| matches!(outcome, Outcome::Outputs(_)));
-            let its = run.map(|run| BatchRun { counts: run.counts && has_outputs, ..run });
+            let its = run.map(|run| BatchRun { counts: run.counts && has_outputs, device, ..run });
             if has_outputs && let Some(run) = &mut run {
                 run.counts = false;
             }
@@ -325,6 +361,7 @@ impl<P: Clone> BackendNode<P> {
             (Role::Scheduler { .. }, Message::Leads { epoch, .. }) => self.handle_leads(now, from, epoch),
             (Role::Scheduler { .. }, Message::Standing { .. }) if self.following.handle_stands_by(from) => {
                 self.leaderless_since = now;
+                self.end_questions();
             }
             (Role::Scheduler { .. }, Message::Queue { alias, key }) => {
                 self.names.entry(from).or_default().insert(alias, key);
@@ -339,6 +376,14 @@ impl<P: Clone> BackendNode<P> {
                 if self.following.leader() == Some(from) =>
             {
                 self.outputs.push_back(BackendOutput::Order { from: (from, number), model, doing });
+            }
+            (Role::Scheduler { .. }, Message::Ask { number, question }) if self.following.leader() == Some(from) => {
+                self.outputs.push_back(BackendOutput::Asked { from: (from, number), question });
+            }
+            (Role::Scheduler { .. }, Message::Told { number, told })
+                if self.following.leader() == Some(from) && self.asking.handle_told(number, told.as_ref()) =>
+            {
+                self.outputs.push_back(BackendOutput::Told(number, told));
             }
             (Role::Scheduler { .. }, Message::LetGo) if self.following.leader() == Some(from) => {
                 self.is_let_go = self.is_draining;
@@ -361,6 +406,7 @@ impl<P: Clone> BackendNode<P> {
         if !self.following.handle_leads(now, &mut self.links, from, epoch) {
             return;
         }
+        self.end_questions();
         self.outputs.push_back(BackendOutput::Leader(from, epoch));
         let under_way = self.under_way.running(now);
         self.links.say(now, from, Message::UnderWay(under_way));
@@ -503,6 +549,7 @@ impl<P: Clone> BackendNode<P> {
     fn handle_lost(&mut self, now: Time, peer: NodeId) {
         if self.following.handle_lost(now, &mut self.links, peer) {
             self.leaderless_since = now;
+            self.end_questions();
         }
         self.names.remove(&peer);
         if let Some(met) = self.met.get_mut(&peer) {

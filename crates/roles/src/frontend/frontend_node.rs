@@ -3,14 +3,15 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::open_requests::{NewRequest, OpenRequests, Place};
+use super::open_requests::{NewRequest, Open, OpenRequests, Place, Way};
+use crate::asking::Asking;
 use crate::claims::{ClaimKey, ClaimToken};
 use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{
-    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel,
+    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel, Told,
 };
 use crate::role_node::RoleNode;
 use crate::rollouts::{MOST_DECISION, Received, Rollouts};
@@ -23,6 +24,10 @@ const WAITS_UNLED: u64 = 30;
 /// first return it may come back more often. Example: a backend that still connects to the frontend
 /// returns a batch after 2 ms, so that a request comes back 16 times in 40 ms.
 const MOST_RETURNS: (u8, u64) = (16, 30);
+
+/// A batch that has claimed a request waits for its tensors until so long after they were expected.
+/// Other requests of the batch, and its slot, wait as well.
+const HELD_FOR: Duration = Duration::from_millis(2);
 
 /// The end of a request, reported once for each request.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,6 +57,8 @@ pub enum FrontendOutput<P> {
         number: u64,
         /// The end of the request.
         end: RequestEnd<P>,
+        /// The way of the request to its end.
+        way: Way,
     },
     /// Clients may ask for these models from now on, and for no others.
     Models(Vec<ServedModel>),
@@ -78,6 +85,15 @@ pub enum FrontendOutput<P> {
         /// The bytes that the other frontend gave to [`FrontendNode::handle_rollout`].
         decision: Vec<u8>,
     },
+    /// A client of the cluster asks this question. [`FrontendNode::handle_tell`] takes the answer.
+    Asked {
+        /// The scheduler that hears the answer, and its number of the question.
+        from: (NodeId, u64),
+        /// The question.
+        question: Vec<u8>,
+    },
+    /// An answer to the [question](FrontendNode::handle_ask) of this number; `None`: it has ended.
+    Told(u64, Option<Told>),
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
     /// Show this text to people, once.
@@ -140,11 +156,17 @@ pub struct FrontendNode<P> {
     to_hand_in: Vec<u64>,
     /// Requests to take back from the leader.
     to_cancel: Vec<u64>,
+    /// Announced requests whose tensors are ready, and of which the leader must hear.
+    ready: Vec<u64>,
+    /// Requests that batches have claimed before their tensors were ready, by the time until which
+    /// the batches wait. An entry stays until then, also if the tensors are ready earlier.
+    held: BTreeSet<(Time, u64)>,
     /// The name, version and [`ServedModel::may_repeat`] of each model.
     models: Vec<(String, u64, bool)>,
     /// The numbers of orders that the leader has.
     orders: BTreeSet<u64>,
     rollouts: Rollouts,
+    asking: Asking,
     /// When the frontend lost its last leader, or began.
     leaderless_since: Time,
     run_again: u64,
@@ -165,9 +187,12 @@ impl<P: Clone> FrontendNode<P> {
             requests: OpenRequests::new(),
             to_hand_in: Vec::new(),
             to_cancel: Vec::new(),
+            ready: Vec::new(),
+            held: BTreeSet::new(),
             models: Vec::new(),
             orders: BTreeSet::new(),
             rollouts: Rollouts::default(),
+            asking: Asking::default(),
             leaderless_since: now,
             run_again: 0,
             late_answers: 0,
@@ -209,9 +234,45 @@ impl<P: Clone> FrontendNode<P> {
 
     /// Takes a client's request. Returns the number that [`FrontendOutput::End`] will name.
     pub fn handle_request(&mut self, now: Time, request: NewRequest<P>) -> u64 {
-        let number = self.requests.add(request);
+        self.add(now, request.map(Some), Time::ZERO)
+    }
+
+    /// Takes a client's request whose tensors are expected at `ready_at` (Symphony §4.3). The
+    /// request waits in the leader's queue meanwhile. [`FrontendNode::handle_ready`] follows, or
+    /// [`FrontendNode::handle_cancel`] if the tensors cannot be made.
+    pub fn handle_announced(&mut self, now: Time, request: NewRequest<()>, ready_at: Time) -> u64 {
+        self.add(now, request.map(|()| None), ready_at)
+    }
+
+    fn add(&mut self, now: Time, request: NewRequest<Option<P>>, ready_at: Time) -> u64 {
+        let number = self.requests.add(request, ready_at);
         self.wait(now, number);
         number
+    }
+
+    /// Takes the tensors of an announced request. A batch that has claimed the request gets them at
+    /// once.
+    pub fn handle_ready(&mut self, now: Time, number: u64, payload: P) {
+        let Some(open) = self.requests.get_mut(number).filter(|open| open.payload.is_none()) else { return };
+        let left = open.left(now);
+        match open.place {
+            Place::Here => {
+                open.payload = Some(payload);
+                self.wait(now, number);
+            }
+            Place::HandedIn => {
+                open.payload = Some(payload);
+                // Later the leader takes the request for ready without a word.
+                if open.ready_at > now {
+                    self.ready.push(number);
+                }
+            }
+            Place::Claimed(backend, batch) => {
+                open.payload = Some(payload.clone());
+                let granted = vec![(number, left, payload)];
+                self.links.say(now, backend, Message::Inputs { batch, granted, gone: Vec::new() });
+            }
+        }
     }
 
     /// Takes a client's wish to change a model, by the caller's number.
@@ -241,6 +302,23 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
+    /// Asks all frontends and backends a question, by the caller's number. [`FrontendOutput::Told`]
+    /// follows.
+    pub fn handle_ask(&mut self, now: Time, number: u64, question: Vec<u8>) {
+        if !self.asking.ask((now, &mut self.links), self.following.leader(), (number, question)) {
+            self.outputs.push_back(FrontendOutput::Told(number, None));
+        }
+        self.settle(now);
+    }
+
+    /// Answers a [question](FrontendOutput::Asked). A scheduler that has left hears nothing.
+    pub fn handle_tell(&mut self, now: Time, (scheduler, number): (NodeId, u64), answer: Vec<u8>) {
+        if self.links.is_up(scheduler) {
+            self.links.say(now, scheduler, Message::Tell { number, answer });
+            self.settle(now);
+        }
+    }
+
     /// Takes the leader's decision about a rollout. If this frontend knows a newer decision, it tells
     /// the leader.
     fn handle_told_rollout(&mut self, now: Time, from: NodeId, model: String, (number, decision): (u64, Vec<u8>)) {
@@ -256,21 +334,31 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Ends all orders, whose leader is gone.
+    /// Ends all orders and questions, whose leader is gone.
     fn end_orders(&mut self) {
+        let ended = self.asking.end();
+        self.outputs.extend(ended.into_iter().map(|number| FrontendOutput::Told(number, None)));
         for number in std::mem::take(&mut self.orders) {
             self.outputs.push_back(FrontendOutput::Ordered { number, result: Err(OrderFailure::NoLeader) });
         }
     }
 
-    /// Removes the request of a client that has gone. No [`FrontendOutput::End`] follows.
-    pub fn handle_cancel(&mut self, _now: Time, number: u64) {
+    /// Removes the request of a client that has gone, or whose tensors cannot be made. No
+    /// [`FrontendOutput::End`] follows.
+    pub fn handle_cancel(&mut self, now: Time, number: u64) {
+        if let Some(Open { payload: None, place: Place::Claimed(backend, batch), .. }) = self.requests.get(number) {
+            // The batch need not wait for the tensors any longer.
+            let (backend, batch) = (*backend, *batch);
+            self.links.say(now, backend, Message::Inputs { batch, granted: Vec::new(), gone: vec![number] });
+        }
         self.remove(number);
     }
 
     /// The next action that the frontend asks for.
     pub fn poll_output(&mut self, now: Time) -> Option<FrontendOutput<P>> {
-        if self.outputs.is_empty() && !(self.to_hand_in.is_empty() && self.to_cancel.is_empty()) {
+        if self.outputs.is_empty()
+            && !(self.to_hand_in.is_empty() && self.to_cancel.is_empty() && self.ready.is_empty())
+        {
             self.tell_leader(now);
             self.settle(now);
         }
@@ -320,6 +408,14 @@ impl<P: Clone> FrontendNode<P> {
             (Role::Scheduler { .. }, Message::Rollout { model, number, decision }) if is_leader => {
                 self.handle_told_rollout(now, from, model, (number, decision));
             }
+            (Role::Scheduler { .. }, Message::Ask { number, question }) if is_leader => {
+                self.outputs.push_back(FrontendOutput::Asked { from: (from, number), question });
+            }
+            (Role::Scheduler { .. }, Message::Told { number, told })
+                if is_leader && self.asking.handle_told(number, told.as_ref()) =>
+            {
+                self.outputs.push_back(FrontendOutput::Told(number, told));
+            }
             (Role::Scheduler { .. }, Message::Models(models)) if is_leader => {
                 let known = |model: &ServedModel| (model.model.clone(), model.version, model.may_repeat);
                 self.models = models.iter().map(known).collect();
@@ -357,8 +453,10 @@ impl<P: Clone> FrontendNode<P> {
     /// Ends a request if its answer comes from the backend that has claimed it. Returns whether it
     /// does.
     fn handle_answer(&mut self, from: NodeId, number: u64, (outcome, run): (Outcome<P>, Option<BatchRun>)) -> bool {
-        let place = self.requests.get(number).map(|open| open.place);
-        let has_ended = matches!(place, Some(Place::Claimed(holder, _)) if holder == from);
+        let has_inputs = |open: &Open<P>| {
+            open.payload.is_some() && matches!(open.place, Place::Claimed(holder, _) if holder == from)
+        };
+        let has_ended = self.requests.get(number).is_some_and(has_inputs);
         if has_ended {
             self.end(number, RequestEnd::Ran(outcome, run));
         } else {
@@ -376,6 +474,7 @@ impl<P: Clone> FrontendNode<P> {
             }
             self.end_orders();
             self.to_cancel.clear();
+            self.ready.clear();
             self.to_hand_in = self.requests.withdraw();
             let handed_in = self.to_hand_in.len() as u64;
             self.outputs.push_back(FrontendOutput::Leader { scheduler: from, epoch, handed_in });
@@ -417,20 +516,36 @@ impl<P: Clone> FrontendNode<P> {
 
     fn handle_claim(&mut self, now: Time, from: NodeId, (batch, token): (BatchKey, ClaimToken), numbers: Vec<u64>) {
         let is_planned = self.is_planned(from, (batch, token), &numbers);
-        let (mut granted, mut gone) = (Vec::new(), Vec::new());
+        let (mut granted, mut gone, mut is_held) = (Vec::new(), Vec::new(), false);
         for number in numbers {
             match self.requests.get_mut(number).map(|open| (open.place, open)) {
                 // The same batch asked twice. The frontend answers once.
                 Some((Place::Claimed(backend, by), _)) if (backend, by) == (from, batch) => {}
                 // A batch that gave the request back may not claim it again with its old token.
                 Some((Place::Here | Place::HandedIn, open)) if is_planned && batch > open.given_back => {
+                    let held_until = open.ready_at + HELD_FOR;
+                    match &open.payload {
+                        Some(payload) => granted.push((number, open.left(now), payload.clone())),
+                        None if held_until > now => {
+                            is_held = true;
+                            self.held.insert((held_until, number));
+                        }
+                        None => {
+                            // The leader hears of the request again once its tensors are ready.
+                            open.place = Place::Here;
+                            gone.push(number);
+                            continue;
+                        }
+                    }
                     open.place = Place::Claimed(from, batch);
-                    granted.push((number, open.left(now), open.payload.clone()));
+                    open.claimed = (from, batch, now);
                 }
                 _ => gone.push(number),
             }
         }
-        if !(granted.is_empty() && gone.is_empty()) {
+        // The batch waits for the held ones, as long as it waits for any inputs. The answer comes at
+        // once nevertheless: the backend measures its time as the network's.
+        if is_held || !(granted.is_empty() && gone.is_empty()) {
             self.links.say(now, from, Message::Inputs { batch, granted, gone });
         }
     }
@@ -441,7 +556,19 @@ impl<P: Clone> FrontendNode<P> {
         }
         self.false_claimers.remove(&peer);
         for number in self.requests.claimed_by(peer) {
-            self.take_back(now, number, Back::PerhapsRun);
+            let has_inputs = self.requests.get(number).is_some_and(|open| open.payload.is_some());
+            self.take_back(now, number, if has_inputs { Back::PerhapsRun } else { Back::NotRun });
+        }
+    }
+
+    /// Tells batches that have waited long enough for tensors to go on without them.
+    fn release_held(&mut self, now: Time) {
+        while let Some((_, number)) = self.held.first().copied().filter(|(until, _)| *until <= now) {
+            self.held.pop_first();
+            let Some(open) = self.requests.get_mut(number).filter(|open| open.payload.is_none()) else { continue };
+            let Place::Claimed(backend, batch) = open.place else { continue };
+            (open.place, open.given_back) = (Place::Here, batch);
+            self.links.say(now, backend, Message::Inputs { batch, granted: Vec::new(), gone: vec![number] });
         }
     }
 
@@ -451,6 +578,7 @@ impl<P: Clone> FrontendNode<P> {
         self.end_orders();
         self.to_hand_in.clear();
         self.to_cancel.clear();
+        self.ready.clear();
         for number in self.requests.withdraw() {
             self.wait(now, number);
         }
@@ -543,26 +671,30 @@ impl<P: Clone> FrontendNode<P> {
     }
 
     fn end(&mut self, number: u64, end: RequestEnd<P>) {
-        if self.remove(number) {
-            self.outputs.push_back(FrontendOutput::End { number, end });
+        if let Some(way) = self.remove(number) {
+            self.outputs.push_back(FrontendOutput::End { number, end, way });
         }
     }
 
-    /// Removes a request here and at the leader. Returns whether the request was open.
-    fn remove(&mut self, number: u64) -> bool {
-        let Some(open) = self.requests.remove(number) else { return false };
+    /// Removes a request here and at the leader. Returns its way, if the request was open.
+    fn remove(&mut self, number: u64) -> Option<Way> {
+        let open = self.requests.remove(number)?;
         if open.place == Place::HandedIn {
             self.to_cancel.push(number);
         }
-        true
+        Some(open.way())
     }
 
     /// Tells the leader about new and cancelled requests.
     fn tell_leader(&mut self, now: Time) {
         let (new, gone) = (std::mem::take(&mut self.to_hand_in), std::mem::take(&mut self.to_cancel));
+        let ready = std::mem::take(&mut self.ready);
         let Some(leader) = self.following.leader() else { return };
         for numbers in gone.chunks(A_MESSAGE) {
             self.links.say(now, leader, Message::Cancel(numbers.to_vec()));
+        }
+        for numbers in ready.chunks(A_MESSAGE) {
+            self.links.say(now, leader, Message::Ready(numbers.to_vec()));
         }
         for numbers in new.chunks(A_MESSAGE) {
             let mut handed_in = Vec::with_capacity(numbers.len());
@@ -608,6 +740,7 @@ impl<P: Clone> RoleNode<P> for FrontendNode<P> {
     fn handle_timeout(&mut self, now: Time) {
         self.links.handle_timeout(now);
         self.settle(now);
+        self.release_held(now);
         while let Some(numbers) = self.requests.expired(now) {
             for number in numbers {
                 self.expire(now, number);
@@ -617,6 +750,7 @@ impl<P: Clone> RoleNode<P> for FrontendNode<P> {
 
     fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         let expiry = self.requests.next_expiry().map(|at| (at, "a deadline"));
-        [self.links.poll_timeout(), expiry].into_iter().flatten().min()
+        let held = self.held.first().map(|(until, _)| (*until, "inputs that are not ready"));
+        [self.links.poll_timeout(), expiry, held].into_iter().flatten().min()
     }
 }

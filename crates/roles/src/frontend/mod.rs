@@ -6,4 +6,4 @@ mod numbered;
 mod open_requests;
 
 pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, OrderFailure, RequestEnd};
-pub use open_requests::NewRequest;
+pub use open_requests::{NewRequest, Way};

@@ -25,6 +25,25 @@ pub struct NewRequest<P> {
     pub size: u32,
 }
 
+impl<P> NewRequest<P> {
+    /// The same request with other tensors.
+    pub(super) fn map<Q>(self, with: impl FnOnce(P) -> Q) -> NewRequest<Q> {
+        let NewRequest { queue, payload, deadline, queue_expiry, level, size } = self;
+        NewRequest { queue, payload: with(payload), deadline, queue_expiry, level, size }
+    }
+}
+
+/// The way of a request that has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Way {
+    /// How often the request came back without a run.
+    pub returned: u8,
+    /// How many backends were lost that had the request.
+    pub lost: u8,
+    /// The backend of the last claim that was granted, its batch, and when.
+    pub claim: Option<(NodeId, BatchKey, Time)>,
+}
+
 /// The name of no batch: less than all names of batches.
 const NO_BATCH: BatchKey = BatchKey { epoch: Epoch::NONE, batch: BatchId(0) };
 
@@ -43,7 +62,10 @@ pub(super) enum Place {
 /// A request that has not ended.
 #[derive(Clone, Debug)]
 pub(super) struct Open<P> {
-    pub payload: P,
+    /// The request's tensors; `None`: they are not ready yet.
+    pub payload: Option<P>,
+    /// When the tensors are expected, if they are not ready yet.
+    pub ready_at: Time,
     pub deadline: Time,
     pub place: Place,
     /// How many backends had the request and were lost.
@@ -54,6 +76,8 @@ pub(super) struct Open<P> {
     pub first_returned: Time,
     /// The last batch that gave the request back. This batch and earlier ones cannot claim it again.
     pub given_back: BatchKey,
+    /// The backend of the last claim that was granted, its batch, and when; [`NO_BATCH`]: there was none.
+    pub claimed: (NodeId, BatchKey, Time),
     queue: QueueAlias,
     queue_expiry: Time,
     level: u32,
@@ -63,9 +87,20 @@ pub(super) struct Open<P> {
 }
 
 impl<P> Open<P> {
+    /// The request's way until now.
+    pub fn way(&self) -> Way {
+        let claim = Some(self.claimed).filter(|(_, batch, _)| *batch != NO_BATCH);
+        Way { returned: self.returned, lost: self.tried, claim }
+    }
+
     /// The time left until the deadline; `Duration::MAX`: no deadline.
     pub fn left(&self, now: Time) -> Duration {
         left(now, self.deadline)
+    }
+
+    /// Whether the leader may hear of the request.
+    fn may_hand_in(&self, now: Time) -> bool {
+        self.place == Place::Here && (self.payload.is_some() || self.ready_at > now)
     }
 }
 
@@ -93,19 +128,22 @@ impl<P> OpenRequests<P> {
         self.requests.len()
     }
 
-    /// Adds a request, whose place is [`Place::Here`], and returns its number.
-    pub fn add(&mut self, request: NewRequest<P>) -> u64 {
+    /// Adds a request, whose place is [`Place::Here`], and returns its number. `ready_at`: when its
+    /// tensors are expected, if they are not ready.
+    pub fn add(&mut self, request: NewRequest<Option<P>>, ready_at: Time) -> u64 {
         let NewRequest { queue, payload, deadline, queue_expiry, level, size } = request;
         let (queue, place, is_watched) = (self.names.take(queue), Place::Here, false);
         let (tried, returned, given_back) = (0, 0, NO_BATCH);
         self.requests.push(Open {
             payload,
+            ready_at,
             deadline,
             place,
             tried,
             returned,
             first_returned: Time::ZERO,
             given_back,
+            claimed: (NodeId(0), NO_BATCH, Time::ZERO),
             queue,
             queue_expiry,
             level,
@@ -160,13 +198,14 @@ impl<P> OpenRequests<P> {
     }
 
     /// Hands in a request whose place is [`Place::Here`]. Returns its metadata, and its queue if
-    /// the leader has not yet heard of that queue.
+    /// the leader has not yet heard of that queue. The method hands in no request whose tensors are overdue.
     pub fn hand_in(&mut self, now: Time, number: u64) -> Option<(HandedIn, Option<QueueKey>)> {
-        let open = self.requests.get_mut(number).filter(|open| open.place == Place::Here)?;
+        let open = self.requests.get_mut(number).filter(|open| open.may_hand_in(now))?;
         open.place = Place::HandedIn;
         let (left, queue_left) = (open.left(now), left(now, open.queue_expiry));
+        let ready_in = if open.payload.is_some() { Duration::ZERO } else { open.ready_at.since(now) };
         let Open { queue, level, size, tried, .. } = *open;
-        Some((HandedIn { number, queue, left, queue_left, level, size, tried }, self.names.tell(queue)))
+        Some((HandedIn { number, queue, left, queue_left, ready_in, level, size, tried }, self.names.tell(queue)))
     }
 
     /// Makes [`OpenRequests::expired`] return the request at `at`, unless the request is already

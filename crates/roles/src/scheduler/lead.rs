@@ -10,6 +10,7 @@ use super::known_backend::Backend;
 use super::load_count::LoadCount;
 use super::model_rates::ModelRates;
 use super::orders::{Orders, Word};
+use super::questions::Questions;
 use super::seat_loads::SeatLoads;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
@@ -19,6 +20,7 @@ use crate::epoch::Epoch;
 use crate::links::Links;
 use crate::message::{
     BatchKey, Doing, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
+    Told,
 };
 use crate::rollouts::{Received, Rollouts};
 use downbeat_core::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler, Ticket};
@@ -63,6 +65,8 @@ pub(super) struct Lead {
     models: ServedModels,
     waiting: Waiting,
     parked: BTreeMap<RequestId, Parked>,
+    /// Requests whose inputs are not ready, by the time when they enter their queues.
+    coming: BTreeMap<(Time, RequestId), Parked>,
     /// Until then backends may still be on their way here, and requests wait for models without an
     /// offer.
     settles_at: Time,
@@ -84,6 +88,9 @@ pub(super) struct Lead {
     /// Models whose decisions must be sent, with the frontend that told one, and whether that one was
     /// new.
     told_rollouts: Vec<(String, NodeId, bool)>,
+    questions: Questions,
+    /// Answers to this scheduler's own questions.
+    told: VecDeque<(u64, Option<Told>)>,
     /// Assigns models to backends, if this scheduler does so.
     assigner: Option<Assigner>,
     /// Whether backends, or their offers, have changed since the last assignments.
@@ -119,6 +126,7 @@ impl Lead {
             models: ServedModels::new(settles),
             waiting: Waiting::default(),
             parked: BTreeMap::new(),
+            coming: BTreeMap::new(),
             settles_at,
             offers_by: now + settles.saturating_mul(OFFERS_WITHIN),
             unparks_at: settles_at,
@@ -132,6 +140,8 @@ impl Lead {
             orders: Orders::default(),
             rollouts: Rollouts::default(),
             told_rollouts: Vec::new(),
+            questions: Questions::default(),
+            told: VecDeque::new(),
             assigner,
             assigns: true,
         }
@@ -198,6 +208,7 @@ impl Lead {
     pub fn handle_lost(&mut self, now: Time, node: NodeId) {
         let name = self.map.backend_mut(node).map(|backend| backend.name.clone()).unwrap_or_default();
         self.orders.handle_lost(node, &name);
+        self.handle_asker_lost(node);
         for (id, place) in self.waiting.handle_frontend_lost(node) {
             self.withdraw(now, id, place);
         }
@@ -218,6 +229,7 @@ impl Lead {
     fn withdraw(&mut self, now: Time, id: RequestId, place: Place) {
         let is_out = match place {
             Place::Parked => self.parked.remove(&id).is_some(),
+            Place::Coming(at) => self.coming.remove(&(at, id)).is_some(),
             Place::Queued(model, ticket) => self.scheduler.handle_cancel(now, model, ticket),
             Place::Dispatched => false,
         };
@@ -243,6 +255,14 @@ impl Lead {
                     }
                 }
             }
+            (Role::Frontend, Message::Ready(numbers)) => {
+                let Some(frontend) = self.waiting.place_of(from) else { return };
+                for number in numbers {
+                    if let Some((id, Place::Coming(at))) = self.waiting.find(frontend, number) {
+                        self.handle_come(now, (at, id));
+                    }
+                }
+            }
             (Role::Frontend, Message::Order { number, model, doing }) => {
                 self.handle_order((from, number), &model, doing)
             }
@@ -254,6 +274,8 @@ impl Lead {
                     self.orders.handle_done(number, (from, &backend.name), failed);
                 }
             }
+            (_, Message::Ask { number, question }) => self.questions.ask((Some(from), number), question),
+            (_, Message::Tell { number, answer }) => self.questions.handle_tell(from, number, answer),
             (Role::Backend, Message::UnderWay(running)) => {
                 self.map.handle_under_way(now, &mut self.scheduler, from, &running);
             }
@@ -283,6 +305,21 @@ impl Lead {
             Received::Known => {}
             Received::Old => self.told_rollouts.push((model, from, false)),
         }
+    }
+
+    /// Puts a question of this scheduler itself to all frontends and backends.
+    pub fn ask(&mut self, number: u64, question: Vec<u8>) {
+        self.questions.ask((None, number), question);
+    }
+
+    /// The next answer to a question of this scheduler itself; without one, the question has ended.
+    pub fn poll_told(&mut self) -> Option<(u64, Option<Told>)> {
+        self.told.pop_front()
+    }
+
+    /// Handles the loss of a peer that may have asked something. Other schedulers ask, too.
+    pub fn handle_asker_lost(&mut self, node: NodeId) {
+        self.questions.handle_lost(node);
     }
 
     /// Orders a client's change of a model on all backends that load models on orders.
@@ -338,8 +375,35 @@ impl Lead {
                 level: handed.level,
                 size: handed.size,
             };
-            self.enter(now, Parked { frontend, queue: handed.queue, request });
+            let parked = Parked { frontend, queue: handed.queue, request };
+            match self.enters_at(now, &parked, handed.ready_in) {
+                at if at <= now => self.enter(now, parked),
+                at => {
+                    self.waiting.set_place(id, Place::Coming(at));
+                    self.coming.insert((at, id), parked);
+                }
+            }
         }
+    }
+
+    /// Puts a request into its queue whose inputs are ready, or will be when a batch begins.
+    fn handle_come(&mut self, now: Time, (at, id): (Time, RequestId)) {
+        if let Some(parked) = self.coming.remove(&(at, id)) {
+            self.waiting.set_place(id, Place::Parked);
+            self.enter(now, parked);
+        }
+    }
+
+    /// When a request enters its queue whose inputs are ready after `ready_in` (Symphony §4.3): a
+    /// batch that is planned then begins when they are. Until then the plan is on its way to the
+    /// backend, and the backend's claim on its way to the frontend.
+    fn enters_at(&mut self, now: Time, parked: &Parked, ready_in: Duration) -> Time {
+        if ready_in == Duration::ZERO {
+            return now;
+        }
+        let queue = self.queue_of(now, parked.frontend, parked.queue);
+        let control = queue.map_or(Duration::ZERO, |queue| self.models.control(queue));
+        now + ready_in.saturating_sub(control)
     }
 
     /// Puts a request into its queue, or refuses it with the reason.
@@ -516,6 +580,9 @@ impl Lead {
     /// Does everything that is due.
     pub fn handle_timeout<P: Clone>(&mut self, now: Time, links: &Links<P>) {
         self.scheduler.handle_timeout(now);
+        while let Some((at, id)) = self.coming.keys().next().copied().filter(|(at, _)| *at <= now) {
+            self.handle_come(now, (at, id));
+        }
         self.models_changed |= self.models.give_up(now, &mut self.scheduler, |key| self.map.may_have(key));
         self.settle(now);
         if now >= self.measures_at {
@@ -655,6 +722,7 @@ impl Lead {
                 links.say(now, frontend, Message::Rollout { model, number, decision });
             }
         }
+        self.told.extend(self.questions.flush(now, links));
         while let Some((frontend, refused)) = self.waiting.poll_refused() {
             links.say(now, frontend, Message::Refused(refused));
         }
@@ -735,6 +803,7 @@ impl Lead {
             (settles, "models that nobody offers"),
             (self.measures_at, "what messages take"),
             (assigns, "which models backends have"),
+            (self.coming.keys().next().map_or(Time::MAX, |(at, _)| *at), "inputs that will be ready"),
             (self.models.gives_up_at(), "models whose backends were lost"),
         ];
         others.into_iter().fold((due, "a batch or a deadline"), |least, due| if due.0 < least.0 { due } else { least })

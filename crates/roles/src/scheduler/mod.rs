@@ -10,6 +10,7 @@ mod load_count;
 mod model_rates;
 mod orders;
 mod orphans;
+mod questions;
 mod scheduler_node;
 mod seat_loads;
 mod served_models;

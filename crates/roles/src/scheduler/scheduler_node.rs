@@ -6,12 +6,13 @@ use super::assigner::{AssignerOutput, SubClusterOptions};
 use super::budgets::ModelBudget;
 use super::election::{Election, ElectionEvent};
 use super::lead::{Lead, SubCluster};
+use crate::asking::Asking;
 use crate::assignment::{Divided, PlanWanted, SubClusterPlan};
 use crate::claims::ClaimSecret;
 use crate::epoch::Epoch;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
-use crate::message::{Hello, Message, NodeId, Role};
+use crate::message::{Hello, Message, NodeId, Role, Told};
 use crate::role_node::RoleNode;
 use downbeat_core::cluster::{AutoscaleSample, Scheduler};
 use downbeat_core::time::{Duration, Time};
@@ -59,6 +60,8 @@ pub enum SchedulerOutput<P> {
     Leads(Epoch),
     /// This scheduler stands by from now on. The epoch is the leader's.
     StandsBy(Epoch),
+    /// An answer to the [question](SchedulerNode::handle_ask) of this number; `None`: it has ended.
+    Told(u64, Option<Told>),
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
     /// Show this text to people, once.
@@ -79,6 +82,8 @@ pub struct SchedulerNode<P> {
     kept_plan: Option<SubClusterPlan>,
     /// The standing that the other schedulers last heard.
     standing: (Epoch, bool),
+    /// Questions that the leader has, while this node stands by.
+    asking: Asking,
     outputs: VecDeque<SchedulerOutput<P>>,
 }
 
@@ -95,6 +100,7 @@ impl<P: Clone> SchedulerNode<P> {
             election,
             lead: None,
             kept_plan: None,
+            asking: Asking::default(),
             outputs: VecDeque::new(),
             options,
         }
@@ -166,6 +172,31 @@ impl<P: Clone> SchedulerNode<P> {
         assigner.map(|assigner| assigner.handle_wanted(now)).is_some()
     }
 
+    /// Asks all frontends and backends a question, by the caller's number.
+    /// [`SchedulerOutput::Told`] follows.
+    pub fn handle_ask(&mut self, now: Time, number: u64, question: Vec<u8>) {
+        if let Some(lead) = &mut self.lead {
+            return lead.ask(number, question);
+        }
+        let leader = self.leader();
+        if !self.asking.ask((now, &mut self.links), leader, (number, question)) {
+            self.outputs.push_back(SchedulerOutput::Told(number, None));
+        }
+    }
+
+    /// The scheduler that leads, while this one stands by and hears it.
+    pub fn leader(&self) -> Option<NodeId> {
+        let of_leader = Role::Scheduler { rank: self.heard().rank };
+        let leader = self.roles.iter().find(|(_, role)| **role == of_leader).map(|(node, _)| *node);
+        leader.filter(|_| self.lead.is_none() && self.has_leader())
+    }
+
+    /// Ends the questions of a lead that is over.
+    fn end_questions(&mut self) {
+        let ended = self.asking.end();
+        self.outputs.extend(ended.into_iter().map(|number| SchedulerOutput::Told(number, None)));
+    }
+
     /// The sub-clusters in their present state. Empty if the scheduler does not lead, or has no
     /// sub-clusters.
     pub fn sub_clusters(&self) -> Vec<SubCluster> {
@@ -196,6 +227,7 @@ impl<P: Clone> SchedulerNode<P> {
                     if self.lead.take().is_some() {
                         self.tell_followers(now, epoch);
                     }
+                    self.end_questions();
                     self.outputs.push_back(SchedulerOutput::StandsBy(epoch));
                 }
                 ElectionEvent::WantEpoch(above) => self.outputs.push_back(SchedulerOutput::WantEpoch(above)),
@@ -249,6 +281,12 @@ impl<P: Clone> SchedulerNode<P> {
         }
         match self.roles.remove(&peer) {
             Some(Role::Scheduler { rank }) => {
+                if let Some(lead) = &mut self.lead {
+                    lead.handle_asker_lost(peer);
+                }
+                if rank == self.heard().rank {
+                    self.end_questions();
+                }
                 let of_rank = Role::Scheduler { rank };
                 // Another process of that rank may already be connected.
                 if self.roles.values().all(|role| *role != of_rank) {
@@ -282,12 +320,25 @@ impl<P: Clone> SchedulerNode<P> {
                 }
             }
             Message::Taken(epoch) => self.election.handle_taken(now, epoch),
-            message => {
-                if let Some(lead) = &mut self.lead {
-                    self.election.handle_followed();
-                    lead.handle_message(now, role, from, message);
+            Message::Told { number, told } => {
+                if self.asking.handle_told(number, told.as_ref()) {
+                    self.outputs.push_back(SchedulerOutput::Told(number, told));
                 }
             }
+            message => match &mut self.lead {
+                Some(lead) => {
+                    // A scheduler that stands by asks questions, and is no follower.
+                    if !matches!(role, Role::Scheduler { .. }) {
+                        self.election.handle_followed();
+                    }
+                    lead.handle_message(now, role, from, message);
+                }
+                None => {
+                    if let Message::Ask { number, .. } = message {
+                        self.links.say(now, from, Message::Told { number, told: None });
+                    }
+                }
+            },
         }
     }
 
@@ -300,6 +351,7 @@ impl<P: Clone> SchedulerNode<P> {
             lead.handle_up(now, &mut self.links, hello);
         }
         self.lead = Some(lead);
+        self.end_questions();
         self.outputs.push_back(SchedulerOutput::Leads(epoch));
     }
 
@@ -310,6 +362,9 @@ impl<P: Clone> SchedulerNode<P> {
         }
         if let Some(lead) = &mut self.lead {
             lead.flush(now, &mut self.links);
+            while let Some((number, told)) = lead.poll_told() {
+                self.outputs.push_back(SchedulerOutput::Told(number, told));
+            }
             while let Some(note) = lead.poll_note() {
                 self.outputs.push_back(SchedulerOutput::Note(note));
             }

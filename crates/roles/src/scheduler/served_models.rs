@@ -238,6 +238,14 @@ impl ServedModels {
         Some((place, forgotten))
     }
 
+    /// The longest time that a batch of the queue at a place is planned to take to its backend, with
+    /// the backend's claims.
+    pub fn control(&self, place: u32) -> Duration {
+        let queue = self.queues.get(place as usize).and_then(Option::as_ref);
+        let budgets = queue.iter().flat_map(|queue| &queue.planned);
+        budgets.map(|(_, budget)| budget.control).max().unwrap_or_default()
+    }
+
     /// Makes room: forgets an unused queue, of the model `of` if given. Returns its place.
     fn forget(&mut self, now: Time, scheduler: &mut Scheduler, of: Option<(&str, u64)>) -> Option<u32> {
         let is_unused = |queue: &Queue| {

@@ -24,6 +24,8 @@ const NOBODY: u32 = u32::MAX;
 pub(super) enum Place {
     /// The request is in no queue, because no backend serves its model yet.
     Parked,
+    /// The request is in no queue until this time, because its inputs are not ready.
+    Coming(Time),
     /// The request is in the scheduler's queue of a model.
     Queued(ModelId, Ticket),
     /// The request is in a batch.

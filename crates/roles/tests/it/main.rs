@@ -1,9 +1,11 @@
 //! Tests of the roles from outside, in one binary.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+mod announced;
 mod model_budgets;
 mod orders;
 mod orphans;
+mod questions;
 mod role_links;
 mod role_nonsense;
 mod role_planner;

@@ -300,9 +300,9 @@ fn a_peer_that_only_stood_still_gets_one_message_twice() {
 #[test]
 fn budgets_shrink_while_they_wait_and_on_their_way() {
     let mut world = up();
-    let left = Duration::from_millis(100);
-    let request =
-        HandedIn { number: 0, queue: QueueAlias(0), left, queue_left: Duration::MAX, level: 0, size: 1, tried: 0 };
+    let (left, queue_left) = (Duration::from_millis(100), Duration::MAX);
+    let ready_in = Duration::from_millis(7);
+    let request = HandedIn { number: 0, queue: QueueAlias(0), left, queue_left, ready_in, level: 0, size: 1, tried: 0 };
     world.calm(20);
     world.sides[0].links.say(world.now, NodeId(2), Message::Requests(vec![request]));
     world.send();
@@ -320,6 +320,7 @@ fn budgets_shrink_while_they_wait_and_on_their_way() {
         panic!("it has come")
     };
     assert_eq!((came[0].left, came[0].queue_left), (Duration::from_micros(94_500), Duration::MAX));
+    assert_eq!(came[0].ready_in, Duration::from_micros(1_500));
 }
 
 #[test]
@@ -424,6 +425,10 @@ fn the_way_is_known_without_a_common_clock() {
         // The links cannot know which way is the longer: each counts as half.
         let one_way = links(side).one_way(peer).unwrap();
         assert!(one_way >= Duration::from_micros(200) && one_way <= Duration::from_micros(300), "{one_way}");
+        let ClockLead { ahead, error } = links(side).clock(peer).unwrap();
+        let truth = if side == 0 { -7_000_000_000 } else { 7_000_000_000 };
+        assert!((ahead - truth).unsigned_abs() <= error.as_nanos(), "{ahead} ns, by at most {error}");
+        assert!(error <= Duration::from_micros(260), "{error}");
     }
 }
 

@@ -49,9 +49,11 @@ fn message(step: &Step) -> Message<P> {
         0 => Message::Queue { alias, key },
         1 => {
             let (number, level, size, tried) = (a, b as u32, c as u32, b as u8);
-            let request = HandedIn { number, queue: alias, left: long, queue_left: short, level, size, tried };
+            let (left, queue_left, ready_in) = (long, short, Duration::from_nanos(c));
+            let request = HandedIn { number, queue: alias, left, queue_left, ready_in, level, size, tried };
             Message::Requests(vec![request; 2])
         }
+        2 if c % 2 == 0 => Message::Ready(vec![a, b, c, a]),
         2 => Message::Cancel(vec![a, b, c, a]),
         3 => Message::Refused(vec![(a, Refusal::Lost), (b, Refusal::Rejected(Reject::UnknownModel))]),
         4 => Message::Refused(vec![(c, Refusal::Dropped(DropReason::Hopeless)); 3]),
@@ -103,9 +105,16 @@ fn message(step: &Step) -> Message<P> {
         21 if c % 6 == 2 => Message::Rollout { model: "m".to_owned(), number: a, decision: vec![b as u8; 3] },
         21 if c % 3 == 0 => Message::Order { number: a, model: "m".to_owned(), doing: Doing::Unload },
         21 if c % 3 == 1 => Message::Ordered { number: b, failed: (a == 0).then(String::new) },
+        21 if a % 3 == 0 => Message::Ask { number: a, question: vec![0; 3] },
+        21 if a % 3 == 1 => {
+            let (role, clock) = (Role::Backend, Some(ClockLead { ahead: i64::MIN, error: long }));
+            let told = Told { node: NodeId(b), role, name: String::new(), clock, answer: vec![1] };
+            Message::Told { number: a, told: (b > 0).then_some(told) }
+        }
         21 => Message::Release { batch, numbers: vec![a, b, c] },
         _ => Message::Answers {
             run: Some(BatchRun {
+                device: c as u32,
                 items: a as u32,
                 compute_input: short,
                 compute_infer: long,
@@ -191,13 +200,18 @@ impl World {
                 let queue = QueueKey { model: "m".to_owned(), version: a, shape: vec![b as i64] };
                 let (deadline, queue_expiry) = (Time::from_nanos(c), Time::from_nanos(a));
                 let (level, size, payload) = (b as u32, c as u32, ());
-                node.handle_request(now, NewRequest { queue, payload, deadline, queue_expiry, level, size });
+                let new = NewRequest { queue, payload, deadline, queue_expiry, level, size };
+                match a % 2 {
+                    0 => node.handle_request(now, new),
+                    _ => node.handle_announced(now, new, now + Duration::from_nanos(b)),
+                };
             }
             (25, Node::Backend(node)) => {
                 let slots =
                     (0..=a.min(3)).map(|_| Slot { hardware: String::new(), device: 0, is_seat: false }).collect();
                 node.handle_offer(now, Offer { slots, ..Offer::default() });
             }
+            (26, Node::Frontend(node)) if c % 2 == 0 => node.handle_ready(now, a.min(b), ()),
             (26, Node::Frontend(node)) => node.handle_cancel(now, a.min(b)),
             (26, Node::Backend(node)) => {
                 let (batch, members) = self.ran.pop().unwrap_or_else(|| {

@@ -54,6 +54,8 @@ struct World {
     /// How many outcomes each request had that must not run twice.
     ran_once: BTreeMap<RequestKey, u32>,
     ends: BTreeMap<&'static str, u64>,
+    /// Requests whose inputs their frontends make, each with the time when they are ready.
+    made: Vec<(Time, RequestKey)>,
 }
 
 fn queue(model: &str) -> QueueKey {
@@ -78,6 +80,7 @@ impl World {
             issued: BTreeMap::new(),
             ran_once: BTreeMap::new(),
             ends: BTreeMap::new(),
+            made: Vec::new(),
         };
         for role in [Role::Scheduler { rank: 0 }, Role::Scheduler { rank: 1 }] {
             world.add(role);
@@ -203,7 +206,7 @@ impl World {
                     match node.poll_output(now) {
                         None => return,
                         Some(FrontendOutput::Send(to, frame)) => Some((to, frame)),
-                        Some(FrontendOutput::End { number, end }) => {
+                        Some(FrontendOutput::End { number, end, .. }) => {
                             self.end(RequestKey { frontend: id, number }, &end);
                             None
                         }
@@ -215,6 +218,7 @@ impl World {
                         Some(FrontendOutput::Models(_) | FrontendOutput::Leader { .. }) => None,
                         Some(FrontendOutput::Rollout { .. }) => panic!("no frontend rolls out"),
                         Some(FrontendOutput::Ordered { .. }) => panic!("no client has ordered a change"),
+                        Some(FrontendOutput::Asked { .. } | FrontendOutput::Told(..)) => panic!("no client asks"),
                     }
                 }
                 Some(Node::Backend(node)) => {
@@ -240,6 +244,7 @@ impl World {
                         Some(BackendOutput::Model(model, _) | BackendOutput::Order { model, .. }) => {
                             panic!("nobody told it to have {model}")
                         }
+                        Some(BackendOutput::Asked { .. } | BackendOutput::Told(..)) => panic!("no client asks"),
                         Some(BackendOutput::Drained) => panic!("nobody told it to go"),
                     }
                 }
@@ -333,10 +338,33 @@ impl World {
         let model = if *next % 2 == 1 { "once" } else { "m" };
         let queue_expiry = Time::MAX;
         let new = NewRequest { queue: queue(model), payload: *next, deadline, queue_expiry, level: 0, size: 1 };
-        let number = node.handle_request(now, new);
+        // The inputs of every fourth request are made after the frontend has announced it.
+        let number = if *next % 4 < 3 {
+            node.handle_request(now, new)
+        } else {
+            let NewRequest { queue, deadline, queue_expiry, level, size, .. } = new;
+            let new = NewRequest { queue, payload: (), deadline, queue_expiry, level, size };
+            let expected = now + Duration::from_millis(self.random.next() % 10);
+            node.handle_announced(now, new, expected)
+        };
         assert_eq!(number, *next);
         *next += 1;
+        if number % 4 == 3 {
+            let takes = Duration::from_millis(self.random.next() % 20);
+            self.made.push((now + takes, RequestKey { frontend, number }));
+        }
         self.open.insert(RequestKey { frontend, number }, deadline);
+    }
+
+    /// Hands frontends the inputs that are made by now.
+    fn make_inputs(&mut self) {
+        let now = self.now;
+        let made: Vec<_> = self.made.extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, request) in made {
+            if let Some((_, Node::Frontend(node))) = self.nodes.get_mut(&request.frontend) {
+                node.handle_ready(now, request.number, request.number);
+            }
+        }
     }
 
     /// An event in a cluster.
@@ -480,6 +508,7 @@ impl World {
             }
         }
         self.deliver();
+        self.make_inputs();
         self.work();
         for id in self.nodes.keys().copied().collect::<Vec<_>>() {
             self.poll(id);

@@ -133,9 +133,13 @@ impl World {
             let text = match &mut self.node {
                 Node::Frontend(node) => match node.poll_output(now)? {
                     FrontendOutput::Send(to, frame) => return Some((to, frame)),
-                    FrontendOutput::End { number, end } => format!("end of {number}: {}", end_text(&end)),
+                    FrontendOutput::End { number, end, .. } => format!("end of {number}: {}", end_text(&end)),
                     FrontendOutput::Rollout { model, .. } => format!("another decides about the rollout of {model}"),
                     FrontendOutput::Ordered { number, result } => format!("end of order {number}: {result:?}"),
+                    FrontendOutput::Asked { from: (by, number), .. } => format!("question {number} of {}", name(by)),
+                    FrontendOutput::Told(number, told) => {
+                        format!("answer to question {number} of {}", told.map_or("nobody else".into(), |t| t.name))
+                    }
                     FrontendOutput::Models(models) => {
                         format!("models {}", list(models.iter().map(|m| m.model.clone())))
                     }
@@ -161,6 +165,10 @@ impl World {
                     BackendOutput::Model(model, Doing::Load) => format!("loads {model}"),
                     BackendOutput::Model(model, Doing::Unload) => format!("unloads {model}"),
                     BackendOutput::Order { model, doing, .. } => format!("is to {doing:?} {model}"),
+                    BackendOutput::Asked { from: (by, number), .. } => format!("question {number} of {}", name(by)),
+                    BackendOutput::Told(number, told) => {
+                        format!("answer to question {number} of {}", told.map_or("nobody else".into(), |t| t.name))
+                    }
                     BackendOutput::Leader(who, epoch) => format!("obeys {} as {}", name(who), epoch_text(epoch)),
                     BackendOutput::Lost(peer) => format!("gives {} up", name(peer)),
                     BackendOutput::Note(note) => note,
@@ -256,10 +264,21 @@ impl World {
                 let deadline = option(words, "deadline").map_or(Time::MAX, |at| Time::ZERO + millis(at));
                 let size = option(words, "size").map_or(1, |size| size.parse().unwrap());
                 let (queue, level, queue_expiry, payload) = (queue(model), 0, Time::MAX, self.requests);
-                let number =
-                    node.handle_request(now, NewRequest { queue, payload, deadline, queue_expiry, level, size });
+                let number = match option(words, "ready") {
+                    None => {
+                        node.handle_request(now, NewRequest { queue, payload, deadline, queue_expiry, level, size })
+                    }
+                    Some(at) => {
+                        let new = NewRequest { queue, payload: (), deadline, queue_expiry, level, size };
+                        node.handle_announced(now, new, Time::ZERO + millis(at))
+                    }
+                };
                 assert_eq!(number, self.requests);
                 self.requests += 1;
+            }
+            (["ready", number], Node::Frontend(node)) => {
+                let number = number.parse().unwrap();
+                node.handle_ready(now, number, number);
             }
             (["cancel", number], Node::Frontend(node)) => node.handle_cancel(now, number.parse().unwrap()),
             (["offer", models, ..], Node::Backend(node)) => {
@@ -323,6 +342,7 @@ scenarios! {
     frontend_grants_planned_claims_only
     frontend_grants_no_claim_twice
     frontend_keeps_the_key_of_its_leader
+    frontend_announces_requests_before_they_are_ready
     backend_claims_with_the_tokens_of_the_plan
     backend_has_a_batch_counted_once
     backend_has_a_taken_epoch_replaced

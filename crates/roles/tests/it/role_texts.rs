@@ -54,7 +54,7 @@ fn tokens(words: &[&str], batch: BatchKey, to: NodeId, members: &[RequestKey]) -
 /// The run of a batch of `items` that took this long, for the frontend that counts the batch.
 pub fn batch_run((items, compute_infer): (u32, Duration)) -> BatchRun {
     let (compute_input, compute_output, ended_ago) = Default::default();
-    BatchRun { items, compute_input, compute_infer, compute_output, ended_ago, counts: true }
+    BatchRun { device: 0, items, compute_input, compute_infer, compute_output, ended_ago, counts: true }
 }
 
 pub fn message(words: &[&str], from: NodeId, (to, role): (NodeId, Role)) -> Message<P> {
@@ -140,11 +140,14 @@ pub fn message_text(message: &Message<P>) -> String {
             let request = |r: &HandedIn| {
                 let tried = if r.tried > 0 { format!(" tried {}", r.tried) } else { String::new() };
                 let left = if r.left == Duration::MAX { String::new() } else { format!(" within {}", r.left) };
-                format!("{} of {}{left}{tried}", r.number, r.queue.0)
+                let ready =
+                    if r.ready_in > Duration::ZERO { format!(" ready in {}", r.ready_in) } else { String::new() };
+                format!("{} of {}{left}{ready}{tried}", r.number, r.queue.0)
             };
             format!("requests {}", list(requests.iter().map(request)))
         }
         Message::Cancel(gone) => format!("cancel {}", numbers(gone)),
+        Message::Ready(ready) => format!("ready {}", numbers(ready)),
         Message::Taken(epoch) => format!("{} is taken", epoch_text(*epoch)),
         Message::Standing { epoch, .. } => format!("not below {}", epoch_text(*epoch)),
         Message::Offer(offer) => {

@@ -34,6 +34,8 @@ pub struct World {
     led: Vec<Epoch>,
     /// The scheduler's questions how to divide models.
     pub wanted: Vec<PlanWanted>,
+    /// Answers to the scheduler's own questions.
+    pub told: Vec<(u64, Option<Told>)>,
 }
 
 impl World {
@@ -63,6 +65,7 @@ impl World {
             notes: Vec::new(),
             led: Vec::new(),
             wanted: Vec::new(),
+            told: Vec::new(),
         }
     }
 
@@ -121,6 +124,7 @@ impl World {
             queue: QueueAlias(queue),
             left,
             queue_left: Duration::MAX,
+            ready_in: Duration::ZERO,
             level: 0,
             size: 1,
             tried: 0,
@@ -156,6 +160,7 @@ impl World {
                     SchedulerOutput::Leads(epoch) => self.led.push(epoch),
                     SchedulerOutput::Note(note) => self.notes.push(note),
                     SchedulerOutput::WantPlan(wanted) => self.wanted.push(wanted),
+                    SchedulerOutput::Told(number, told) => self.told.push((number, told)),
                     _ => {}
                 }
             }
@@ -686,6 +691,7 @@ fn anything() -> impl Strategy<Value = Message<P>> {
             queue: QueueAlias(queue),
             left: Duration::from_nanos(left.saturating_mul(1_000_000)),
             queue_left: Duration::MAX,
+            ready_in: Duration::ZERO,
             level,
             size,
             tried: 0,

@@ -1,6 +1,49 @@
 //! A process's view of its cluster, as `GET /v2/cluster` shows it.
 
+use downbeat_core::Duration;
+use downbeat_protocol::inference::ModelStatistics;
+use futures_util::future::BoxFuture;
 use serde::Serialize;
+
+use crate::error::ServiceError;
+use crate::report::live::{LiveProcess, LiveReport};
+use crate::report::policy_report::PolicyReport;
+use crate::report::timeline::Timeline;
+
+/// A process's view of its whole cluster. The questions go to all frontends and backends, by the
+/// scheduler that leads. A report comes in any case. The last counts of a process stand if the process
+/// does not answer, and the report names the process.
+pub trait ClusterView: Send + Sync {
+    /// The processes that this one is connected to.
+    fn report(&self) -> ClusterReport;
+
+    /// The counts of all models and devices. `history`: with the last hour.
+    fn live(&self, history: bool) -> BoxFuture<'_, LiveReport>;
+
+    /// The last launches on the devices of all backends, in this process's clock.
+    fn timeline(&self, last: Duration) -> BoxFuture<'_, Timeline>;
+
+    /// The statistics of all models.
+    fn statistics(&self) -> BoxFuture<'_, ClusterStatistics>;
+
+    /// The device policy of a model, by the backends that have the model. `None`: this process is a
+    /// backend, and has the policy itself.
+    fn policy<'a>(
+        &'a self,
+        model: &'a str,
+        version: &'a str,
+    ) -> BoxFuture<'a, Option<Result<PolicyReport, ServiceError>>>;
+}
+
+/// The statistics of all models of a cluster.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ClusterStatistics {
+    /// The sums over all frontends.
+    pub models: Vec<ModelStatistics>,
+    /// Each process's own counts. A backend counts the batches that it ran, and a frontend the
+    /// requests that it answered.
+    pub processes: Vec<(LiveProcess, Vec<ModelStatistics>)>,
+}
 
 /// A peer that the process is connected to.
 #[derive(Clone, PartialEq, Debug, Serialize)]

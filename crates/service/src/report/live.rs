@@ -46,6 +46,46 @@ pub struct LiveReport {
     pub history_part_s: f64,
     /// Whether `GET /v2/cluster` has an answer.
     pub in_cluster: bool,
+    /// By device: the backend and the device there, if the report is of a whole cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_names: Vec<DeviceName>,
+    /// The frontends and backends of the cluster that the report is of; empty: it is of one process.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<LiveProcess>,
+}
+
+/// A device of a cluster.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct DeviceName {
+    /// The name of its backend.
+    pub backend: String,
+    /// The device's number on that backend.
+    pub device: usize,
+}
+
+/// A process whose counts are in the report of its cluster.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct LiveProcess {
+    /// The process's name.
+    pub name: String,
+    /// The process's number, drawn when it started.
+    pub node: String,
+    /// `frontend` or `backend`.
+    pub role: Cow<'static, str>,
+    /// Whether its counts are fresh.
+    pub state: ProcessState,
+}
+
+/// Whether the counts of a process are fresh.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessState {
+    /// The process has answered.
+    Answers,
+    /// The process has not answered in time. Its last counts stand.
+    Silent,
+    /// The leader is not connected to the process. Its last counts stand.
+    Gone,
 }
 
 /// A version of a model.
@@ -164,6 +204,43 @@ impl LiveModel {
         self.slowdown = (then > 0.0).then(|| now / then);
     }
 
+    /// Adds the requests and launches that another frontend has counted.
+    pub fn add_counts(&mut self, other: &LiveModel) {
+        let add = |all: &mut u64, more: u64| *all = all.saturating_add(more);
+        let add_parts = |all: &mut Vec<u64>, more: &[u64]| {
+            all.resize(all.len().max(more.len()), 0);
+            all.iter_mut().zip(more).for_each(|(all, more)| add(all, *more));
+        };
+        add(&mut self.in_time, other.in_time);
+        add(&mut self.late, other.late);
+        add(&mut self.items, other.items);
+        for (reason, count) in &other.unanswered {
+            add(self.unanswered.entry(reason.clone()).or_default(), *count);
+        }
+        add_parts(&mut self.latency, &other.latency);
+        add_parts(&mut self.batches, &other.batches);
+        self.history.extend(&other.history);
+    }
+
+    /// Takes the facts that a backend alone knows. Of several backends, the slowest has the word about
+    /// times.
+    pub fn take_facts(&mut self, backend: &LiveModel) {
+        self.waiting = self.waiting.saturating_add(backend.waiting);
+        self.max_batch = self.max_batch.max(backend.max_batch);
+        self.slo_ms = self.slo_ms.or(backend.slo_ms);
+        self.ensemble |= backend.ensemble;
+        if self.policy.is_empty() {
+            self.policy.clone_from(&backend.policy);
+        } else if !backend.policy.is_empty() && !self.policy.split(", ").any(|known| known == backend.policy) {
+            self.policy = format!("{}, {}", self.policy, backend.policy);
+        }
+        if self.profile.is_empty() || backend.slowdown > self.slowdown {
+            self.profile.clone_from(&backend.profile);
+            self.profile_at_load.clone_from(&backend.profile_at_load);
+            self.slowdown = backend.slowdown;
+        }
+    }
+
     /// Takes over the outcomes of requests.
     pub fn take_counts(&mut self, counts: &Counts) {
         (self.in_time, self.late, self.items) = (counts.in_time(), counts.late, counts.items);
@@ -261,6 +338,36 @@ mod tests {
         // Once 12 for 10 ms, and twice the mean of 30 and 44 for that of 30 and 40.
         assert_eq!(of(&[1, 0, 2, 0]), Some((12.0 + 74.0) / (10.0 + 70.0)));
         assert_eq!([of(&[0; 4]), of(&[]), of(&[0, 0, 0, 9])], [None; 3]);
+    }
+
+    #[test]
+    fn counts_of_frontends_add_up_and_facts_are_the_backends() {
+        let unanswered = |count| BTreeMap::from([(Cow::Borrowed("queue_full"), count)]);
+        let of = |in_time, part: Vec<u64>| LiveModel {
+            in_time,
+            unanswered: unanswered(in_time),
+            batches: part,
+            history: vec![(1.0, in_time, 1)],
+            ..LiveModel::default()
+        };
+        let mut model = of(3, vec![1]);
+        model.add_counts(&of(u64::MAX, vec![1, 5]));
+        model.add_counts(&of(4, vec![]));
+        assert_eq!((model.in_time, &model.batches[..]), (u64::MAX, &[2, 5][..]));
+        assert_eq!((&model.unanswered, model.history.len()), (&unanswered(u64::MAX), 3));
+        let backend = |policy: &str, slowdown| LiveModel {
+            policy: policy.into(),
+            waiting: 2,
+            max_batch: 8,
+            profile: vec![(1, slowdown)],
+            slowdown: Some(slowdown),
+            ..LiveModel::default()
+        };
+        for backend in [backend("elastic", 1.1), backend("staged", 1.3), backend("elastic", 1.2)] {
+            model.take_facts(&backend);
+        }
+        assert_eq!((&*model.policy, model.waiting, model.max_batch), ("elastic, staged", 6, 8));
+        assert_eq!((model.slowdown, &model.profile[..]), (Some(1.3), &[(1, 1.3)][..]));
     }
 
     #[test]

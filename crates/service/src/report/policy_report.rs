@@ -24,6 +24,20 @@ pub struct PolicyReport {
     /// The stages of the policy `staged`; `None`: another policy, or the user set all numbers.
     #[serde(default)]
     pub staging: Option<StagingReport>,
+    /// The reports of all backends, if a frontend was asked and their policies differ. The rest is
+    /// then that of the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub backends: Vec<BackendPolicy>,
+}
+
+/// The policy of a model on one of several backends.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct BackendPolicy {
+    /// The backend's name.
+    pub backend: String,
+    /// Its report.
+    #[serde(flatten)]
+    pub report: PolicyReport,
 }
 
 /// The number of stages and of buffer pairs that a search found, or their defaults.
@@ -121,6 +135,7 @@ impl PolicyReport {
             measured: None,
             guard: None,
             staging: None,
+            backends: Vec::new(),
         }
     }
 }

@@ -21,6 +21,22 @@ pub struct Timeline {
     /// The rules of [`PastDeparture::rule`] in words, to follow "the batch left then because".
     #[serde(default)]
     pub rules: BTreeMap<String, String>,
+    /// The backends of a cluster whose launches these are; empty: they are the process's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub backends: Vec<TimelineBackend>,
+}
+
+/// A backend in the timeline of its cluster. All times are of the clock of the process that was
+/// asked.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct TimelineBackend {
+    /// The backend's name.
+    pub backend: String,
+    /// The most that its times may be wrong, by the shortest round trips of messages; `None`: its
+    /// clock is not known yet, and its launches are left out.
+    pub error_ns: Option<u64>,
+    /// Whether no launch of the backend in the shown time is missing.
+    pub complete: bool,
 }
 
 /// A launch that has ended.
@@ -103,12 +119,15 @@ pub struct PastStep {
 }
 
 /// The last launches of a model version on a device.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug, Default)]
 pub struct PastLaunches {
     /// Model name.
     pub model: String,
     /// Model version.
     pub version: String,
+    /// The name of the backend that the device is of; empty: the process's own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub backend: String,
     /// Number of the device.
     pub device: usize,
     /// Number of the partition; 0 if the device is not divided.
@@ -121,4 +140,42 @@ pub struct PastLaunches {
     pub complete: bool,
     /// The launches, in the order of their ends.
     pub launches: Vec<PastLaunch>,
+}
+
+impl PastLaunches {
+    /// Moves all times by so many nanoseconds, to another process's clock.
+    pub fn shift(&mut self, by: i64) {
+        let shift = |at: &mut u64| *at = at.saturating_add_signed(by);
+        for launch in &mut self.launches {
+            let PastLaunch { begin_ns, end_ns, steps, deadline_ns, left, .. } = launch;
+            [begin_ns, end_ns].into_iter().for_each(shift);
+            deadline_ns.iter_mut().for_each(shift);
+            steps.iter_mut().for_each(|step| shift(&mut step.reached_ns));
+            let times = left.iter_mut().flat_map(|left| [&mut left.window_ns, &mut left.latest_ns]);
+            times.flatten().for_each(shift);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_times_of_launches_move_to_another_clock() {
+        let left = PastDeparture { rule: "full".into(), window_ns: Some(4), latest_ns: Some(30), behind: 0 };
+        let step = PastStep { pipeline: "p".into(), request: 1, step: "0".into(), reached_ns: 7 };
+        let (deadline_ns, left, steps) = (Some(40), Some(left), vec![step]);
+        let launch = PastLaunch { begin_ns: 10, end_ns: 20, deadline_ns, left, steps, ..PastLaunch::default() };
+        let mut past = PastLaunches { launches: vec![launch], ..PastLaunches::default() };
+        past.shift(100);
+        let launch = &past.launches[0];
+        assert_eq!((launch.begin_ns, launch.end_ns, launch.deadline_ns), (110, 120, Some(140)));
+        assert_eq!(launch.steps[0].reached_ns, 107);
+        past.shift(-105);
+        let launch = &past.launches[0];
+        // A time before the clock's start is its start.
+        assert_eq!(launch.left.as_ref().map(|left| (left.window_ns, left.latest_ns)), Some((Some(0), Some(25))));
+        assert_eq!(launch.begin_ns, 5);
+    }
 }

@@ -55,7 +55,7 @@ const BEHIND: [Duration; 4] = [
     Duration::from_millis(1_000_000),
 ];
 /// The span that a question about a time looks at.
-const LOOK: Duration = Duration::from_millis(1_000);
+pub(super) const LOOK: Duration = Duration::from_millis(1_000);
 
 impl LogFolder {
     /// The story of the request that is asked for; of several with one name the last. `model`: only
@@ -84,6 +84,23 @@ impl LogFolder {
                 self.story_of(&found.ok_or(NotFound::Nothing(name))?, "this trace")
             }
         }
+    }
+
+    /// The last request with the id or the trace that is asked for, and when it came.
+    pub(super) fn found_by_name(&self, asked: &Asked, model: Option<&str>) -> Result<(RequestId, Time), NotFound> {
+        let (name, found) = match asked {
+            Asked::Trace(trace) => {
+                let found = self.named(&trace.0, model, |_, came| came == Some(*trace))?;
+                (format!("the trace {trace}{}", of_model(model)), found)
+            }
+            Asked::Id(id) => {
+                let short = bounded(id, RequestInput::MOST_ID);
+                let found = self.named(&postcard_text(short), model, |came, _| came == short)?;
+                (format!("the id {id:?}{}", of_model(model)), found)
+            }
+            Asked::Number(_) | Asked::Time(_) => ("a name".to_owned(), None),
+        };
+        found.map(|found| (found.request, found.at)).ok_or(NotFound::Nothing(name))
     }
 
     /// The last request with a name in `requests.log`.

@@ -5,6 +5,7 @@
 //! [`Story`]. [`Window`] has all requests of a span, with their batches and ends.
 
 mod changes;
+mod cluster;
 mod find;
 mod folder;
 mod outcome;
@@ -14,6 +15,7 @@ mod text;
 mod window;
 
 pub use changes::{Changes, Figures, ModelChange};
+pub use cluster::{ClusterBatch, ClusterStory};
 pub use find::{Asked, NotFound};
 pub use folder::{BadFolder, LogFile, LogFolder, Span};
 pub use outcome::{Outcome, UnknownOutcome};

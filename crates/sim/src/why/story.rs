@@ -112,6 +112,17 @@ pub(super) fn told(ms: f64) -> String {
     }
 }
 
+/// The time of a request's arrival, by the wall clock if the log has it.
+pub(super) fn came_text(unix_ns: Option<u64>, log_ms: f64) -> String {
+    match unix_ns {
+        Some(unix) => {
+            let at = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(unix);
+            humantime::format_rfc3339_micros(at).to_string()
+        }
+        None => format!("{log_ms:.3} ms of the log"),
+    }
+}
+
 impl Story {
     /// The story of a request of a window.
     pub(super) fn of(folder: &LogFolder, window: &Window, request: &LoggedRequest) -> Story {
@@ -122,13 +133,7 @@ impl Story {
 
     /// When the request came, for people.
     pub fn came(&self) -> String {
-        match self.came_unix_ns {
-            Some(unix) => {
-                let at = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(unix);
-                humantime::format_rfc3339_micros(at).to_string()
-            }
-            None => format!("{:.3} ms of the log", self.came_ms),
-        }
+        came_text(self.came_unix_ns, self.came_ms)
     }
 
     fn new(folder: &LogFolder, window: &Window, request: &LoggedRequest) -> Story {

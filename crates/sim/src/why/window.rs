@@ -385,7 +385,8 @@ impl Window {
             }
             let name = |model: u32| names.of(ModelId(model)).to_string();
             match input {
-                RequestInput::Model(..) => {}
+                // A frontend of a cluster has no scheduler, and its log is told otherwise.
+                RequestInput::Model(..) | RequestInput::Went { .. } => {}
                 RequestInput::Came { request, id, trace, .. } => {
                     if let Some(its) = self.get_mut(request) {
                         (its.id, its.trace) = (Some(id).filter(|id| !id.is_empty()), trace);

@@ -18,3 +18,4 @@ mod table_2;
 mod turns;
 mod what_if;
 mod why;
+mod why_in_cluster;

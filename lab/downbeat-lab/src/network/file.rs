@@ -12,7 +12,7 @@ use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
 
 use super::outcome::NetworkResults;
-use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Roles, Timing, Wires};
+use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Preparation, Roles, Timing, Wires};
 use super::sub_clusters::{MODEL_BYTES, SubClusters};
 use crate::numbers::{Number, Share, millis, some_millis, spoken, yes};
 use downbeat_sim::policy::Policy;
@@ -187,6 +187,9 @@ struct ModelText {
     policy: Option<Policy>,
     #[serde(default = "yes")]
     may_repeat: bool,
+    /// How long frontends expect to make a request's inputs.
+    #[serde(default, deserialize_with = "some_millis")]
+    prepare_ms: Option<Duration>,
 }
 
 #[derive(Clone, Copy)]
@@ -415,6 +418,7 @@ impl ModelText {
             dispatch: policy.dispatch(self.slo_ms.unwrap_or(Duration::MAX)),
             drop: policy.drop(),
             may_repeat: self.may_repeat,
+            prepares: self.prepare_ms.map(|expected| Preparation { expected, fails: 0.0 }),
         })
     }
 }

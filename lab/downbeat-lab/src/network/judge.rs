@@ -22,6 +22,8 @@ struct Asked {
     deadline: Time,
     input: u64,
     may_repeat: bool,
+    /// False while its frontend makes its inputs.
+    is_ready: bool,
     /// True once the request was answered, or its client has gone.
     is_over: bool,
     /// The number of times that it has begun to run.
@@ -41,6 +43,7 @@ struct Asked {
 /// - *one backend*: a request runs in two places at once only if its frontend and one of the two
 ///   places have lost each other;
 /// - *one run*: a request runs twice only if its model may repeat requests;
+/// - *inputs are ready*: no request runs before its frontend has made its inputs;
 /// - *budgets shrink*: no process states, or is given, more time than is left until the client's
 ///   deadline, or more than was stated before;
 /// - *own epochs*: where a store allots epochs, no two schedulers lead in epochs of the same
@@ -121,10 +124,25 @@ impl NetworkJudge {
     /// Records that a client asks.
     pub fn asked(&mut self, now: Time, request: RequestKey, deadline: Time, input: u64, may_repeat: bool) {
         let (running, inputs) = (Vec::new(), Vec::new());
-        let asked = Asked { at: now, deadline, input, may_repeat, is_over: false, runs: 0, running, inputs };
+        let (is_ready, is_over, runs) = (true, false, 0);
+        let asked = Asked { at: now, deadline, input, may_repeat, is_ready, is_over, runs, running, inputs };
         self.open.insert(request);
         if self.requests.insert(request, asked).is_some() {
             self.breaks(now, "ends once", || format!("{request:?} is the name of two requests"));
+        }
+    }
+
+    /// Records that a frontend begins to make the inputs of a request.
+    pub fn announced(&mut self, request: RequestKey) {
+        if let Some(asked) = self.requests.get_mut(&request) {
+            asked.is_ready = false;
+        }
+    }
+
+    /// Records that the inputs of a request are ready.
+    pub fn ready(&mut self, request: RequestKey) {
+        if let Some(asked) = self.requests.get_mut(&request) {
+            asked.is_ready = true;
         }
     }
 
@@ -242,6 +260,7 @@ impl NetworkJudge {
             return;
         };
         asked.runs += 1;
+        let is_ready = asked.is_ready;
         self.repeated += u64::from(asked.runs > 1);
         let said = asked.inputs.iter().find(|(to, _)| *to == batch).map(|(_, left)| *left);
         let left = if member.deadline == Time::MAX { Duration::MAX } else { member.deadline.since(local) };
@@ -259,6 +278,9 @@ impl NetworkJudge {
         asked.running.push((backend, batch, now));
         if said.is_none_or(|said| left > said) {
             self.breaks(now, "budgets shrink", || format!("{request:?} runs with {left:?} left, of {said:?}"));
+        }
+        if !is_ready {
+            self.breaks(now, "inputs are ready", || format!("{request:?} runs before its inputs are ready"));
         }
         if is_wrong_input {
             self.breaks(now, "ends once", || format!("{request:?} runs with inputs of another"));

@@ -34,5 +34,5 @@ pub use file::{BadNetwork, NetworkFile};
 pub use judge::{Broken, NetworkJudge};
 pub use outcome::{NetworkOutcome, NetworkResults, SeedResults};
 pub use refusals::RefusalJudge;
-pub use scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Roles, Timing, Wires};
+pub use scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Preparation, Roles, Timing, Wires};
 pub use sub_clusters::{MODEL_BYTES, SubClusters};

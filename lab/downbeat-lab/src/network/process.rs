@@ -26,6 +26,11 @@ pub(super) enum Inbound {
         model: usize,
         input: u64,
     },
+    /// The inputs of a request, by the frontend's number, are ready.
+    Ready {
+        number: u64,
+        input: u64,
+    },
     Cancel(u64),
     /// A slot is done with a batch.
     Ran {
@@ -224,6 +229,7 @@ impl Process {
         }
         match (&mut self.machine, inbound) {
             (Machine::Frontend(node), Inbound::Cancel(number)) => node.handle_cancel(local, number),
+            (Machine::Frontend(node), Inbound::Ready { number, input }) => node.handle_ready(local, number, input),
             (Machine::Scheduler(node), Inbound::Epoch(number, plan)) => {
                 plan.into_iter().for_each(|plan| node.handle_kept_plan(plan));
                 node.handle_epoch(local, number);
@@ -238,19 +244,29 @@ impl Process {
         }
     }
 
-    /// Hands a client's request to a frontend. Returns the frontend's number for the request.
-    pub fn ask(&mut self, now: Time, model: usize, input: u64, slo: Option<Duration>) -> Option<u64> {
+    /// Hands a client's request to a frontend. `ready_in`: when the frontend expects the inputs, if
+    /// it must make them. Returns the frontend's number for the request.
+    pub fn ask(
+        &mut self,
+        now: Time,
+        (model, input): (usize, u64),
+        slo: Option<Duration>,
+        ready_in: Option<Duration>,
+    ) -> Option<u64> {
         let local = self.local(now);
         let Machine::Frontend(node) = &mut self.machine else { return None };
-        let request = NewRequest {
-            queue: queue(model),
-            payload: input,
-            deadline: slo.map_or(Time::MAX, |slo| local + slo),
-            queue_expiry: Time::MAX,
-            level: 0,
-            size: 1,
-        };
-        Some(node.handle_request(local, request))
+        let deadline = slo.map_or(Time::MAX, |slo| local + slo);
+        let (queue, queue_expiry) = (queue(model), Time::MAX);
+        Some(match ready_in {
+            None => {
+                let request = NewRequest { queue, payload: input, deadline, queue_expiry, level: 0, size: 1 };
+                node.handle_request(local, request)
+            }
+            Some(ready_in) => {
+                let request = NewRequest { queue, payload: (), deadline, queue_expiry, level: 0, size: 1 };
+                node.handle_announced(local, request, local + ready_in)
+            }
+        })
     }
 
     /// Returns the number of items that its machine still keeps.

@@ -6,7 +6,7 @@ use downbeat_roles::{MoveLimit, SubClusterCount, SubClusterOptions};
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
-use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Roles, Timing, Wires};
+use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Preparation, Roles, Timing, Wires};
 use super::sub_clusters::SubClusters;
 use downbeat_sim::random;
 
@@ -98,6 +98,7 @@ impl NetworkScenario {
         }
         scenario.divide(&mut random(seed, 4));
         scenario.delay(&mut random(seed, 5));
+        scenario.prepare(&mut random(seed, 6));
         scenario
     }
 }
@@ -115,6 +116,19 @@ impl NetworkScenario {
         if chance(rng, 0.2) {
             self.faults.push((instant(rng, self.span), Fault::Stall { lasts: micros(rng, 1_000..500_000) }));
             self.faults.sort_by_key(|(at, _)| *at);
+        }
+    }
+}
+
+impl NetworkScenario {
+    /// Has frontends make the inputs of some models in a quarter of the cases.
+    fn prepare(&mut self, rng: &mut Pcg64) {
+        if !chance(rng, 0.25) {
+            return;
+        }
+        let fails = if chance(rng, 0.5) { 0.1 } else { 0.0 };
+        for model in &mut self.models {
+            model.prepares = chance(rng, 0.7).then(|| Preparation { expected: micros(rng, 100..20_000), fails });
         }
     }
 }
@@ -179,7 +193,7 @@ fn model(rng: &mut Pcg64) -> NetworkModel {
         1 => DropPolicy::Adaptive,
         _ => DropPolicy::WindowDrop,
     };
-    NetworkModel { profile, rate: 0.0, slo, dispatch, drop, may_repeat: chance(rng, 0.6) }
+    NetworkModel { profile, rate: 0.0, slo, dispatch, drop, may_repeat: chance(rng, 0.6), prepares: None }
 }
 
 fn fault(rng: &mut Pcg64, scenario: &NetworkScenario) -> Fault {

@@ -24,7 +24,7 @@ use super::judge::NetworkJudge;
 use super::outcome::NetworkOutcome;
 use super::process::{Copy, Inbound, Machine, Process, Tensors, model_name, model_of};
 use super::refusals::RefusalJudge;
-use super::scenario::{Fault, Host, NetworkScenario};
+use super::scenario::{Fault, Host, NetworkScenario, Preparation};
 use super::wires::Wiring;
 
 /// The time within which everything must have ended after all faults were mended. Requests without
@@ -238,6 +238,10 @@ impl<'a> NetworkRun<'a> {
                 }
                 self.processes[at].handle(now, Inbound::Cancel(number));
             }
+            Inbound::Ready { number, input } => {
+                self.judge.ready(RequestKey { frontend: process.node(), number });
+                process.handle(now, Inbound::Ready { number, input });
+            }
             Inbound::Done { model, doing, result } => self.model_done(at, model, doing, result),
             Inbound::Disconnected(peer) => {
                 self.copies_part(self.processes[at].node(), peer);
@@ -289,13 +293,17 @@ impl<'a> NetworkRun<'a> {
     fn frontend_does(&mut self, at: usize, output: FrontendOutput<Tensors>) {
         match output {
             FrontendOutput::Send(to, frame) => self.send(at, to, frame),
-            FrontendOutput::End { number, end } => self.ends(at, number, &end),
+            FrontendOutput::End { number, end, .. } => self.ends(at, number, &end),
             FrontendOutput::Models(models) => {
                 let known = |number: usize| models.iter().any(|model| model.model == model_name(number));
                 self.processes[at].models = (0..self.scenario.models.len()).map(known).collect();
             }
-            // No client of these networks orders changes of models.
-            FrontendOutput::Leader { .. } | FrontendOutput::Ordered { .. } | FrontendOutput::Rollout { .. } => {}
+            // No client of these networks orders changes of models, or asks about the cluster.
+            FrontendOutput::Leader { .. }
+            | FrontendOutput::Ordered { .. }
+            | FrontendOutput::Asked { .. }
+            | FrontendOutput::Rollout { .. }
+            | FrontendOutput::Told(..) => {}
             FrontendOutput::Lost(peer) => self.close(at, peer),
             FrontendOutput::Note(note) => self.judge.breaks(self.now, "peers say what they may", || note),
         }
@@ -342,7 +350,7 @@ impl<'a> NetworkRun<'a> {
                 self.outcome.leads += 1;
                 self.judge.leads(self.now, self.processes[at].node(), epoch);
             }
-            SchedulerOutput::StandsBy(_) => {}
+            SchedulerOutput::StandsBy(_) | SchedulerOutput::Told(..) => {}
             SchedulerOutput::Lost(peer) => self.close(at, peer),
             SchedulerOutput::WantPlan(wanted) => self.want_plan(at, &wanted),
             SchedulerOutput::KeepPlan(plan) => self.keep_plan(plan),
@@ -360,7 +368,7 @@ impl<'a> NetworkRun<'a> {
             }
             BackendOutput::Run { batch, slot, queue, members } => self.run_batch(at, batch, slot, &queue, &members),
             BackendOutput::Model(name, doing) => self.model_does(at, &name, doing),
-            BackendOutput::Order { .. } => {}
+            BackendOutput::Order { .. } | BackendOutput::Asked { .. } | BackendOutput::Told(..) => {}
             BackendOutput::Leader(_, epoch) => self.judge.obeys(self.now, self.processes[at].node(), epoch),
             BackendOutput::Lost(peer) => self.close(at, peer),
             BackendOutput::Note(note) => self.judge.breaks(self.now, "peers say what they may", || note),
@@ -560,7 +568,8 @@ impl<'a> NetworkRun<'a> {
             self.outcome.unserved += 1;
             return;
         }
-        let Some(number) = process.ask(self.now, model, input, asked.slo) else { return };
+        let ready_in = asked.prepares.map(|prepares| prepares.expected);
+        let Some(number) = process.ask(self.now, (model, input), asked.slo, ready_in) else { return };
         self.outcome.requests += 1;
         let request = RequestKey { frontend: process.node(), number };
         if self.scenario.sub_clusters.is_some() {
@@ -569,6 +578,13 @@ impl<'a> NetworkRun<'a> {
         let deadline = asked.slo.map_or(Time::MAX, |slo| self.now + slo);
         self.refusals.asked(request, model, deadline);
         self.judge.asked(self.now, request, deadline, input, asked.may_repeat);
+        if let Some(Preparation { expected, fails }) = asked.prepares {
+            self.judge.announced(request);
+            let takes = Duration::from_secs_f64(expected.as_secs_f64() * self.rng.random_range(0.2..2.5));
+            let is_made = self.rng.random::<f64>() >= fails;
+            let made = if is_made { Inbound::Ready { number, input } } else { Inbound::Cancel(number) };
+            self.events.push(self.now + takes, Event::Comes(at, made));
+        }
         if self.scenario.cancelled > 0.0 && self.rng.random::<f64>() < self.scenario.cancelled {
             let longest = asked.slo.unwrap_or(Duration::from_millis(50)).as_nanos();
             let after = Duration::from_nanos(self.rng.random_range(0..=longest));

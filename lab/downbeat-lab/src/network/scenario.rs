@@ -61,6 +61,17 @@ pub struct NetworkModel {
     pub drop: DropPolicy,
     /// True if a request may run twice.
     pub may_repeat: bool,
+    /// How the frontends make a request's inputs; `None`: clients send the inputs.
+    pub prepares: Option<Preparation>,
+}
+
+/// The making of a request's inputs at its frontend (Symphony §4.3).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Preparation {
+    /// How long the frontend expects it to take. The true time is a fifth to two and a half times that.
+    pub expected: Duration,
+    /// Share of the requests whose inputs cannot be made.
+    pub fails: f64,
 }
 
 /// The behaviour of all wires, which are alike.

@@ -127,6 +127,15 @@ fn of_a_backend_that_is_killed_only_what_ran_there_is_handed_in_again() {
     assert!(all.iter().any(|run| run.repeated > 0), "{all:?}");
 }
 
+/// Symphony §4.3: the metadata of requests waits while their inputs are made. Inputs that take
+/// longer than expected cost no request its answer.
+#[test]
+fn section_4_3_requests_are_announced_and_run_once_they_are_ready() {
+    for run in runs("preparing") {
+        assert!(run.good + 60 > run.requests && run.lost == 0, "{run:?}");
+    }
+}
+
 /// No backend is present from 0.35 s to 1.1 s. Until 0.55 s frontends accept requests, 2000 a
 /// second without a deadline, which are refused then. From then on frontends do not know the
 /// models.

@@ -60,6 +60,19 @@ fn what_is_well_is_no_misdeed() {
 }
 
 #[test]
+fn section_4_3_no_request_runs_before_its_inputs_are_ready() {
+    let mut early = judge(true);
+    early.announced(REQUEST);
+    begins(&mut early, ms(10), (BACKEND, 0), batch(1, 0), INPUT);
+    assert_eq!(broken(&early), Some("inputs are ready"));
+    let mut ready = judge(true);
+    ready.announced(REQUEST);
+    ready.ready(REQUEST);
+    begins(&mut ready, ms(10), (BACKEND, 0), batch(1, 0), INPUT);
+    assert_eq!(broken(&ready), None);
+}
+
+#[test]
 fn a_request_ends_once_with_its_own_answer() {
     let refused = RequestEnd::Refused(Refusal::Lost);
     let mut twice = judge(true);

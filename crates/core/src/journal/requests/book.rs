@@ -52,7 +52,10 @@ impl Records for RequestRecords {
         match record {
             Record::Input(
                 _,
-                RequestInput::Model(model, _) | RequestInput::Came { model, .. } | RequestInput::Failed { model, .. },
+                RequestInput::Model(model, _)
+                | RequestInput::Came { model, .. }
+                | RequestInput::Failed { model, .. }
+                | RequestInput::Went { model, .. },
             ) => Some(ModelId(*model)),
             _ => None,
         }
@@ -69,7 +72,9 @@ impl Records for RequestRecords {
 
     fn request_in(input: &RequestInput) -> Option<RequestId> {
         match input {
-            RequestInput::Came { request, .. } | RequestInput::Failed { request, .. } => Some(*request),
+            RequestInput::Came { request, .. }
+            | RequestInput::Failed { request, .. }
+            | RequestInput::Went { request, .. } => Some(*request),
             RequestInput::Model(..) => None,
         }
     }
@@ -91,10 +96,15 @@ impl Machine for RequestBook {
                 self.models += 1;
                 Ok(())
             }
-            RequestInput::Came { model, .. } | RequestInput::Failed { model, .. } if model >= self.models => {
-                Err(BadRequestInput::NoModel(model))
+            RequestInput::Came { model, .. }
+            | RequestInput::Failed { model, .. }
+            | RequestInput::Went { model, .. } => {
+                if model < self.models {
+                    Ok(())
+                } else {
+                    Err(BadRequestInput::NoModel(model))
+                }
             }
-            RequestInput::Came { .. } | RequestInput::Failed { .. } => Ok(()),
         }
     }
 

@@ -9,4 +9,4 @@ mod record;
 mod text;
 
 pub use book::{BadRequestInput, RequestBook, RequestRecords};
-pub use record::{Failure, RequestInput, Trace, bounded};
+pub use record::{Failure, RequestInput, Trace, Way, WayClaim, WayRun, bounded};

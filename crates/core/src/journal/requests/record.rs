@@ -42,6 +42,62 @@ pub enum RequestInput {
         /// The error that the client got, at most [`RequestInput::MOST_ERROR`] bytes of it.
         error: String,
     },
+    /// A frontend of a cluster has ended a request that a scheduler has heard of.
+    Went {
+        /// The request.
+        request: RequestId,
+        /// The model.
+        model: u32,
+        /// The request's way.
+        way: Way,
+    },
+}
+
+/// The way of a request through a cluster, in the times of its frontend.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Way {
+    /// The request's items.
+    pub items: u32,
+    /// When the request arrived.
+    pub arrived: Time,
+    /// The deadline; [`Time::MAX`]: there was none.
+    pub deadline: Time,
+    /// How often the request came back from a batch without a run.
+    pub returned: u8,
+    /// How many backends were lost that had the request.
+    pub lost: u8,
+    /// The last claim of a backend; `None`: no batch has claimed the request.
+    pub claim: Option<WayClaim>,
+    /// The run; `None`: no backend has told one.
+    pub run: Option<WayRun>,
+}
+
+/// A backend's claim on a request, for a batch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WayClaim {
+    /// The backend's name, at most [`RequestInput::MOST_ID`] bytes of it.
+    pub backend: String,
+    /// The number of the epoch in which the batch was planned.
+    pub epoch: u64,
+    /// The rank of the scheduler that planned the batch.
+    pub rank: u32,
+    /// The number of the batch in the epoch.
+    pub batch: u64,
+    /// When the frontend granted the claim, and sent the inputs.
+    pub at: Time,
+}
+
+/// The run of a request's batch on a backend.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WayRun {
+    /// The backend's device.
+    pub device: u32,
+    /// Items of the batch.
+    pub items: u32,
+    /// When the run began: the joining of the inputs.
+    pub began: Time,
+    /// When the run ended: the outputs were separated.
+    pub ended: Time,
 }
 
 impl RequestInput {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::record::{Failure, RequestInput};
+use super::record::{Failure, RequestInput, Way};
 use crate::ids::ModelId;
 use crate::journal::machine::Fact;
 use crate::journal::names::Names;
@@ -26,6 +26,22 @@ impl Fact for RequestInput {
                     write!(f, ", due in {} then", deadline.since(*arrived))?;
                 }
                 if error.is_empty() { Ok(()) } else { write!(f, ": {error:?}") }
+            }
+            RequestInput::Went { request, model, way } => {
+                let Way { items, arrived, returned, lost, claim, run, .. } = way;
+                write!(f, "request {request} of {} ended", names.of(ModelId(*model)))?;
+                write!(f, " {} after its arrival, {items} items", now.since(*arrived))?;
+                if (*returned, *lost) != (0, 0) {
+                    write!(f, ", went back {returned} times, lost with {lost} backends")?;
+                }
+                if let Some(claim) = claim {
+                    let (epoch, rank, batch, backend) = (claim.epoch, claim.rank, claim.batch, &claim.backend);
+                    write!(f, ", batch {epoch}.{rank}.{batch} of {backend:?}")?;
+                }
+                match run {
+                    Some(run) => write!(f, " ran {} on device {}", run.ended.since(run.began), run.device),
+                    None => Ok(()),
+                }
             }
         }
     }

@@ -1,5 +1,6 @@
 //! `downbeat log why`: the story of one request.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::bail;
@@ -7,7 +8,8 @@ use clap::Args;
 use downbeat_core::RequestId;
 use downbeat_core::journal::requests::Trace;
 use downbeat_report::say;
-use downbeat_sim::why::{Asked, LogFolder, NotFound, Story};
+use downbeat_sim::why::{Asked, ClusterStory, LogFolder, NotFound, Story};
+use serde::Serialize;
 
 use super::time::{LogTime, told};
 use crate::run_output::waiting;
@@ -51,11 +53,33 @@ pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The story of a request of a server, or of a cluster.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Told {
+    Server(Box<Story>),
+    Cluster(Box<ClusterStory>),
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Told::Server(story) => story.fmt(f),
+            Told::Cluster(story) => story.fmt(f),
+        }
+    }
+}
+
 /// The story of the request that the first of the readings finds.
-fn story(folder: &LogFolder, args: &WhyArgs) -> anyhow::Result<Story> {
+fn story(folder: &LogFolder, args: &WhyArgs) -> anyhow::Result<Told> {
     let mut last = None;
     for asked in readings(folder, &args.asked)? {
-        match folder.why(&asked, args.model.as_deref()) {
+        let model = args.model.as_deref();
+        let found = match folder.is_of_frontend() {
+            true => folder.why_in_cluster(&asked, model).map(|story| Told::Cluster(Box::new(story))),
+            false => folder.why(&asked, model).map(|story| Told::Server(Box::new(story))),
+        };
+        match found {
             Ok(story) => return Ok(story),
             Err(NotFound::Log(error)) => return Err(error.into()),
             // The last reading is the one that fits the form of the word best.

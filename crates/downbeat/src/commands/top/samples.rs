@@ -56,6 +56,14 @@ fn key(model: &LiveModel) -> [String; 2] {
     [model.model.clone(), model.version.clone()]
 }
 
+/// The devices of a report, with their busy seconds: by number, or by backend and number in a cluster.
+fn devices(report: &LiveReport) -> impl Iterator<Item = (String, f64)> {
+    report.device_busy_s.iter().enumerate().map(|(place, busy)| match report.device_names.get(place) {
+        Some(name) => (format!("{} {}", name.backend, name.device), *busy),
+        None => (place.to_string(), *busy),
+    })
+}
+
 fn less(now: u64, before: u64) -> u64 {
     now.saturating_sub(before)
 }
@@ -133,13 +141,17 @@ impl Samples {
         less(now.now_ns, then.now_ns) as f64 / 1e9
     }
 
-    /// By device, the share of the time in which it was busy lately.
-    pub fn busy(&self) -> Vec<f64> {
+    /// By device, its name and the share of the time in which it was busy lately. A device that was not
+    /// there before was idle.
+    pub fn busy(&self) -> Vec<(String, f64)> {
         let (Some(then), Some(now)) = (self.before(LATELY_S), self.last()) else { return Vec::new() };
         let seconds = self.lately_s();
-        let before = then.device_busy_s.iter().copied().chain(std::iter::repeat(0.0));
-        let busy = now.device_busy_s.iter().zip(before).map(|(now, before)| (now - before) / seconds);
-        busy.map(|share| if seconds > 0.0 { share.clamp(0.0, 1.0) } else { 0.0 }).collect()
+        let before: BTreeMap<String, f64> = devices(then).collect();
+        let share = |(name, now): (String, f64)| {
+            let busy = now - before.get(&name).copied().unwrap_or(now);
+            (name, if seconds > 0.0 { (busy / seconds).clamp(0.0, 1.0) } else { 0.0 })
+        };
+        devices(now).map(share).collect()
     }
 
     /// All versions: first those with the most requests that were not in time.
@@ -255,8 +267,26 @@ mod tests {
         assert_eq!((row.rate, row.share, row.batch), (10.0, Share { offered: 100, in_time: 80 }, Some(2.0)));
         assert_eq!(row.reason, Some(("late".to_owned(), 20)));
         assert_eq!(row.latency_ms, Some([6.25, 19.5]));
-        assert_eq!(samples.busy(), [0.25]);
+        assert_eq!(samples.busy(), [("0".to_owned(), 0.25)]);
         assert_eq!(samples.seconds().last(), Some(&Some(0.8)));
+    }
+
+    /// A backend that joins moves the places of the others' devices.
+    #[test]
+    fn devices_of_a_cluster_are_known_by_their_names() {
+        let of = |second: u64, devices: &[(&str, f64)]| {
+            let name = |name: &str| serde_json::json!({"backend": name, "device": 0});
+            let names: Vec<_> = devices.iter().map(|(backend, _)| name(backend)).collect();
+            LiveReport {
+                device_names: serde_json::from_value(names.into()).unwrap(),
+                device_busy_s: devices.iter().map(|(_, busy)| *busy).collect(),
+                ..report(second, 0, 0)
+            }
+        };
+        let mut samples = Samples::default();
+        samples.push(of(100, &[("b", 7.0)]));
+        samples.push(of(110, &[("a", 90.0), ("b", 12.0)]));
+        assert_eq!(samples.busy(), [("a 0".to_owned(), 0.0), ("b 0".to_owned(), 0.5)]);
     }
 
     /// The server's history ends where the first answer begins.

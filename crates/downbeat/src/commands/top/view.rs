@@ -1,5 +1,6 @@
 //! The picture of a server in a terminal.
 
+use downbeat_service::report::live::{LiveReport, ProcessState};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -84,24 +85,41 @@ fn summary(samples: &Samples) -> Vec<Line<'static>> {
             Span::raw(format!("   {clock}")),
         ]),
         Line::from(shares),
-        Line::raw(format!("offered {offered:.1}/s, in time {good:.1}/s")),
+        Line::raw(format!("offered {offered:.1}/s, in time {good:.1}/s{}", processes(report))),
     ]
 }
 
-fn draw_devices(frame: &mut Frame<'_>, area: Rect, busy: &[f64]) {
+/// The processes of a cluster in words, first the number of all and then those without fresh counts.
+fn processes(report: &LiveReport) -> String {
+    if report.processes.is_empty() {
+        return String::new();
+    }
+    let count = |role: &str| report.processes.iter().filter(|process| process.role == role).count();
+    let mut words = format!("   of {} frontends and {} backends", count("frontend"), count("backend"));
+    for process in report.processes.iter().filter(|process| process.state != ProcessState::Answers) {
+        let state = if process.state == ProcessState::Gone { "is gone" } else { "is silent" };
+        words += &format!("; {} {state}, its last counts stand", process.name);
+    }
+    words
+}
+
+fn draw_devices(frame: &mut Frame<'_>, area: Rect, busy: &[(String, f64)]) {
     let block = Block::bordered().title("Devices, busy share");
     let width = usize::from(block.inner(area).width);
-    let bar = |(number, share): (usize, &f64)| {
-        let cells = width.saturating_sub(12);
+    let shown = busy.iter().take(MOST_DEVICES);
+    let widest = shown.clone().map(|(name, _)| name.chars().count()).max().unwrap_or_default().clamp(3, width / 2);
+    let bar = |(name, share): &(String, f64)| {
+        let cells = width.saturating_sub(9 + widest);
+        let name: String = name.chars().take(widest).collect();
         let full = (share * cells as f64).round() as usize;
         Line::raw(format!(
-            "{number:>3} {}{} {:>3.0}%",
+            "{name:>widest$} {}{} {:>3.0}%",
             "█".repeat(full),
             "·".repeat(cells.saturating_sub(full)),
             100.0 * share
         ))
     };
-    let lines: Vec<Line<'_>> = busy.iter().enumerate().take(MOST_DEVICES).map(bar).collect();
+    let lines: Vec<Line<'_>> = shown.map(bar).collect();
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 

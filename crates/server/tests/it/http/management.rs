@@ -71,7 +71,7 @@ async fn a_timeline_is_of_some_seconds() {
         let message = server.get(&format!("/v2/timeline?{wrong}")).await.error(400);
         assert_eq!(message, "seconds must be a number above 0 and at most 60", "{wrong}");
     }
-    assert!(server.get("/v2/timeline?minutes=1").await.error(400).contains("the only parameter"));
+    assert!(server.get("/v2/timeline?minutes=1").await.error(400).contains("the parameters are seconds"));
 }
 
 #[tokio::test]
@@ -347,7 +347,7 @@ async fn a_path_may_end_in_slashes() {
     let reply = Server::start().await.post("/v2/models/simple/infer/", json_request().to_string()).await;
     assert_eq!(reply.status, 200, "{reply:?}");
     let message = server.get("/v2/timeline/?minutes=1").await.error(400);
-    assert!(message.contains("the only parameter"), "{message}");
+    assert!(message.contains("the parameters are seconds"), "{message}");
     assert!(server.get("/v2/nowhere/").await.error(404).contains("no such path"));
     let mut connection = server.connect().await;
     connection.send("HEAD /v2/ HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;

@@ -139,6 +139,7 @@ impl World {
             let ran = Some((members.len() as u32, profile()?.latency(members.len() as u32)));
             let outcome = |member| (member, Outcome::Outputs(self.output.clone()));
             let run = ran.map(|(items, took)| BatchRun {
+                device: 0,
                 items,
                 compute_input: Duration::from_micros(10),
                 compute_infer: took,

@@ -1,0 +1,79 @@
+//! The figures of a frontend: the counts of the models that its clients have asked for.
+
+use std::sync::Arc;
+
+use downbeat_protocol::inference::ModelStatistics;
+use downbeat_service::clock::Clock;
+use downbeat_service::metrics::{batch_bounds, latency_bounds_ms};
+use downbeat_service::report::live::{LiveHistory, LiveModel, LiveReport, PART};
+use parking_lot::Mutex;
+
+use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
+use crate::view::question::{Answer, Question};
+
+/// The counts of a frontend's models, and their last hour.
+pub struct FrontendFigures {
+    /// The name of the server in reports.
+    pub server: String,
+    pub clock: Clock,
+    pub models: Arc<RemoteModels>,
+    pub history: Mutex<LiveHistory>,
+}
+
+impl FrontendFigures {
+    /// Notes the outcomes of all requests until now for the history.
+    pub fn note_history(&self) {
+        let (now, models) = (self.clock.now(), self.models.all());
+        let mut history = self.history.lock();
+        for version in models.values().flat_map(|model| model.versions.values()) {
+            history.note(now, &version.name, &version.version, &version.sample().counts);
+        }
+    }
+
+    /// The present counts. Devices, waiting items and profiles are known to the backends alone.
+    pub fn live(&self, history: bool) -> LiveReport {
+        if history {
+            self.note_history();
+        }
+        let (now, models) = (self.clock.now(), self.models.all());
+        let past = history.then(|| self.history.lock());
+        let live = |version: &Arc<RemoteVersion>| LiveModel {
+            history: past.as_ref().map(|past| past.of(now, &version.name, &version.version)).unwrap_or_default(),
+            ..version.live()
+        };
+        LiveReport {
+            server: self.server.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            wall_ms: Clock::unix_millis(),
+            now_ns: now.as_nanos(),
+            latency_bounds_ms: latency_bounds_ms(),
+            batch_bounds: batch_bounds(),
+            models: models.values().flat_map(|model| model.versions.values()).map(live).collect(),
+            device_busy_s: Vec::new(),
+            tenants: Vec::new(),
+            history_part_s: PART.as_secs_f64(),
+            in_cluster: true,
+            device_names: Vec::new(),
+            processes: Vec::new(),
+        }
+    }
+
+    /// The statistics of a model's versions.
+    pub fn statistics_of(model: &RemoteModel) -> Vec<ModelStatistics> {
+        model.versions.values().map(|its| its.statistics.lock().to_proto(&its.name, &its.version)).collect()
+    }
+
+    /// The statistics of all models.
+    pub fn statistics(&self) -> Vec<ModelStatistics> {
+        self.models.all().values().flat_map(|model| Self::statistics_of(model)).collect()
+    }
+
+    /// The frontend's answer to a question about the whole cluster.
+    pub fn answer(&self, question: &Question) -> Answer {
+        match question {
+            Question::Live { history } => Answer::Live(self.live(*history)),
+            Question::Statistics => Answer::Statistics(self.statistics()),
+            Question::Timeline { .. } | Question::Policy { .. } => Answer::Nothing,
+        }
+    }
+}

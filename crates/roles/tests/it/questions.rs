@@ -12,8 +12,11 @@ fn questions(world: &mut World, node: NodeId) -> Vec<(u64, Vec<u8>)> {
     world.heard(node).into_iter().filter_map(question).collect()
 }
 
+/// The number of a question, and the name and answer of a process; `None`: the end of the answers.
+type Heard = (u64, Option<(String, Vec<u8>)>);
+
 /// The answers that a process heard: the number, and who answered with which bytes.
-fn answers(world: &mut World, node: NodeId) -> Vec<(u64, Option<(String, Vec<u8>)>)> {
+fn answers(world: &mut World, node: NodeId) -> Vec<Heard> {
     let answer = |message| match message {
         Message::Told { number, told } => Some((number, told.map(|told| (told.name, told.answer)))),
         _ => None,

@@ -33,6 +33,12 @@ def rollout(server, **change):
     return answer.json()
 
 
+def rolled(server):
+    """What the page shows beside the new version."""
+    models = requests.get(f"{server.url}/v2/live").json()["models"]
+    return {model["version"]: model["rollout"] for model in models if model.get("rollout")}
+
+
 def tensor(module, array):
     given = module.InferInput("x", list(array.shape), "FP32")
     given.set_data_from_numpy(array)
@@ -65,11 +71,13 @@ def test_a_share_a_header_and_the_end_of_a_rollout(start, repository):
         assert len(set(versions_of(server, module, 10, request_id="a user"))) == 1
     report = rollout(server)
     assert report["state"] == "running" and report["old"]["attainment"] == 1.0 and report["new"]["attainment"] == 1.0
+    assert rolled(server) == {"2": "25% of the requests"}
     assert report["new"]["requests"]["failed"] == 0 and report["new"]["latest_requests"] == report["new"]["requests"]["in_time"]
     assert rollout(server, share=1.0)["share"] == 1.0
     assert versions_of(server, grpcclient, 5) == ["2"] * 5
     assert rollout(server, state="rolled_back")["reason"] == "by request"
     assert versions_of(server, httpclient, 5, headers={"x-canary": "yes"}) == ["1"] * 5
+    assert rolled(server) == {"2": "rolled back: by request"}
     assert server.metric("downbeat_rollout_state", model="m", state="rolled_back") == 1
     rollout(server, state="finished")
     assert versions_of(server, httpclient, 5) == ["2"] * 5
@@ -210,6 +218,7 @@ def test_the_frontends_of_a_cluster_share_a_rollout(binary, repository, tmp_path
         assert versions_of(other, httpclient, 5, headers={"x-canary": "yes"}) == ["1"] * 5
         rollout(other, state="finished")
         eventually(lambda: says(state="finished"), both)
+        assert all(rolled(frontend) == {"2": "rolled out"} for frontend in frontends)
         assert all(versions_of(frontend, httpclient, 5) == ["2"] * 5 for frontend in frontends)
         assert all(frontend.metric("downbeat_rollout_state", model="m", state="finished") == 1 for frontend in frontends)
 

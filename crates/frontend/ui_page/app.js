@@ -453,7 +453,7 @@ function draw_table(live) {
     const reasons = lately ? Object.entries(lately.reasons).filter(([, count]) => count).sort((a, b) => b[1] - a[1]).map(([reason, count]) => `${count} ${reason}`).join(", ") : "";
     const ready = model.state === "READY";
     row.append(
-      name, element("td", model.state.toLowerCase(), { className: ready ? "good" : "bad", title: model.reason || "" }),
+      name, element("td", model.state.toLowerCase() + (model.rollout ? `, ${model.rollout}` : ""), { className: ready ? "good" : "bad", title: model.reason || "" }),
       element("td", model.slo_ms === null ? "none" : milliseconds(model.slo_ms)), element("td", share === null ? "" : percent(share), { className: grade(share) }),
       element("td", lately ? per_s(lately.offered / lately.seconds) : ""), element("td", time(0.5)), element("td", time(0.99)), element("td", batch),
       element("td", live.device_busy_s.length ? String(model.waiting) : ""), element("td", ready ? reasons : model.reason || "", { className: "text" }),

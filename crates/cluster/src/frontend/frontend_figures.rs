@@ -37,9 +37,17 @@ impl FrontendFigures {
         }
         let (now, models) = (self.clock.now(), self.models.all());
         let past = history.then(|| self.history.lock());
-        let live = |version: &Arc<RemoteVersion>| LiveModel {
+        let live = |rollout: Option<&(String, String)>, version: &Arc<RemoteVersion>| LiveModel {
             history: past.as_ref().map(|past| past.of(now, &version.name, &version.version)).unwrap_or_default(),
+            rollout: rollout
+                .filter(|(new, _)| *new == version.version)
+                .map(|(_, told)| told.clone())
+                .unwrap_or_default(),
             ..version.live()
+        };
+        let of_model = |model: &Arc<RemoteModel>| {
+            let rollout = model.rollout.as_ref().map(|rollout| rollout.told());
+            model.versions.values().map(|version| live(rollout.as_ref(), version)).collect::<Vec<_>>()
         };
         LiveReport {
             server: self.server.clone(),
@@ -48,7 +56,7 @@ impl FrontendFigures {
             now_ns: now.as_nanos(),
             latency_bounds_ms: latency_bounds_ms(),
             batch_bounds: batch_bounds(),
-            models: models.values().flat_map(|model| model.versions.values()).map(live).collect(),
+            models: models.values().flat_map(of_model).collect(),
             device_busy_s: Vec::new(),
             tenants: Vec::new(),
             history_part_s: PART.as_secs_f64(),

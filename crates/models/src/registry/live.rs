@@ -82,6 +82,9 @@ impl Registry {
             for loaded in served.versions.values() {
                 fill(models.entry((loaded.name.clone(), loaded.version.clone())).or_default(), loaded);
             }
+            if let Some((version, words)) = served.rollout.as_ref().map(|rollout| rollout.told()) {
+                models.entry((served.definition.name.clone(), version)).or_default().rollout = words;
+            }
         }
         for pipeline in self.serving.pipelines() {
             for record in pipeline.versions.values() {

@@ -90,6 +90,19 @@ impl ServedRollout {
         RolloutReport::of(&self.model, self.versions, &mut self.rollout.lock(), now)
     }
 
+    /// The new version, and what the rollout gives to it, in words.
+    pub fn told(&self) -> (String, String) {
+        let rollout = self.rollout.lock();
+        let percent = rollout.terms().share * 100.0;
+        let words = match (rollout.state(), rollout.terms().shadow) {
+            (RolloutState::Running, false) => format!("{percent}% of the requests"),
+            (RolloutState::Running, true) => format!("copies of {percent}% of the requests"),
+            (RolloutState::Finished, _) => "rolled out".to_owned(),
+            (RolloutState::RolledBack, _) => format!("rolled back: {}", rollout.reason()),
+        };
+        (self.version(Side::New), words)
+    }
+
     /// Changes the rollout by request.
     ///
     /// # Errors

@@ -101,6 +101,9 @@ pub struct LiveModel {
     /// Why it is not ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// What a rollout gives to this new version, in words; empty: it is no new version of a rollout.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub rollout: String,
     /// The device policy.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub policy: String,
@@ -207,6 +210,9 @@ impl LiveModel {
     /// Adds the requests and launches that another frontend has counted.
     pub fn add_counts(&mut self, other: &LiveModel) {
         let add = |all: &mut u64, more: u64| *all = all.saturating_add(more);
+        if self.rollout.is_empty() {
+            self.rollout.clone_from(&other.rollout);
+        }
         let add_parts = |all: &mut Vec<u64>, more: &[u64]| {
             all.resize(all.len().max(more.len()), 0);
             all.iter_mut().zip(more).for_each(|(all, more)| add(all, *more));

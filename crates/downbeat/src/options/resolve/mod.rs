@@ -216,9 +216,6 @@ fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {
             bail!("{other} and {name} both have port {}; give one of them another", port.unwrap_or_default());
         }
     }
-    if options.cluster.plan_moves.is_some() && options.cluster.plan_load.is_some() {
-        bail!("--plan-moves and --plan-load-s both limit what one plan moves: give one of them");
-    }
     if options.http_port.is_none() && options.grpc_port.is_none() && process != Process::Scheduler {
         bail!("the HTTP port and the gRPC port are both off, so no client could reach the server; turn one of them on");
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use downbeat_core::Duration as Span;
 use downbeat_core::pages::Pointer;
-use downbeat_frontend::connections::{self, FrontendThreads, Stage};
+use downbeat_frontend::connections::{self, Stage};
 use downbeat_frontend::liveness::Part;
 use downbeat_frontend::metrics_port::MetricsText;
 use downbeat_frontend::ports::{Answering, Ports, Signals, leave};
@@ -108,10 +108,6 @@ fn arena(most: u64, node: NodeId, ucx: UcxUse) -> anyhow::Result<(Option<Arc<Are
     Ok((Some(Arc::new(arena)), ucx.context("tensors are to go by UCX (--ucx), and cannot")?))
 }
 
-/// On so many cores clients' connections are on the thread of a frontend's node. A request and its
-/// answer then change no thread in the frontend. On more cores connections have threads of their own.
-const SHARES_UP_TO: usize = 2;
-
 /// Draws a number that no other process has.
 fn draw_node() -> NodeId {
     // The keys of hashers come from the operating system's random numbers.
@@ -201,13 +197,7 @@ fn budget(options: &ServerOptions) -> Arc<ByteBudget> {
 
 async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
-    let event_loop = connections::event_loop()?;
-    let with_node = event_loop.handle().clone();
-    let mut is_shared = false;
-    let mut ports = Ports::open_on(&options, |cores| {
-        is_shared = cores <= SHARES_UP_TO;
-        if is_shared { Ok(FrontendThreads::shared(with_node)) } else { FrontendThreads::start(cores) }
-    })?;
+    let mut ports = Ports::open(&options)?;
     let (listener, secrets) = listen(&options, FRONTEND_PORT, "backends")?;
     let (clock, budget) = (Clock::start(), budget(&options));
     let metrics = Arc::new(Metrics::new()?.detailed_for(options.metrics_detailed_models));
@@ -256,9 +246,8 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         });
     }
     let beside = (Asks::new(questions), log.clone());
-    let others = is_shared.then(Handle::current);
     let role = move || FrontendRole::new(node, machine, clock.now(), shared, beside);
-    let Started { events, event_loop, .. } = node::start_on(event_loop, others, setup, role)?;
+    let Started { events, event_loop, .. } = node::start(setup, role)?;
     ports.watch(node_part(event_loop));
     let its = figures.clone();
     let answerer: Answerer = Arc::new(move |question| its.answer(question));

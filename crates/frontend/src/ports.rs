@@ -61,26 +61,15 @@ pub struct Answering {
 }
 
 impl Ports {
-    /// Opens the ports, whose connections have a thread for each core.
+    /// Opens the ports.
     ///
     /// # Errors
     /// If a port is in use.
     pub fn open(options: &ServerOptions) -> anyhow::Result<Self> {
-        Ports::open_on(options, FrontendThreads::start)
-    }
-
-    /// Opens the ports. `threads` makes the threads of their connections, for this number of cores.
-    ///
-    /// # Errors
-    /// If a port is in use.
-    pub fn open_on(
-        options: &ServerOptions,
-        threads: impl FnOnce(usize) -> std::io::Result<FrontendThreads>,
-    ) -> anyhow::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let connection_options = connection_options(options, cores);
         let tls = Tls::open(&options.tls)?;
-        let threads = Some(threads(cores)?);
+        let threads = Some(FrontendThreads::start(cores)?);
         let connections = Connections::with(connection_options.clone(), threads, tls.clone());
         let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
         let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port")?;

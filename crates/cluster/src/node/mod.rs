@@ -20,19 +20,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use downbeat_core::{Duration as Span, Time};
-use downbeat_frontend::connections;
 use downbeat_roles::{Frame, Hello, NodeId, PROTOCOL, Role, RoleNode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::runtime::{Handle, Runtime};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{LocalSet, spawn_local};
 
 mod dialling;
 
 use downbeat_service::clock::Clock;
-use downbeat_service::work::turn_end;
 use parking_lot::Mutex;
 
 use crate::node::busy_poll::BusyPoll;
@@ -130,28 +128,11 @@ pub struct Started<M: Machine> {
 /// # Errors
 /// If the operating system has no thread left.
 pub fn start<M: Machine>(setup: Setup, machine: impl FnOnce() -> M + Send + 'static) -> anyhow::Result<Started<M>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    start_on(runtime, None, setup, machine)
-}
-
-/// Starts a node's thread with this event loop. `others`: does slow work for the connections of
-/// clients that are on the thread too, if there are any.
-///
-/// # Errors
-/// If the operating system has no thread left.
-pub fn start_on<M: Machine>(
-    runtime: Runtime,
-    others: Option<Handle>,
-    setup: Setup,
-    machine: impl FnOnce() -> M + Send + 'static,
-) -> anyhow::Result<Started<M>> {
     let (sender, events) = mpsc::unbounded_channel();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let event_loop = runtime.handle().clone();
     let run = move || {
         let local = LocalSet::new();
-        if let Some(others) = others {
-            local.spawn_local(connections::deliver(others));
-        }
         local.block_on(&runtime, async move { Node::new(setup, machine())?.run(events).await })
     };
     let run = move || guarded("node", run);
@@ -296,8 +277,6 @@ impl<M: Machine> Node<M> {
                     tokio::task::yield_now().await;
                 }
             }
-            // Connections of clients may keep the thread busy, so that it never waits for events.
-            turn_end::end();
             let now = self.clock.now();
             if !come.is_empty() {
                 self.busy_poll.has_come(now);

@@ -260,11 +260,11 @@ fn appendix_a_sub_clusters_are_as_many_as_devices_need() {
     cluster.start_schedulers(&["--plan-load-s", "100"]);
     let (first, second, frontend) = (cluster.backend("first"), cluster.backend("second"), cluster.frontend());
     let models = cluster.settled(&[&first, &second], [1, 1]);
-    assert_eq!(models.iter().map(BTreeSet::len).collect::<Vec<_>>(), [2, 2], "{models:?}");
+    assert!(models.iter().all(|models| (1..=3).contains(&models.len())), "{models:?}");
     until("all are served", || MODELS.iter().all(|m| frontend.get(&format!("/v2/models/{m}/ready")).0 == 200));
     let groups = cluster.schedulers[0].cluster()["sub_clusters"].clone();
     let memory = groups[0]["memory_bytes"].as_u64().unwrap();
-    assert!((2 * FILE..=MEMORY_OF_THREE.parse().unwrap()).contains(&memory), "{groups}");
+    assert!((FILE..=MEMORY_OF_THREE.parse().unwrap()).contains(&memory), "{groups}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub use protocol::Protocol;
 pub use stage::reached;
 pub use stage::{Stage, Stages};
 pub use stream::WatchedStream;
+pub use threads::FrontendThreads;
 pub use threads::beside;
-pub use threads::{FrontendThreads, deliver, event_loop};
 pub(crate) use traffic_metrics::TrafficMetrics;
 pub use watched::Answering;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use downbeat_host::request::reply;
 use downbeat_service::work::turn_end;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
@@ -29,8 +29,7 @@ thread_local! {
 /// work of another.
 #[derive(Debug)]
 pub struct FrontendThreads {
-    /// Each thread's event loop, and the sender that ends the thread with this object.
-    loops: Vec<(Handle, Option<oneshot::Sender<()>>)>,
+    loops: Vec<(Handle, oneshot::Sender<()>)>,
     next: AtomicUsize,
 }
 
@@ -42,31 +41,26 @@ impl FrontendThreads {
     /// If the operating system has no thread or no file descriptor left.
     pub fn start(threads: usize) -> io::Result<Self> {
         let start = |_| {
-            let runtime = event_loop()?;
+            let runtime = Builder::new_current_thread()
+                .on_thread_park(turn_end::end)
+                // A thread keeps the memory that its work left behind for as long as it lives.
+                .thread_keep_alive(HELPERS_LIVE)
+                .enable_all()
+                .build()?;
             let (end, ended) = oneshot::channel();
             let (handle, others) = (runtime.handle().clone(), Handle::current());
             let life = move || {
-                let answers = deliver(others);
-                runtime.block_on(async {
-                    tokio::select! {
-                        _ = ended => {}
-                        () = answers => {}
-                    }
-                });
+                OTHERS.set(Some(others));
+                turn_end::follow(turn_end::LONGEST);
+                runtime.block_on(deliver(ended));
             };
             std::thread::Builder::new().name("frontend".to_owned()).spawn(life)?;
-            Ok((handle, Some(end)))
+            Ok((handle, end))
         };
         Ok(FrontendThreads {
             loops: (0..threads.max(1)).map(start).collect::<io::Result<_>>()?,
             next: AtomicUsize::new(0),
         })
-    }
-
-    /// Has connections share a thread that has an [`event_loop`], does other work as well, and
-    /// [delivers](deliver) their answers.
-    pub fn shared(handle: Handle) -> Self {
-        FrontendThreads { loops: vec![(handle, None)], next: AtomicUsize::new(0) }
     }
 
     /// Has each thread do `work`.
@@ -88,29 +82,20 @@ impl FrontendThreads {
     }
 }
 
-/// Makes the event loop of a thread with connections.
-///
-/// # Errors
-/// If the operating system has no file descriptor left.
-pub fn event_loop() -> io::Result<Runtime> {
-    let mut runtime = Builder::new_current_thread();
-    // A thread keeps the memory that its work left behind for as long as it lives.
-    runtime.on_thread_park(turn_end::end).thread_keep_alive(HELPERS_LIVE).enable_all().build()
-}
-
-/// Has the calling thread carry connections, whose slow work `others` does. The future delivers the
-/// answers that come to the requests of this thread.
-pub fn deliver(others: Handle) -> impl Future<Output = ()> {
-    OTHERS.set(Some(others));
-    turn_end::follow(turn_end::LONGEST);
+/// Delivers the answers that come to the requests of this thread, until the threads' owner has
+/// gone.
+async fn deliver(mut ended: oneshot::Receiver<()>) {
     let mut answers = reply::of_this_thread();
-    async move {
-        let mut some = Vec::with_capacity(MOST_AT_ONCE);
-        while answers.recv_many(&mut some, MOST_AT_ONCE).await > 0 {
-            some.drain(..).flatten().for_each(reply::Delivery::deliver);
-            // While answers come one after another the thread never waits for events, which ends a
-            // turn otherwise.
-            turn_end::end();
+    let mut some = Vec::with_capacity(MOST_AT_ONCE);
+    loop {
+        tokio::select! {
+            _ = &mut ended => return,
+            _ = answers.recv_many(&mut some, MOST_AT_ONCE) => {
+                some.drain(..).flatten().for_each(reply::Delivery::deliver);
+                // While answers come one after another the thread never waits for events, which
+                // ends a turn otherwise.
+                turn_end::end();
+            }
         }
     }
 }
@@ -126,36 +111,5 @@ pub async fn beside<T: Send + 'static>(work: impl Future<Output = T> + Send + 's
         Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
         // The runtime ends, and this future with it.
         Some(Err(_)) | None => std::future::pending().await,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use downbeat_host::request::reply::Reply;
-
-    use super::*;
-
-    #[test]
-    fn a_shared_thread_delivers_the_answers_of_its_connections() {
-        let others = Runtime::new().unwrap();
-        let shared = event_loop().unwrap();
-        let (threads, others) = (FrontendThreads::shared(shared.handle().clone()), others.handle().clone());
-        let (end, ended) = oneshot::channel();
-        let thread = std::thread::spawn(move || {
-            let answers = deliver(others);
-            shared.spawn(answers);
-            shared.block_on(ended)
-        });
-        let request = async {
-            let (reply, answer) = Reply::channel();
-            std::thread::spawn(move || reply.send(Ok(Default::default())));
-            assert!(turn_end::turn().is_some(), "requests of a turn go to the node together");
-            answer.await.unwrap().answer.is_ok()
-        };
-        let (told, is_answered) = std::sync::mpsc::channel();
-        threads.next().unwrap().spawn(async move { told.send(request.await) });
-        assert!(is_answered.recv().unwrap());
-        end.send(()).unwrap();
-        thread.join().unwrap().unwrap();
     }
 }

@@ -152,7 +152,7 @@ impl World {
             world.say(from, Message::Queue { alias: QueueAlias(0), key: queue() });
         }
         world.say(BACKEND, Message::UnderWay(Vec::new()));
-        world.say(BACKEND, Message::Offer(offer()));
+        world.say(BACKEND, Message::offer(offer()));
         world.exchange();
         world
     }

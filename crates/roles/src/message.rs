@@ -435,7 +435,8 @@ pub enum Message<P> {
     /// Scheduler to backend: run this batch.
     Plan(Plan),
     /// Backend to scheduler: my slots and models, which replace my last offer.
-    Offer(Offer),
+    /// It is large and rare: boxed, it makes no other message larger.
+    Offer(Box<Offer>),
     /// Scheduler to backend: the models that you must have, which replace your last assignment.
     Assign(Assignment),
     /// Backend to scheduler: the network delays that I have measured.
@@ -554,6 +555,11 @@ fn left_after(left: Duration, spent: Duration) -> Duration {
 }
 
 impl<P> Message<P> {
+    /// A backend's slots and models.
+    pub fn offer(offer: Offer) -> Self {
+        Message::Offer(Box::new(offer))
+    }
+
     /// Whether a process of one role sends this message to a process of another. A link to a peer
     /// that sends anything else is lost.
     pub fn may_go(&self, from: Role, to: Role) -> bool {

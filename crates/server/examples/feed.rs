@@ -99,7 +99,7 @@ async fn feed(address: &str, rate: f64, seconds: Duration) -> Result<()> {
                 match message {
                     Message::Leads { .. } if place as u64 >= FRONTENDS => {
                         peer.say(now, Message::UnderWay(Vec::new()));
-                        peer.say(now, Message::Offer(offer()?));
+                        peer.say(now, Message::offer(offer()?));
                     }
                     Message::Models(_) => {
                         (0..MODELS).for_each(|model| {

@@ -246,7 +246,7 @@ impl<P: Clone> BackendNode<P> {
     fn have(&mut self, now: Time) {
         self.begin();
         let said = self.loading.said(&self.offer);
-        self.tell_leader(now, Message::Offer(said));
+        self.tell_leader(now, Message::offer(said));
     }
 
     fn begin(&mut self) {
@@ -411,7 +411,7 @@ impl<P: Clone> BackendNode<P> {
         let under_way = self.under_way.running(now);
         self.links.say(now, from, Message::UnderWay(under_way));
         self.is_let_go = false;
-        self.links.say(now, from, Message::Offer(self.loading.said(&self.offer)));
+        self.links.say(now, from, Message::offer(self.loading.said(&self.offer)));
         if self.is_draining {
             self.links.say(now, from, Message::Leave);
         }

@@ -279,7 +279,7 @@ impl Lead {
             (Role::Backend, Message::UnderWay(running)) => {
                 self.map.handle_under_way(now, &mut self.scheduler, from, &running);
             }
-            (Role::Backend, Message::Offer(offer)) => self.handle_offer(now, from, offer),
+            (Role::Backend, Message::Offer(offer)) => self.handle_offer(now, from, *offer),
             (Role::Backend, Message::Delays(delays)) => {
                 if let Some(backend) = self.map.backend_mut(from) {
                     if backend.delays.as_ref().is_some_and(|known| known.differs(&delays)) {

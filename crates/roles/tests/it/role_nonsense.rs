@@ -73,7 +73,7 @@ fn message(step: &Step) -> Message<P> {
             let tokens = members.iter().take(b as usize % 3).map(|member| (member.frontend, ClaimToken(c))).collect();
             Message::Plan(Plan { batch, slot, queue, members, tokens, size, starts_in: long, expected: short })
         }
-        13 => Message::Offer(Offer {
+        13 => Message::offer(Offer {
             slots: vec![Slot { hardware: String::new(), device: 0, is_seat: false }],
             ..Offer::default()
         }),

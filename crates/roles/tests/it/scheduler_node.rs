@@ -98,7 +98,7 @@ impl World {
     pub fn backend(&mut self, node: u64, running: Vec<Running>, offer: Offer) -> NodeId {
         let node = self.connect(node, Role::Backend);
         self.say(node, Message::UnderWay(running));
-        self.say(node, Message::Offer(offer));
+        self.say(node, Message::offer(offer));
         node
     }
 
@@ -281,7 +281,7 @@ fn each_frontend_of_a_plan_has_a_token_for_its_members() {
     let backend = world.connect(1, Role::Backend);
     assert!(world.heard(backend).contains(&Message::Leads { epoch, claims: None }), "a backend hears no key");
     world.say(backend, Message::UnderWay(Vec::new()));
-    world.say(backend, Message::Offer(offer(1, vec![model("m", ms(5), 1)])));
+    world.say(backend, Message::offer(offer(1, vec![model("m", ms(5), 1)])));
     let (one, other) = (world.frontend(2), world.frontend(3));
     assert!(world.heard(one).contains(&leads(epoch, one)) && world.heard(other).contains(&leads(epoch, other)));
     world.ask(one, &[9], ms(100));
@@ -411,7 +411,7 @@ fn a_backend_that_is_here_and_has_not_said_what_it_offers_is_waited_for() {
     world.ask(frontend, &[1], Duration::MAX);
     assert_eq!((world.refused(frontend), world.node.requests()), (vec![], 2));
     world.say(backend, Message::UnderWay(vec![]));
-    world.say(backend, Message::Offer(offer(1, vec![model("m", ms(5), 1)])));
+    world.say(backend, Message::offer(offer(1, vec![model("m", ms(5), 1)])));
     let plan = world.plans(backend).remove(0);
     world.complete(backend, plan.batch);
     assert_eq!((numbers(&plan), numbers(&world.plans(backend)[0])), (vec![0], vec![1]));
@@ -454,7 +454,7 @@ fn a_scheduler_that_leads_again_forgets_its_old_requests() {
     assert_eq!(world.node.requests(), 0, "the requests of the first lead are forgotten");
 
     world.say(backend, Message::UnderWay(vec![]));
-    world.say(backend, Message::Offer(offer(1, vec![model("m", ms(5), 1)])));
+    world.say(backend, Message::offer(offer(1, vec![model("m", ms(5), 1)])));
     world.ask(frontend, &[0], ms(100));
     assert_eq!((world.refused(frontend), world.node.requests()), (vec![], 0), "no such name was given in this lead");
     world.say(frontend, Message::Queue { alias: QueueAlias(0), key: queue("m", &[]) });
@@ -528,7 +528,7 @@ fn a_model_that_is_offered_no_more_is_gone() {
     world.ask(frontend, &[0], ms(100));
     world.ask(frontend, &[1], ms(100));
     world.heard(frontend);
-    world.say(backend, Message::Offer(offer(1, vec![model("n", ms(5), 1)])));
+    world.say(backend, Message::offer(offer(1, vec![model("n", ms(5), 1)])));
     let said = world.heard(frontend);
     let gone = Message::Refused(vec![(1, Refusal::Dropped(DropReason::ModelRemoved))]);
     assert!(said.contains(&gone), "{said:?}");
@@ -672,7 +672,7 @@ fn a_leader_that_stands_by_tells_its_followers() {
 fn a_peer_that_speaks_as_another_role_is_given_up() {
     let mut world = World::leading();
     let (liar, frontend) = (world.connect(1, Role::Frontend), world.frontend(2));
-    world.say(liar, Message::Offer(offer(1, vec![model("m", ms(5), 1)])));
+    world.say(liar, Message::offer(offer(1, vec![model("m", ms(5), 1)])));
     assert!(world.notes[0].contains("never sends"), "{:?}", world.notes);
     world.say(frontend, Message::Standing { epoch: Epoch { number: 1, rank: 0 }, leads: true });
     assert_eq!(world.notes.len(), 2, "a frontend leads nobody");
@@ -705,7 +705,7 @@ fn anything() -> impl Strategy<Value = Message<P>> {
                 fingerprint,
                 ..model(["m", "n", "o"][name], ms(2), on)
             };
-            Message::Offer(offer(slots, models.into_iter().map(one).collect()))
+            Message::offer(offer(slots, models.into_iter().map(one).collect()))
         },
     );
     prop_oneof![

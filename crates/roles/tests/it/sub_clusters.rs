@@ -75,7 +75,7 @@ fn section_4_4_a_model_is_loaded_before_it_leaves_its_old_backend() {
     let to_first = told(&mut world, first).unwrap();
     let to_second = told(&mut world, second).unwrap();
     assert_eq!((models(&to_first), models(&to_second)), ((vec![], vec!["m"]), (vec!["m", "n"], vec![])));
-    world.say(second, Message::Offer(managed(&["m", "n"], Some(&to_second))));
+    world.say(second, Message::offer(managed(&["m", "n"], Some(&to_second))));
     assert_eq!(models(&told(&mut world, first).unwrap()), (vec![], vec![]));
 }
 
@@ -89,16 +89,16 @@ fn section_4_4_a_whole_sub_cluster_has_a_model_before_others_lose_it() {
         let assigned = told(&mut world, node).unwrap();
         let has = models(&assigned).0;
         assert_eq!((has.len(), models(&assigned).1.len()), (1, 0), "all have all");
-        world.say(node, Message::Offer(managed(&has, Some(&assigned))));
+        world.say(node, Message::offer(managed(&has, Some(&assigned))));
     }
     divide_anew(&mut world, [1, 0]);
     let all = nodes.map(|node| (node, told(&mut world, node).unwrap()));
     let of = |group: u32| all.iter().filter(move |(_, assigned)| assigned.sub_cluster == group);
     let (olds, news): (Vec<_>, Vec<_>) = (of(0).collect(), of(1).collect());
     assert!(olds.iter().all(|(_, assigned)| models(assigned) == (vec!["n"], vec!["m"])), "{olds:?}");
-    world.say(news[0].0, Message::Offer(managed(&["m", "n"], Some(&news[0].1))));
+    world.say(news[0].0, Message::offer(managed(&["m", "n"], Some(&news[0].1))));
     assert_eq!(told(&mut world, olds[0].0), None, "one has it, the other has not");
-    world.say(news[1].0, Message::Offer(managed(&["m", "n"], Some(&news[1].1))));
+    world.say(news[1].0, Message::offer(managed(&["m", "n"], Some(&news[1].1))));
     assert_eq!(models(&told(&mut world, olds[0].0).unwrap()).1, Vec::<&str>::new());
 }
 
@@ -109,9 +109,9 @@ fn no_plan_uses_a_model_that_is_told_to_leave_its_backend() {
     let frontend = world.frontend(2);
     divide_anew(&mut world, [1, 1]);
     let to_second = told(&mut world, second).unwrap();
-    world.say(second, Message::Offer(managed(&["m", "n"], Some(&to_second))));
+    world.say(second, Message::offer(managed(&["m", "n"], Some(&to_second))));
     // The backend's offer crosses with the assignment on its way.
-    world.say(first, Message::Offer(managed(&["m"], Some(&before))));
+    world.say(first, Message::offer(managed(&["m"], Some(&before))));
     world.ask(frontend, &[0, 1], ms(100));
     world.ask(frontend, &[2], ms(100));
     assert_eq!((world.plans(first).len(), world.plans(second).len()), (0, 1));
@@ -128,7 +128,7 @@ fn what_is_told_to_go_while_it_is_loaded_is_not_planned_there_once_it_is() {
     divide_anew(&mut world, [0, 1]);
     let back = told(&mut world, second).unwrap();
     assert!(!back.has("m"));
-    world.say(second, Message::Offer(managed(&["m", "n"], Some(&loads))));
+    world.say(second, Message::offer(managed(&["m", "n"], Some(&loads))));
     world.ask(frontend, &[0], ms(100));
     world.ask(frontend, &[1], ms(100));
     assert_eq!((world.plans(first).len(), world.plans(second).len()), (1, 0));
@@ -144,7 +144,7 @@ fn a_backend_that_leaves_is_let_go_once_others_have_its_models() {
     let to_second = told(&mut world, second).unwrap();
     assert_eq!(models(&to_second), (vec!["m", "n"], vec![]));
     assert!(!world.heard(first).contains(&Message::LetGo), "nobody else has m");
-    world.say(second, Message::Offer(managed(&["m", "n"], Some(&to_second))));
+    world.say(second, Message::offer(managed(&["m", "n"], Some(&to_second))));
     assert!(world.heard(first).contains(&Message::LetGo));
 }
 
@@ -175,10 +175,10 @@ fn a_backend_that_leaves_has_what_nobody_else_can_have_until_it_is_let_go() {
     world.say(first, Message::Leave);
     let mut failed = managed(&[], Some(&to_second));
     failed.repository[0].failed = Some("no".into());
-    world.say(second, Message::Offer(failed.clone()));
+    world.say(second, Message::offer(failed.clone()));
     assert_eq!(told(&mut world, first).unwrap().kept, ["m", "n"], "n is on its way");
     failed.models = vec![model("n", ms(5), 1)];
-    world.say(second, Message::Offer(failed));
+    world.say(second, Message::offer(failed));
     assert!(world.heard(first).contains(&Message::LetGo));
 }
 
@@ -229,7 +229,7 @@ fn a_model_that_fails_to_load_serves_in_another_sub_cluster() {
     let mut failed = managed(&["n"], Some(&to_second));
     failed.repository[0].failed = Some("no".into());
     told(&mut world, first);
-    world.say(second, Message::Offer(failed));
+    world.say(second, Message::offer(failed));
     let stays = told(&mut world, first).unwrap();
     assert_eq!(
         (models(&stays), models(&told(&mut world, second).unwrap())),
@@ -241,7 +241,7 @@ fn a_model_that_fails_to_load_serves_in_another_sub_cluster() {
     answer(&mut world, [1, 1]);
     // With a new plan a backend forgets its failed loads, and says so with its offer.
     let anew = told(&mut world, second).unwrap();
-    world.say(second, Message::Offer(managed(&["n"], Some(&anew))));
+    world.say(second, Message::offer(managed(&["n"], Some(&anew))));
     assert_eq!(models(&told(&mut world, second).unwrap()), (vec!["m", "n"], vec![]));
 }
 
@@ -364,7 +364,7 @@ fn a_model_that_does_not_load_asks_once_for_more_sub_clusters() {
             let assigned = told(&mut world, node);
             let mut failed = managed(&["m"], assigned.as_ref());
             failed.repository[1].failed = Some("no memory".into());
-            world.say(node, Message::Offer(failed));
+            world.say(node, Message::offer(failed));
         }
         world.pass(LOST_AFTER + ms(1));
         assert_eq!(world.wanted.len(), usize::from(is_first), "the same failure is asked about once");

@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::message::Message;
+
 /// The most models with a decision.
 const MOST_ROLLOUTS: usize = 256;
 /// The most bytes of a decision.
@@ -62,9 +64,15 @@ impl Rollouts {
         self.0.get(model).map(|known| (known.number, &*known.bytes))
     }
 
-    /// All decisions: model, number and bytes.
-    pub fn all(&self) -> impl Iterator<Item = (&String, u64, &[u8])> {
-        self.0.iter().map(|(model, known)| (model, known.number, &*known.bytes))
+    /// The message that tells a peer the decision about a model.
+    pub fn message<P>(&self, model: &str) -> Option<Message<P>> {
+        let (number, decision) = self.of(model)?;
+        Some(Message::Rollout { model: model.to_owned(), number, decision: decision.to_vec() })
+    }
+
+    /// The messages that tell a peer all decisions.
+    pub fn messages<P>(&self) -> impl Iterator<Item = Message<P>> {
+        self.0.keys().filter_map(|model| self.message(model))
     }
 }
 
@@ -99,7 +107,7 @@ mod tests {
         for number in 0..2 * MOST_ROLLOUTS {
             rollouts.handle(&format!("m{number}"), 1, b"a");
         }
-        assert_eq!(rollouts.all().count(), MOST_ROLLOUTS);
+        assert_eq!(rollouts.messages::<()>().count(), MOST_ROLLOUTS);
         assert_eq!(rollouts.handle("m0", 2, b"a"), Received::New, "a known model has newer decisions");
     }
 }

@@ -214,9 +214,7 @@ impl<P: Clone> BackendNode<P> {
 
     /// Handles the result of an order. A scheduler that has left hears nothing.
     pub fn handle_ordered(&mut self, now: Time, (scheduler, number): (NodeId, u64), result: Result<(), String>) {
-        if self.links.is_up(scheduler) {
-            self.links.say(now, scheduler, Message::Ordered { number, failed: result.err() });
-        }
+        self.links.say(now, scheduler, Message::Ordered { number, failed: result.err() });
     }
 
     /// Asks all frontends and backends a question, by the caller's number. [`BackendOutput::Told`]
@@ -230,10 +228,8 @@ impl<P: Clone> BackendNode<P> {
 
     /// Answers a [question](BackendOutput::Asked). A scheduler that has left hears nothing.
     pub fn handle_tell(&mut self, now: Time, (scheduler, number): (NodeId, u64), answer: Vec<u8>) {
-        if self.links.is_up(scheduler) {
-            self.links.say(now, scheduler, Message::Tell { number, answer });
-            self.settle(now);
-        }
+        self.links.say(now, scheduler, Message::Tell { number, answer });
+        self.settle(now);
     }
 
     /// Ends all questions, whose leader is gone.

@@ -313,10 +313,8 @@ impl<P: Clone> FrontendNode<P> {
 
     /// Answers a [question](FrontendOutput::Asked). A scheduler that has left hears nothing.
     pub fn handle_tell(&mut self, now: Time, (scheduler, number): (NodeId, u64), answer: Vec<u8>) {
-        if self.links.is_up(scheduler) {
-            self.links.say(now, scheduler, Message::Tell { number, answer });
-            self.settle(now);
-        }
+        self.links.say(now, scheduler, Message::Tell { number, answer });
+        self.settle(now);
     }
 
     /// Takes the leader's decision about a rollout. If this frontend knows a newer decision, it tells
@@ -326,9 +324,8 @@ impl<P: Clone> FrontendNode<P> {
             Received::New => self.outputs.push_back(FrontendOutput::Rollout { model, decision }),
             Received::Known => {}
             Received::Old => {
-                if let Some((number, decision)) = self.rollouts.of(&model) {
-                    let decision = decision.to_vec();
-                    self.links.say(now, from, Message::Rollout { model, number, decision });
+                if let Some(message) = self.rollouts.message(&model) {
+                    self.links.say(now, from, message);
                 }
             }
         }
@@ -468,9 +465,8 @@ impl<P: Clone> FrontendNode<P> {
     fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch, claims: Option<ClaimKey>) {
         if self.following.handle_leads(now, &mut self.links, from, epoch) {
             self.claims = claims;
-            for (model, number, decision) in self.rollouts.all() {
-                let (model, decision) = (model.clone(), decision.to_vec());
-                self.links.say(now, from, Message::Rollout { model, number, decision });
+            for message in self.rollouts.messages() {
+                self.links.say(now, from, message);
             }
             self.end_orders();
             self.to_cancel.clear();

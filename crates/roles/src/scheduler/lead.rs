@@ -194,9 +194,8 @@ impl Lead {
         };
         links.say(now, hello.node, Message::Leads { epoch: self.epoch, claims });
         if hello.role == Role::Frontend {
-            for (model, number, decision) in self.rollouts.all() {
-                let (model, decision) = (model.clone(), decision.to_vec());
-                links.say(now, hello.node, Message::Rollout { model, number, decision });
+            for message in self.rollouts.messages() {
+                links.say(now, hello.node, message);
             }
         }
         if hello.role == Role::Frontend && self.is_settled {
@@ -715,11 +714,10 @@ impl Lead {
             }
         }
         for (model, from, is_new) in std::mem::take(&mut self.told_rollouts) {
-            let Some((number, decision)) = self.rollouts.of(&model) else { continue };
+            let Some(message) = self.rollouts.message(&model) else { continue };
             let hears = |frontend: &NodeId| (*frontend == from) != is_new;
             for frontend in frontends(links).into_iter().filter(hears) {
-                let (model, decision) = (model.clone(), decision.to_vec());
-                links.say(now, frontend, Message::Rollout { model, number, decision });
+                links.say(now, frontend, message.clone());
             }
         }
         self.told.extend(self.questions.flush(now, links));

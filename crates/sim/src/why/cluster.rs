@@ -7,30 +7,18 @@ use downbeat_core::journal::{MachineKind, Record};
 use downbeat_core::{RequestId, Time};
 use serde::Serialize;
 
+use super::arrival::Arrival;
 use super::find::{Asked, LOOK, NotFound};
 use super::folder::{BadFolder, LogFolder, Span};
-use super::story::{came_text, ms, told};
+use super::story::{ms, told};
 use super::text::many;
 
 /// The story of one request of a cluster, with its numbers. As text it is a paragraph.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ClusterStory {
-    /// The number of the request in the log.
-    pub request: String,
-    /// The id that the client gave.
-    pub id: Option<String>,
-    /// The trace.
-    pub trace: Option<String>,
-    /// The model.
-    pub model: String,
-    /// The items.
-    pub items: u32,
-    /// When the request came, in nanoseconds since the Unix epoch; `None`: the log has no wall clock.
-    pub came_unix_ns: Option<u64>,
-    /// When the request came, in milliseconds since the log's zero.
-    pub came_ms: f64,
-    /// The time that the request had; `None`: it had no deadline.
-    pub budget_ms: Option<f64>,
+    /// The request as it came.
+    #[serde(flatten)]
+    pub arrival: Arrival,
     /// How often the request came back from a batch without a run.
     pub returned: u8,
     /// How many backends were lost that had the request.
@@ -200,18 +188,18 @@ impl LogFolder {
             device: run.map(|run| run.device),
             items: run.map(|run| run.items),
         });
-        let zero = self.zero_unix_ns();
-        let model = models.get(found.model as usize).cloned().unwrap_or_default();
         let left_queue = claim.map(|claim| claim.at).or(found.ended);
         ClusterStory {
-            request: request.to_string(),
-            id: Some(id).filter(|id| !id.is_empty()),
-            trace: trace.map(|trace| trace.to_string()),
-            model,
-            items: found.items,
-            came_unix_ns: (zero > 0).then(|| zero.saturating_add(arrived.as_nanos())),
-            came_ms: ms(arrived.since(Time::ZERO)),
-            budget_ms: deadline.map(|deadline| since(arrived, deadline)),
+            arrival: Arrival {
+                request: request.to_string(),
+                id: Some(id).filter(|id| !id.is_empty()),
+                trace: trace.map(|trace| trace.to_string()),
+                model: models.get(found.model as usize).cloned().unwrap_or_default(),
+                items: found.items,
+                came_unix_ns: self.unix_ns(arrived),
+                came_ms: ms(arrived.since(Time::ZERO)),
+                budget_ms: deadline.map(|deadline| since(arrived, deadline)),
+            },
             returned: found.way.as_ref().map_or(0, |way| way.returned),
             lost: found.way.as_ref().map_or(0, |way| way.lost),
             batch,
@@ -228,21 +216,7 @@ impl LogFolder {
 
 impl fmt::Display for ClusterStory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Request {}", self.request)?;
-        match (&self.id, &self.trace) {
-            (Some(id), Some(trace)) => write!(f, " (id {id:?}, trace {trace})")?,
-            (Some(id), None) => write!(f, " (id {id:?})")?,
-            (None, Some(trace)) => write!(f, " (trace {trace})")?,
-            (None, None) => {}
-        }
-        write!(f, " for {} came at {}", self.model, came_text(self.came_unix_ns, self.came_ms))?;
-        if self.items > 0 {
-            write!(f, " with {}", many(self.items as usize, "item"))?;
-        }
-        match self.budget_ms {
-            Some(budget) => write!(f, " and had {}.", told(budget))?,
-            None => f.write_str(" and had no deadline.")?,
-        }
+        self.arrival.fmt(f)?;
         self.tell_way(f)?;
         let took = self.took_ms.map_or_else(|| "some time".to_owned(), told);
         match (&self.error, self.late_ms, self.took_ms) {

@@ -118,6 +118,12 @@ impl LogFolder {
         newest.map_or(0, |place| place.head.zero_unix_ns)
     }
 
+    /// An instant of the logs in nanoseconds since the Unix epoch; `None`: the logs have no wall clock.
+    pub(super) fn unix_ns(&self, at: Time) -> Option<u64> {
+        let zero = self.zero_unix_ns();
+        (zero > 0).then(|| zero.saturating_add(at.as_nanos()))
+    }
+
     /// The instant of the logs at this time of the wall clock; `None`: the logs have no wall clock, or
     /// began later.
     pub fn instant(&self, unix_ns: u64) -> Option<Time> {

@@ -4,6 +4,7 @@
 //! [`LogFolder::why`] finds a request by its client's id, its trace or a time, and tells its
 //! [`Story`]. [`Window`] has all requests of a span, with their batches and ends.
 
+mod arrival;
 mod changes;
 mod cluster;
 mod find;
@@ -14,6 +15,7 @@ mod story;
 mod text;
 mod window;
 
+pub use arrival::Arrival;
 pub use changes::{Changes, Figures, ModelChange};
 pub use cluster::{ClusterBatch, ClusterStory};
 pub use find::{Asked, NotFound};

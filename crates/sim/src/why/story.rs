@@ -6,6 +6,7 @@ use downbeat_core::cluster::{DispatchReason, StartBound};
 use downbeat_core::{Duration, Time};
 use serde::Serialize;
 
+use super::arrival::Arrival;
 use super::folder::LogFolder;
 use super::outcome::Outcome;
 use super::saved::{Remedy, remedies};
@@ -14,22 +15,9 @@ use super::window::{LoggedBatch, LoggedRequest, Window};
 /// The story of one request, with its numbers. As text it is a paragraph.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Story {
-    /// The number of the request in the log.
-    pub request: String,
-    /// The id that the client gave.
-    pub id: Option<String>,
-    /// The trace.
-    pub trace: Option<String>,
-    /// The queue: the model, with the shape if each shape has a queue.
-    pub model: String,
-    /// The items.
-    pub items: u32,
-    /// When the request came, in nanoseconds since the Unix epoch; `None`: the log has no wall clock.
-    pub came_unix_ns: Option<u64>,
-    /// When the request came, in milliseconds since the log's zero.
-    pub came_ms: f64,
-    /// The time that the request had; `None`: it had no deadline.
-    pub budget_ms: Option<f64>,
+    /// The request as it came.
+    #[serde(flatten)]
+    pub arrival: Arrival,
     /// How the request ended.
     pub outcome: Outcome,
     /// The requests that waited before this one.
@@ -112,17 +100,6 @@ pub(super) fn told(ms: f64) -> String {
     }
 }
 
-/// The time of a request's arrival, by the wall clock if the log has it.
-pub(super) fn came_text(unix_ns: Option<u64>, log_ms: f64) -> String {
-    match unix_ns {
-        Some(unix) => {
-            let at = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(unix);
-            humantime::format_rfc3339_micros(at).to_string()
-        }
-        None => format!("{log_ms:.3} ms of the log"),
-    }
-}
-
 impl Story {
     /// The story of a request of a window.
     pub(super) fn of(folder: &LogFolder, window: &Window, request: &LoggedRequest) -> Story {
@@ -131,26 +108,22 @@ impl Story {
         Story { ahead, remedies, ..story }
     }
 
-    /// When the request came, for people.
-    pub fn came(&self) -> String {
-        came_text(self.came_unix_ns, self.came_ms)
-    }
-
     fn new(folder: &LogFolder, window: &Window, request: &LoggedRequest) -> Story {
         let (end, outcome) = (window.end_of(request), window.outcome_of(request));
         let over = end.or_else(|| window.left_queue(request));
-        let zero = folder.zero_unix_ns();
         let since = |at: Time| ms(at.since(request.arrived()));
         let batch = window.batch_of(request);
         Story {
-            request: request.request.to_string(),
-            id: request.id.clone(),
-            trace: request.trace.map(|trace| trace.to_string()),
-            model: request.queue.clone(),
-            items: request.size,
-            came_unix_ns: (zero > 0).then(|| zero.saturating_add(request.arrived().as_nanos())),
-            came_ms: ms(request.arrived().since(Time::ZERO)),
-            budget_ms: (request.deadline < Time::MAX).then(|| since(request.deadline)),
+            arrival: Arrival {
+                request: request.request.to_string(),
+                id: request.id.clone(),
+                trace: request.trace.map(|trace| trace.to_string()),
+                model: request.queue.clone(),
+                items: request.size,
+                came_unix_ns: folder.unix_ns(request.arrived()),
+                came_ms: ms(request.arrived().since(Time::ZERO)),
+                budget_ms: (request.deadline < Time::MAX).then(|| since(request.deadline)),
+            },
             outcome,
             ahead: None,
             batch: batch.map(|batch| BatchStory::of(batch, request)),

@@ -15,7 +15,7 @@ impl fmt::Display for Story {
                 many(came, "request")
             )?;
         }
-        self.tell_arrival(f)?;
+        self.arrival.fmt(f)?;
         self.ahead.iter().try_for_each(|ahead| write!(f, " {ahead}"))?;
         self.batch.iter().try_for_each(|batch| write!(f, " {batch}"))?;
         self.tell_end(f)?;
@@ -29,26 +29,6 @@ impl fmt::Display for Story {
 }
 
 impl Story {
-    fn tell_arrival(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Story { request, id, trace, model, items, budget_ms, .. } = self;
-        write!(f, "Request {request}")?;
-        match (id, trace) {
-            (Some(id), Some(trace)) => write!(f, " (id {id:?}, trace {trace})")?,
-            (Some(id), None) => write!(f, " (id {id:?})")?,
-            (None, Some(trace)) => write!(f, " (trace {trace})")?,
-            (None, None) => {}
-        }
-        write!(f, " for {model} came at ")?;
-        f.write_str(&self.came())?;
-        if *items > 0 {
-            write!(f, " with {}", many(*items as usize, "item"))?;
-        }
-        match budget_ms {
-            Some(budget) => write!(f, " and had {}.", told(*budget)),
-            None => f.write_str(" and had no deadline."),
-        }
-    }
-
     fn tell_end(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let took = self.took_ms.map_or_else(|| "some time".to_owned(), told);
         let because = self.because.as_deref().unwrap_or("the log has no reason");

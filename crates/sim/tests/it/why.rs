@@ -115,8 +115,8 @@ fn a_late_request_has_a_story() {
     let story = why(folder.path(), &id("second")).unwrap();
     // The first batch runs from 1,000 to 1,012 ms. The second batch has two items: 7 ms by the
     // profile, 14 ms on this device. It ends at 1,026 ms.
-    assert_eq!((story.outcome, story.model.as_str()), (Outcome::Late, "encoder [1,128]"));
-    assert_eq!((story.budget_ms, story.took_ms, story.late_ms), (Some(20.0), Some(24.0), Some(4.0)));
+    assert_eq!((story.outcome, story.arrival.model.as_str()), (Outcome::Late, "encoder [1,128]"));
+    assert_eq!((story.arrival.budget_ms, story.took_ms, story.late_ms), (Some(20.0), Some(24.0), Some(4.0)));
     let batch = story.batch.as_ref().unwrap();
     assert_eq!((batch.requests, batch.items, batch.left_after_ms), (2, 2, 10.0));
     assert_eq!((batch.bound.as_deref(), batch.expected_ms, batch.took_ms), (Some("device"), Some(7.0), Some(14.0)));
@@ -142,7 +142,10 @@ fn a_trace_and_a_number_and_a_time_find_the_same_request() {
     let trace = why(folder.path(), &Asked::Trace(TRACE.parse().unwrap())).unwrap();
     let number = why(folder.path(), &Asked::Number(RequestId(2))).unwrap();
     let time = why(folder.path(), &Asked::Time(at(900))).unwrap();
-    assert_eq!((&trace.request, &number.request, &time.request), (&second.request, &second.request, &second.request));
+    assert_eq!(
+        (&trace.arrival.request, &number.arrival.request, &time.arrival.request),
+        (&second.arrival.request, &second.arrival.request, &second.arrival.request)
+    );
     assert_eq!(time.span, Some((3, 2)), "three requests came in that second, and two were late");
     assert!(time.to_string().starts_with("In the second from that time on came 3 requests; 2 got no answer in time."));
 }
@@ -151,7 +154,7 @@ fn a_trace_and_a_number_and_a_time_find_the_same_request() {
 fn of_several_requests_with_one_id_the_last_is_told() {
     let folder = late();
     let story = why(folder.path(), &id("twice")).unwrap();
-    assert_eq!((story.request.as_str(), story.outcome, story.others), ("r4", Outcome::InTime, 1));
+    assert_eq!((story.arrival.request.as_str(), story.outcome, story.others), ("r4", Outcome::InTime, 1));
     assert!(story.to_string().ends_with(" One earlier request has this id too."), "{story}");
     assert_eq!(story.remedies, [], "nothing was amiss");
 }
@@ -225,7 +228,10 @@ fn a_refused_request_has_the_error_of_its_client() {
     server.requests.apply(at(1_002), failed).unwrap();
     server.write(folder.path());
     let story = why(folder.path(), &Asked::Id(id)).unwrap();
-    assert_eq!((story.outcome, story.items, story.budget_ms), (Outcome::DeadlineImpossible, 3, Some(10.0)));
+    assert_eq!(
+        (story.outcome, story.arrival.items, story.arrival.budget_ms),
+        (Outcome::DeadlineImpossible, 3, Some(10.0))
+    );
     assert_eq!(story.because, Some(error));
     assert!(story.to_string().contains(r#"(id "\"quoted\"\n")"#), "the id is escaped: {story}");
 }
@@ -309,7 +315,7 @@ fn a_further_file_can_be_read_alone() {
     server.ask(3_000, 2, 10, "second", None);
     server.write(folder.path());
     let story = why(folder.path(), &id("second")).unwrap();
-    assert_eq!((story.outcome, story.model.as_str()), (Outcome::Late, "encoder [1,128]"));
+    assert_eq!((story.outcome, story.arrival.model.as_str()), (Outcome::Late, "encoder [1,128]"));
     assert!(why(folder.path(), &id("first")).is_err(), "that file is gone");
     let file = folder.path().join("scheduler.log");
     let error = downbeat_core::journal::replay(&std::fs::read(&file).unwrap()).unwrap_err().to_string();

@@ -47,7 +47,10 @@ fn a_story_has_the_batch_and_the_phases() {
     let story = why(&folder, Asked::Id("scan-9".to_owned())).unwrap();
     let phases = [story.queue_ms, story.fetch_ms, story.device_ms, story.answer_ms];
     assert_eq!(phases, [Some(10.0), Some(2.0), Some(30.0), Some(1.0)]);
-    assert_eq!((story.took_ms, story.late_ms, story.budget_ms, story.items), (Some(43.0), None, Some(50.0), 2));
+    assert_eq!(
+        (story.took_ms, story.late_ms, story.arrival.budget_ms, story.arrival.items),
+        (Some(43.0), None, Some(50.0), 2)
+    );
     assert_eq!(
         story.to_string(),
         "Request r4 (id \"scan-9\") for ocr came at 1000.000 ms of the log with 2 items and had 50.0 ms. It came back 1 \
@@ -70,10 +73,10 @@ fn a_time_finds_the_first_bad_request() {
     let late = went(9, 2_300);
     let folder = folder(vec![(2_043, went(7, 2_000)), (2_150, failed), (2_400, late), (4_043, went(10, 4_000))]);
     let story = why(&folder, Asked::Time(at(1_900))).unwrap();
-    assert_eq!((&*story.request, story.error), ("r8", Some(error)));
+    assert_eq!((&*story.arrival.request, story.error), ("r8", Some(error)));
     let story = why(&folder, Asked::Time(at(2_200))).unwrap();
-    assert_eq!((&*story.request, story.late_ms), ("r9", Some(50.0)));
+    assert_eq!((&*story.arrival.request, story.late_ms), ("r9", Some(50.0)));
     // None was bad: the first one.
-    assert_eq!(why(&folder, Asked::Time(at(3_900))).unwrap().request, "r10");
+    assert_eq!(why(&folder, Asked::Time(at(3_900))).unwrap().arrival.request, "r10");
     assert!(matches!(why(&folder, Asked::Time(at(5_500))), Err(NotFound::Quiet(..))));
 }

@@ -264,17 +264,19 @@ fn line_of(
     if json {
         return Ok(serde_json::to_string(&story)?);
     }
-    let name = story.id.as_deref().map_or_else(String::new, |id| format!("  id {id:?}"));
-    let name = story.trace.as_deref().filter(|_| story.id.is_none()).map_or(name, |trace| format!("  trace {trace}"));
+    let arrival = &story.arrival;
+    let name = arrival.id.as_deref().map_or_else(String::new, |id| format!("  id {id:?}"));
+    let name =
+        arrival.trace.as_deref().filter(|_| arrival.id.is_none()).map_or(name, |trace| format!("  trace {trace}"));
     let because = story.because.as_deref().map_or_else(String::new, |because| format!("  {because}"));
-    let budget = story.budget_ms.map_or_else(|| "no deadline".to_owned(), |budget| format!("had {budget:.1} ms"));
+    let budget = arrival.budget_ms.map_or_else(|| "no deadline".to_owned(), |budget| format!("had {budget:.1} ms"));
     let took = story.took_ms.map_or_else(String::new, |took| format!(", ended after {took:.1} ms"));
     Ok(format!(
         "{}  {:<8} {:<18} {}, {} items, {budget}{took}{name}{because}",
-        story.came(),
-        story.request,
+        arrival.came(),
+        arrival.request,
         outcome,
-        story.model,
-        story.items
+        arrival.model,
+        arrival.items
     ))
 }

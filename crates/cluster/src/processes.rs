@@ -54,7 +54,7 @@ use crate::scheduler::scheduler_service::SchedulerService;
 use crate::secrets::{SecretFile, new_claims};
 use crate::store::Store;
 use crate::store::membership::MOST_SCHEDULERS;
-use crate::view::answers::{self, Answerer};
+use crate::view::answers::Answerer;
 use crate::view::asks::Asks;
 use crate::view::{Me, View};
 use crate::wire::arena::Arena;
@@ -253,9 +253,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let answerer: Answerer = Arc::new(move |question| its.answer(question));
     let node = events.clone();
     let send = move |event| node.send(FrontendEvent::View(event)).is_ok();
-    tokio::spawn(answers::answer(asked, answerer.clone(), send.clone()));
-    let (server, send) = (options.server_name.clone(), Box::new(send));
-    let view = View { server, clock, me, board, send, answerer: Some(answerer), ledger: Mutex::default() };
+    let view = View::answering((options.server_name.clone(), clock, me, board), (asked, answerer), send);
     let shared = (metrics, figures, view);
     let (sent, its) = ((events, arena), log.clone());
     let serving = RemoteServing::new(options.clone(), clock, budget.clone(), shared, sent, its);
@@ -510,10 +508,8 @@ impl BackendProcess {
         let answerer: Answerer = Arc::new(move |question| backend_figures::answer(&its, question));
         let node = events.clone();
         let send = move |event| node.send(BackendEvent::View(event)).is_ok();
-        tokio::spawn(answers::answer(asked, answerer.clone(), send.clone()));
-        let (server, send) = (options.server_name.clone(), Box::new(send));
-        let (board, ledger, answerer) = (shown, Mutex::default(), Some(answerer));
-        registry.join_cluster(Arc::new(View { server, clock, me, board, send, answerer, ledger }));
+        let view = View::answering((options.server_name.clone(), clock, me, shown), (asked, answerer), send);
+        registry.join_cluster(Arc::new(view));
         let done = events.clone();
         // No batch comes before the first offer.
         let _ = seats_done.set(events.clone());

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use downbeat_protocol::inference::ModelStatistics;
 use downbeat_service::clock::Clock;
-use downbeat_service::metrics::{batch_bounds, latency_bounds_ms};
-use downbeat_service::report::live::{LiveHistory, LiveModel, LiveReport, PART};
+use downbeat_service::report::live::{LiveHistory, LiveModel, LiveReport};
 use parking_lot::Mutex;
 
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
@@ -50,19 +49,9 @@ impl FrontendFigures {
             model.versions.values().map(|version| live(rollout.as_ref(), version)).collect::<Vec<_>>()
         };
         LiveReport {
-            server: self.server.clone(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            wall_ms: Clock::unix_millis(),
-            now_ns: now.as_nanos(),
-            latency_bounds_ms: latency_bounds_ms(),
-            batch_bounds: batch_bounds(),
             models: models.values().flat_map(of_model).collect(),
-            device_busy_s: Vec::new(),
-            tenants: Vec::new(),
-            history_part_s: PART.as_secs_f64(),
             in_cluster: true,
-            device_names: Vec::new(),
-            processes: Vec::new(),
+            ..LiveReport::new(&self.server, now)
         }
     }
 

@@ -164,11 +164,11 @@ impl RemoteServing {
     /// # Errors
     /// If a metric cannot be written as text: a defect.
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
-        for version in self.models.all().values().flat_map(|model| model.versions.values()) {
+        let models = self.models.all();
+        for version in models.values().flat_map(|model| model.versions.values()) {
             let counts = version.sample().counts;
             self.metrics.set_outcomes(&version.name, &version.version, version.definition.slo, &counts);
         }
-        let models = self.models.all();
         let rollouts = models.iter().filter_map(|(name, model)| Some((name, model.rollout.as_ref()?)));
         self.metrics.set_rollout_states(rollouts.map(|(name, rollout)| [&**name, rollout.state().name()]));
         self.metrics.set_budget(&self.budget);
@@ -355,7 +355,12 @@ impl RemoteServing {
         request: InferRequest,
         due: Due,
     ) -> BoxFuture<'_, Result<InferResponse, ServiceError>> {
-        self.infer_due(self.clock.now(), request, Some(due), (self.number(), None)).boxed()
+        let arrival = self.clock.now();
+        let step = async move {
+            let model = self.models.get(&request.model_name)?;
+            self.infer_of(&model, (arrival, Some(due)), request, (self.number(), None)).await
+        };
+        step.boxed()
     }
 
     /// The number of a new request.
@@ -374,21 +379,6 @@ impl RemoteServing {
     /// The rollout of a model.
     fn served_rollout(&self, name: &str) -> Result<Arc<ServedRollout>, ServiceError> {
         self.models.get(name)?.rollout.clone().ok_or_else(|| no_rollout(name))
-    }
-
-    /// Runs an inference that came at `arrival`. `due`: the time of a step of an ensemble.
-    ///
-    /// # Errors
-    /// Any [`ServiceError`].
-    pub(super) async fn infer_due(
-        &self,
-        arrival: Time,
-        request: InferRequest,
-        due: Option<Due>,
-        (number, trail): (u64, Option<&RequestTrail<'_>>),
-    ) -> Result<InferResponse, ServiceError> {
-        let model = self.models.get(&request.model_name)?;
-        self.infer_of(&model, (arrival, due), request, (number, trail)).await
     }
 
     /// Runs a client's request of this model, and notes it in the decision log, if there is one.
@@ -424,7 +414,7 @@ impl RemoteServing {
         self.infer_of(model, (arrival, Some(OF_A_COPY)), copy, (self.number(), None)).await
     }
 
-    /// As [`RemoteServing::infer_due`], for a request of this model.
+    /// Runs a request of this model that came at `arrival`. `due`: the time of a step of an ensemble.
     async fn infer_of(
         &self,
         model: &RemoteModel,
@@ -632,7 +622,7 @@ impl Service for RemoteServing {
         match rollout.map(|rollout| (rollout, self.this.upgrade())) {
             // The future is boxed: other requests would move its memory for nothing.
             Some((rollout, Some(serving))) => {
-                Box::pin(infer_rolled_out(RemoteRequests { serving, model }, Some(rollout), request)).await
+                Box::pin(infer_rolled_out(RemoteRequests { serving, model }, rollout, request)).await
             }
             _ => self.infer_logged(&model, self.clock.now(), request).await,
         }

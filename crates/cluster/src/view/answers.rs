@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use downbeat_roles::NodeId;
 use tokio::sync::mpsc;
 
-use super::asks::ViewEvent;
+use super::asks::{FarQuestion, ViewEvent};
 use super::question::{Answer, Question};
 
 /// Answers a question for one process.
@@ -14,7 +13,7 @@ pub type Answerer = Arc<dyn Fn(&Question) -> Answer + Send + Sync>;
 /// Answers questions beside the event loop, one after the other, until their sender is gone. The
 /// leader has at most 64 open at a time.
 pub async fn answer(
-    mut questions: mpsc::UnboundedReceiver<((NodeId, u64), Vec<u8>)>,
+    mut questions: mpsc::UnboundedReceiver<FarQuestion>,
     answerer: Answerer,
     send: impl Fn(ViewEvent) -> bool,
 ) {

@@ -15,6 +15,9 @@ pub enum ViewEvent {
     Tell((NodeId, u64), Vec<u8>),
 }
 
+/// The packed question of another process, with the leader that asked and its number of the question.
+pub type FarQuestion = ((NodeId, u64), Vec<u8>);
+
 /// Takes the answers to a question.
 pub type PartSender = mpsc::UnboundedSender<Option<Part>>;
 
@@ -32,14 +35,14 @@ pub struct Part {
 /// The questions beside a node.
 pub struct Asks {
     /// Takes the questions of others.
-    answers: mpsc::UnboundedSender<((NodeId, u64), Vec<u8>)>,
+    answers: mpsc::UnboundedSender<FarQuestion>,
     open: BTreeMap<u64, PartSender>,
     next: u64,
 }
 
 impl Asks {
     /// No questions yet. `answers` takes those of others.
-    pub fn new(answers: mpsc::UnboundedSender<((NodeId, u64), Vec<u8>)>) -> Self {
+    pub fn new(answers: mpsc::UnboundedSender<FarQuestion>) -> Self {
         Asks { answers, open: BTreeMap::new(), next: 0 }
     }
 

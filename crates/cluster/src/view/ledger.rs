@@ -51,20 +51,17 @@ type Sums = (Vec<LiveModel>, Vec<(DeviceName, f64)>, Vec<LiveProcess>);
 impl Ledger {
     /// Takes the live reports of processes. `is_whole`: all connected processes have answered.
     pub fn take_live(&mut self, now: Time, reports: Vec<(Part, LiveReport)>, is_whole: bool) {
-        let heard = reports.into_iter().map(|(part, report)| {
-            let known = self.hear(now, &part);
-            known.live = Some(report);
-            part.node
-        });
-        let heard = heard.collect();
-        self.miss(now, &heard, is_whole);
+        self.take(now, reports, is_whole, |known, report| known.live = Some(report));
     }
 
     /// Takes the statistics of processes.
     pub fn take_statistics(&mut self, now: Time, reports: Vec<(Part, Vec<ModelStatistics>)>, is_whole: bool) {
-        let heard = reports.into_iter().map(|(part, models)| {
-            let known = self.hear(now, &part);
-            known.statistics = Some(models);
+        self.take(now, reports, is_whole, |known, models| known.statistics = Some(models));
+    }
+
+    fn take<R>(&mut self, now: Time, reports: Vec<(Part, R)>, is_whole: bool, keep: impl Fn(&mut Known, R)) {
+        let heard = reports.into_iter().map(|(part, report)| {
+            keep(self.hear(now, &part), report);
             part.node
         });
         let heard = heard.collect();

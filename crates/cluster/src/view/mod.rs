@@ -10,9 +10,8 @@ use downbeat_core::Duration;
 use downbeat_roles::{ClockLead, NodeId, Role};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::{batch_bounds, latency_bounds_ms};
 use downbeat_service::report::cluster_report::{ClusterReport, ClusterStatistics, ClusterView};
-use downbeat_service::report::live::{LiveReport, PART};
+use downbeat_service::report::live::LiveReport;
 use downbeat_service::report::policy_report::{BackendPolicy, PolicyReport};
 use downbeat_service::report::timeline::{REMEMBERED, Timeline, TimelineBackend, rules};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -20,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use self::answers::Answerer;
-use self::asks::{Part, SAME, ViewEvent};
+use self::asks::{FarQuestion, Part, SAME, ViewEvent};
 use self::ledger::Ledger;
 use self::question::{Answer, Question};
 use crate::node::Identity;
@@ -66,6 +65,16 @@ struct Gathered {
 }
 
 impl View {
+    /// The view of a process with figures. From now on the process answers the questions of `asked`.
+    pub fn answering(
+        (server, clock, me, board): (String, Clock, Me, StatusBoard),
+        (asked, answerer): (mpsc::UnboundedReceiver<FarQuestion>, Answerer),
+        send: impl Fn(ViewEvent) -> bool + Clone + Send + Sync + 'static,
+    ) -> Self {
+        tokio::spawn(answers::answer(asked, answerer.clone(), send.clone()));
+        View { server, clock, me, board, send: Box::new(send), answerer: Some(answerer), ledger: Mutex::default() }
+    }
+
     /// Asks this process and all others.
     async fn gather(&self, question: Question) -> Gathered {
         let (sender, mut receiver) = mpsc::unbounded_channel();
@@ -105,32 +114,23 @@ impl View {
 
     async fn live_report(&self, history: bool) -> LiveReport {
         let gathered = self.gather(Question::Live { history }).await;
-        let (mut reports, mut others) = (Vec::new(), Vec::new());
-        for (part, answer) in gathered.parts {
-            match answer {
-                Answer::Live(report) => reports.push((part, report)),
-                _ => others.push(part.node),
-            }
-        }
+        let is_there = |(part, answer)| match answer {
+            Answer::Live(report) => Some((part, report)),
+            _ => None,
+        };
+        let reports = gathered.parts.into_iter().filter_map(is_there).collect();
         let now = self.clock.now();
         let mut ledger = self.ledger.lock();
         ledger.take_live(now, reports, gathered.is_whole);
         let (models, devices, processes) = ledger.live();
         let (device_names, device_busy_s) = devices.into_iter().unzip();
         LiveReport {
-            server: self.server.clone(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            wall_ms: Clock::unix_millis(),
-            now_ns: now.as_nanos(),
-            latency_bounds_ms: latency_bounds_ms(),
-            batch_bounds: batch_bounds(),
             models,
             device_busy_s,
-            tenants: Vec::new(),
-            history_part_s: PART.as_secs_f64(),
             in_cluster: true,
             device_names,
             processes,
+            ..LiveReport::new(&self.server, now)
         }
     }
 

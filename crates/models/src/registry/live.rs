@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use downbeat_core::{Duration, LatencyProfile};
-use downbeat_service::clock::Clock;
+use downbeat_service::metrics::batch_bounds;
 use downbeat_service::metrics::trouble::Counts;
-use downbeat_service::metrics::{batch_bounds, latency_bounds_ms};
-use downbeat_service::report::live::{LiveModel, LiveReport, PART};
+use downbeat_service::report::live::{LiveModel, LiveReport};
 
 use super::Registry;
 use super::outcome_marks::OutcomeMark;
@@ -100,19 +99,11 @@ impl Registry {
             LiveModel { model: name, version, ..model }
         });
         LiveReport {
-            server: self.options.server_name.clone(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            wall_ms: Clock::unix_millis(),
-            now_ns: now.as_nanos(),
-            latency_bounds_ms: latency_bounds_ms(),
-            batch_bounds: batch_bounds(),
             models: named.collect(),
             device_busy_s: self.driver.hosts().iter().map(|host| host.occupancy.busy_seconds()).collect(),
             tenants: self.serving.tenants_report(),
-            history_part_s: PART.as_secs_f64(),
             in_cluster: self.cluster.get().is_some(),
-            device_names: Vec::new(),
-            processes: Vec::new(),
+            ..LiveReport::new(&self.options.server_name, now)
         }
     }
 }

@@ -346,11 +346,13 @@ impl Service for Registry {
         match self.serving.enter(&request.model_name) {
             Some(served) if served.definition.config.is_decoupled() => Err(ServiceError::Decoupled(request.model_name)),
             // These futures are boxed: other requests would move their memory for nothing.
-            Some(served) if served.rollout.is_some() && request.model_version.is_empty() => {
-                let rollout = served.rollout.clone();
-                Box::pin(infer_rolled_out(ServedRequests::new(self.serving.clone(), served), rollout, request)).await
-            }
-            Some(served) => self.serving.infer(&served, request, None).await,
+            Some(served) => match served.rollout.clone().filter(|_| request.model_version.is_empty()) {
+                Some(rollout) => {
+                    let model = ServedRequests::new(self.serving.clone(), served);
+                    Box::pin(infer_rolled_out(model, rollout, request)).await
+                }
+                None => self.serving.infer(&served, request, None).await,
+            },
             None => match self.serving.enter_pipeline(&request.model_name) {
                 Some(pipeline) => Box::pin(self.serving.infer_pipeline(&pipeline, request, None)).await,
                 None => Err(self.why_not_served(&request.model_name)),

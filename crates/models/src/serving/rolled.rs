@@ -91,10 +91,9 @@ impl RolledOut for ServedRequests {
 /// Any [`ServiceError`] of the old version, or of a new version that has taken the old one's place.
 pub async fn infer_rolled_out(
     model: impl RolledOut,
-    rollout: Option<Arc<ServedRollout>>,
+    rollout: Arc<ServedRollout>,
     mut request: InferRequest,
 ) -> Inferred {
-    let Some(rollout) = rollout else { return model.run(model.now(), request).await };
     match rollout.route(&mut request) {
         Route::Ended => model.run(model.now(), request).await,
         Route::Old => infer_by_old(&model, &rollout, request).await,

@@ -10,7 +10,9 @@ use std::collections::{BTreeMap, VecDeque};
 use downbeat_core::{Duration, Time};
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Clock;
 use crate::metrics::trouble::Counts;
+use crate::metrics::{batch_bounds, latency_bounds_ms};
 use crate::unanswered::Unanswered;
 
 /// The length of a part of the history.
@@ -52,6 +54,27 @@ pub struct LiveReport {
     /// The frontends and backends of the cluster that the report is of; empty: it is of one process.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<LiveProcess>,
+}
+
+impl LiveReport {
+    /// A report of one process without models and devices, by the clock of the server.
+    pub fn new(server: &str, now: Time) -> Self {
+        LiveReport {
+            server: server.to_owned(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            wall_ms: Clock::unix_millis(),
+            now_ns: now.as_nanos(),
+            latency_bounds_ms: latency_bounds_ms(),
+            batch_bounds: batch_bounds(),
+            models: Vec::new(),
+            device_busy_s: Vec::new(),
+            tenants: Vec::new(),
+            history_part_s: PART.as_secs_f64(),
+            in_cluster: false,
+            device_names: Vec::new(),
+            processes: Vec::new(),
+        }
+    }
 }
 
 /// A device of a cluster.

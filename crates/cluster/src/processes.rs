@@ -49,6 +49,7 @@ use crate::node::status::{StatusBoard, role_name};
 use crate::node::{self, Events, Identity, Schedulers, Setup, Started};
 use crate::scheduler::cluster_load::ClusterLoad;
 use crate::scheduler::planner;
+use crate::scheduler::rehearsing::{self, Findings};
 use crate::scheduler::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::scheduler::scheduler_service::SchedulerService;
 use crate::secrets::{SecretFile, new_claims};
@@ -324,7 +325,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let identity = identity(node, Role::Scheduler { rank }, cluster)?;
     let board = StatusBoard::new(node, &identity.name, identity.role, metrics.registry())?;
     let me = Me::of(&identity);
-    let machine = scheduler_options(cluster, rank, schedulers, store.is_some(), new_claims()?);
+    let machine = scheduler_options(&options, rank, schedulers, store.is_some(), new_claims()?);
     let of_machine = board.clone();
     let autoscale =
         options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?.map(Arc::new);
@@ -350,8 +351,14 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let beside = (Some(wants).filter(|_| store.is_some()), asks);
     // A scheduler has no figures, and the leader asks it for none.
     let asking = Asks::new(mpsc::unbounded_channel().0);
-    let role = move || SchedulerRole::new(node, machine, clock.now(), of_machine, load, beside, asking);
+    let rehearser = rehearsing::rehearser(&options);
+    let counts = (load, rehearser.clone());
+    let role = move || SchedulerRole::new(node, machine, clock.now(), of_machine, counts, beside, asking);
     let Started { events, event_loop, .. } = node::start(setup, role)?;
+    let rehearsal = rehearser.map(|rehearser| (rehearser, Findings { clock, node: events.clone() }));
+    if let Some((rehearser, findings)) = &rehearsal {
+        rehearsing::start(rehearser, findings, &metrics)?;
+    }
     ports.watch(node_part(event_loop));
     tokio::spawn(planner::plan(questions, clock, events.clone()));
     let (name, node) = (options.server_name.clone(), events.clone());
@@ -360,7 +367,8 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         let send = Box::new(move |event| node.send(SchedulerEvent::View(event)).is_ok());
         View { server, clock, me, board, send, answerer: None, ledger: Mutex::default() }
     };
-    let service = Arc::new(SchedulerService { name, board: board.clone(), autoscale, node, view });
+    let service =
+        Arc::new(SchedulerService { name, board: board.clone(), autoscale, node, view, rehearsal: rehearsal.clone() });
     ports.answer_probes(&options, service, Arc::new(move || metrics.render()))?;
     let stored = async {
         let Some(store) = &mut store else { return std::future::pending().await };
@@ -372,6 +380,9 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         () = signals.end() => Ok(()),
         displaced = stored => displaced,
     };
+    if let Some((rehearser, _)) = rehearsal {
+        rehearser.stop();
+    }
     if let Some(store) = store {
         store.leave().await;
     }
@@ -381,12 +392,13 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
 
 /// The options of the state machine of the scheduler with this rank, of so many in the list.
 fn scheduler_options(
-    cluster: &ClusterOptions,
+    options: &ServerOptions,
     rank: u32,
     schedulers: u32,
     epochs_are_allotted: bool,
     claims: ClaimSecret,
 ) -> SchedulerOptions {
+    let cluster = &options.cluster;
     SchedulerOptions {
         rank,
         schedulers,
@@ -395,6 +407,8 @@ fn scheduler_options(
         peer_heartbeat: peer_heartbeat(cluster),
         lost_after: cluster.lost_after,
         wake_margin: WAKE_MARGIN,
+        order: options.order.first(),
+        is_rehearsed: options.rehearsal_cpu > 0.0,
         epochs_are_allotted,
         sub_clusters: sub_clusters(cluster),
         claims,

@@ -33,6 +33,11 @@ pub struct QueueHandle {
 }
 
 impl QueueHandle {
+    /// The queue of a model where there is one shard.
+    pub fn alone(model: ModelId) -> Self {
+        QueueHandle { model, shard: 0 }
+    }
+
     /// The shard of the model's queue, from zero.
     pub fn shard(self) -> usize {
         self.shard as usize

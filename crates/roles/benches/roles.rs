@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, Order};
 use downbeat_core::{BatchId, Duration, LatencyProfile, Time, median};
 use downbeat_roles::*;
 
@@ -117,6 +117,8 @@ impl World {
                 peer_heartbeat: heartbeat,
                 lost_after,
                 wake_margin: Duration::ZERO,
+                order: Order::default(),
+                is_rehearsed: false,
                 epochs_are_allotted: false,
                 sub_clusters: None,
                 claims: CLAIMS,

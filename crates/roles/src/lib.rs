@@ -78,5 +78,6 @@ pub use message::{
 };
 pub use role_node::RoleNode;
 pub use scheduler::{
-    ModelBudget, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterCount, SubClusterOptions,
+    ModelBudget, RehearsalEvent, SchedulerNode, SchedulerOptions, SchedulerOutput, SubCluster, SubClusterCount,
+    SubClusterOptions,
 };

@@ -1,12 +1,17 @@
 //! A scheduler's state machine in its process. A scheduler has no models and no tensors.
 
-use downbeat_core::Time;
+use std::sync::Arc;
+
+use downbeat_core::cluster::{Behaviour, Order};
+use downbeat_core::{ModelId, Time};
+use downbeat_host::scheduler::Rehearser;
 use downbeat_roles::{
     Divided, NodeId, PlanWanted, Role, RoleNode, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
 };
 use tokio::sync::{mpsc, oneshot};
 
 use super::cluster_load::ClusterLoad;
+use super::rehearsing;
 use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
 use crate::view::asks::{Asks, SAME, ViewEvent};
@@ -20,6 +25,7 @@ pub struct SchedulerRole {
     load: Option<ClusterLoad>,
     store: Option<mpsc::UnboundedSender<StoreWork>>,
     planner: mpsc::UnboundedSender<PlanWanted>,
+    rehearser: Option<Arc<Rehearser>>,
     asks: Asks,
 }
 
@@ -30,6 +36,10 @@ pub enum SchedulerEvent {
     Allotted(Option<(u64, Option<SubClusterPlan>)>),
     /// The answer to a question for a plan: the sub-cluster of each model, or why there is no plan.
     Planned(u64, Result<Divided, String>),
+    /// A rehearsal has found the behaviour of a queue; `None`: the rule of the load decides.
+    Behaviour(ModelId, Option<Behaviour>),
+    /// A rehearsal has found the order in which batches get devices.
+    OrderOfTurns(Order),
     /// A client wants models to be divided anew. The sender gets whether they are.
     Plan(oneshot::Sender<bool>),
     /// A question about the whole cluster.
@@ -47,18 +57,26 @@ pub enum StoreWork {
 impl SchedulerRole {
     /// A scheduler without peers. `load` gets the load of requests and devices while this scheduler
     /// leads. `store`, if given, allots epochs and keeps plans. `planner` makes plans; its answers
-    /// are events.
+    /// are events. `rehearser`, if given, hears each lead, and its findings are events.
     pub fn new(
         node: NodeId,
         options: SchedulerOptions,
         now: Time,
         board: StatusBoard,
-        load: Option<ClusterLoad>,
+        (load, rehearser): (Option<ClusterLoad>, Option<Arc<Rehearser>>),
         (store, planner): (Option<mpsc::UnboundedSender<StoreWork>>, mpsc::UnboundedSender<PlanWanted>),
         asks: Asks,
     ) -> Self {
         let rank = options.rank;
-        SchedulerRole { rank, node: SchedulerNode::new(node, options, now), board, load, store, planner, asks }
+        let node = SchedulerNode::new(node, options, now);
+        SchedulerRole { rank, node, board, load, store, planner, rehearser, asks }
+    }
+
+    /// Lets the rehearsal hear of the lead.
+    fn rehearse(&mut self) {
+        if let Some(rehearser) = &self.rehearser {
+            self.node.rehearsal_events().for_each(|event| rehearsing::hear(rehearser, event));
+        }
     }
 }
 
@@ -89,6 +107,8 @@ impl Machine for SchedulerRole {
                 self.node.handle_epoch(now, number);
             }
             SchedulerEvent::Planned(number, planned) => self.node.handle_planned(number, planned),
+            SchedulerEvent::Behaviour(model, behaviour) => self.node.handle_behaviour(now, model, behaviour),
+            SchedulerEvent::OrderOfTurns(order) => self.node.handle_order_of_turns(now, order),
             SchedulerEvent::View(ViewEvent::Ask(question, client)) => {
                 let number = self.asks.ask(client);
                 self.node.handle_ask(now, number, question);
@@ -104,13 +124,20 @@ impl Machine for SchedulerRole {
         loop {
             let Some(output) = self.node.poll_output(now) else {
                 self.board.led(self.node.has_leader());
+                self.rehearse();
                 return None;
             };
             match output {
                 SchedulerOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
                 SchedulerOutput::Lost(peer) => return Some(Step::Close(peer)),
-                SchedulerOutput::Leads(epoch) => self.board.follows(epoch, true),
-                SchedulerOutput::StandsBy(epoch) => self.board.follows(epoch, false),
+                SchedulerOutput::Leads(epoch) => {
+                    self.board.follows(epoch, true);
+                    self.rehearser.iter().for_each(|rehearser| rehearser.begin_anew());
+                }
+                SchedulerOutput::StandsBy(epoch) => {
+                    self.board.follows(epoch, false);
+                    self.rehearser.iter().for_each(|rehearser| rehearser.begin_anew());
+                }
                 SchedulerOutput::Told(number, told) => {
                     let leader = self.node.leader();
                     let own = match self.node.leads() {

@@ -3,14 +3,17 @@
 
 use std::sync::Arc;
 
+use downbeat_host::scheduler::Rehearser;
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
 use downbeat_service::error::ServiceError;
 use downbeat_service::report::autoscale::{AutoscaleStatus, AutoscaleWatch};
 use downbeat_service::report::cluster_report::ClusterView;
 use downbeat_service::report::policy_report::PolicyReport;
+use downbeat_service::report::scheduler_status::SchedulerStatus;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use tokio::sync::oneshot;
 
+use super::rehearsing::{self, Findings};
 use super::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::node::Events;
 use crate::node::status::StatusBoard;
@@ -25,6 +28,8 @@ pub struct SchedulerService {
     /// Events to the node's thread.
     pub node: Events<SchedulerRole>,
     pub view: View,
+    /// The rehearsal of this scheduler's leads, if it is on.
+    pub rehearsal: Option<(Arc<Rehearser>, Findings)>,
 }
 
 /// Refers the client to a frontend.
@@ -87,6 +92,10 @@ impl Service for SchedulerService {
                 "this scheduler does not divide the models: ask the leading scheduler (GET /v2/cluster names it), started with --sub-clusters".to_owned(),
             )),
         }
+    }
+
+    fn scheduler(&self) -> Option<SchedulerStatus> {
+        self.rehearsal.as_ref().map(|(rehearser, findings)| rehearsing::status(rehearser, findings))
     }
 
     fn autoscale(&self) -> Option<AutoscaleStatus> {

@@ -311,6 +311,26 @@ fn a_quick_model_does_not_wait_because_a_slow_one_has_to() {
     assert!(found[1].is_none_or(|quick| quick.wait == 0), "{found:?}");
 }
 
+/// Twenty requests of 25 ms in 10 ms, on devices that a batch reaches after 18 ms: none can run in
+/// time.
+#[test]
+fn a_models_network_counts_as_the_network_of_all_does() {
+    let network = NetworkBudget { control: ms(18), data: Duration::ZERO, reply: ms(2) };
+    let tried = |set: &dyn Fn(&mut Rehearsal)| {
+        let mut rehearsal = rehearsal(false, 1, &options(1_053, 5_072), 8);
+        set(&mut rehearsal);
+        feed(&mut rehearsal, 1, ms(25), 500, 4_000);
+        decision(&mut rehearsal)
+    };
+    let near = tried(&|_| {});
+    let all = tried(&|rehearsal| rehearsal.set_delays(network, Duration::ZERO));
+    let own = tried(&|rehearsal| rehearsal.set_network(ModelId(0), vec![(DeviceKind(0), network)]));
+    assert_eq!(own, all);
+    assert!(near.tried[0].bad[0].1 < 0.1 && own.tried[0].bad[0].1 > 0.9, "{near:?}, {own:?}");
+    let other = tried(&|rehearsal| rehearsal.set_network(ModelId(0), vec![(DeviceKind(1), network)]));
+    assert_eq!(other, near, "no such device");
+}
+
 /// The order after `count` requests, one in `of` for the second model, every `gap_us`.
 fn order_found(policy: OrderPolicy, models: [(ModelOptions, Duration); 2], of: u64, gap_us: u64, count: u64) -> Order {
     let mut rehearsal = Rehearsal::new(false, 7);

@@ -405,6 +405,9 @@ fn what_waits_for_a_model_that_nobody_has_any_more_is_refused() {
 /// Items of a request whose inputs have 600 KB: each is a picture of 8 by 8 pixels of 4 bytes.
 pub const MANY: usize = 2400;
 
+/// A backend that measures `digits` on a busy machine may take a batch of [`MANY`] for one of an hour.
+pub const UNMEASURED: &str = "--no-profiling";
+
 /// The model `digits`, for batches of [`MANY`].
 pub fn large_digits() -> tempfile::TempDir {
     let repository = digits();
@@ -444,7 +447,7 @@ pub fn transports(member: &Member) -> Vec<String> {
 
 #[test]
 fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
-    let cluster = Cluster::of(large_digits(), &[], &[]);
+    let cluster = Cluster::of(large_digits(), &[UNMEASURED], &[]);
     let server = Server::start(cluster._repository.path(), &SLO, "ready");
     let body = large_request();
     let small = cluster.infer().0;
@@ -469,7 +472,7 @@ fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
 
 #[test]
 fn a_process_killed_during_a_read_costs_the_others_nothing() {
-    let mut cluster = Cluster::of(large_digits(), &[], &[]);
+    let mut cluster = Cluster::of(large_digits(), &[UNMEASURED], &[]);
     let body = large_request();
     let backend = cluster.backends.remove(0);
     let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));

@@ -2,7 +2,7 @@
 //! since one machine has no RDMA. Without UCX, or the feature `ucx`, these tests are ignored,
 //! unless DOWNBEAT_REQUIRE_UCX is set.
 
-use crate::cluster::{Cluster, MANY, Member, large_digits, large_request, tensor_bytes, transports, until};
+use crate::cluster::{Cluster, MANY, Member, UNMEASURED, large_digits, large_request, tensor_bytes, transports, until};
 use crate::command_line::downbeat;
 use crate::serve::http;
 
@@ -27,7 +27,7 @@ fn are_by_ucx(member: &Member) -> bool {
 fn large_tensors_are_read_by_ucx() {
     let body = large_request();
     for transport in ["posix,self", "sysv,self", "cma,posix"] {
-        let cluster = Cluster::of_variables(large_digits(), &[], &[], &by(transport));
+        let cluster = Cluster::of_variables(large_digits(), &[UNMEASURED], &[], &by(transport));
         // A backend connects to a frontend with its first batch of the frontend's requests.
         assert_eq!(cluster.infer().0, 200);
         let answer = http(cluster.frontend.http, "POST", "/v2/models/digits/infer", &body);
@@ -52,7 +52,7 @@ fn large_tensors_are_read_by_ucx() {
 fn processes_that_are_killed_while_ucx_reads_cost_the_others_nothing() {
     let body = large_request();
     for transport in ["posix,self", "sysv,self"] {
-        let mut cluster = Cluster::of_variables(large_digits(), &[], &[], &by(transport));
+        let mut cluster = Cluster::of_variables(large_digits(), &[UNMEASURED], &[], &by(transport));
         let backend = cluster.backends.remove(0);
         let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));
         assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{transport}: {statuses:?}");

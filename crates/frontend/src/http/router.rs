@@ -61,7 +61,6 @@ fn routes<S: Service>(state: HttpState<S>, others: Router<HttpState<S>>) -> Rout
         )
         .route("/v2/models/{model}/rollout", get(rollout::report::<S>).post(rollout::change::<S>))
         .route("/v2/trace/setting", get(settings::trace::<S>).post(settings::change_trace::<S>))
-        .route("/v2/scheduler", get(scheduler::status::<S>))
         .route("/v2/devices", get(scheduler::devices::<S>))
         .merge(figure_routes())
         .route("/v2/what-if", get(what_if::answer::<S>))
@@ -111,6 +110,7 @@ fn figure_routes<S: Service>() -> Router<HttpState<S>> {
         .route("/v2/timeline", get(timeline::past::<S>))
         .route("/v2/live", get(live::now::<S>))
         .route("/v2/cluster/stats", get(cluster::statistics::<S>))
+        .route("/v2/scheduler", get(scheduler::status::<S>))
 }
 
 /// A model's routes under its path, and under the path of one of its versions.

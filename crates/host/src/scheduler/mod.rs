@@ -30,7 +30,6 @@ use downbeat_service::metrics::{Metrics, TenantMetrics};
 use downbeat_service::options::ServerOptions;
 use downbeat_service::report::scheduler_status::SchedulerStatus;
 use parking_lot::Mutex;
-use rehearser::Rehearser;
 use smallvec::SmallVec;
 use waiting_table::{Event, WaitingTable};
 
@@ -45,7 +44,7 @@ use crate::request_log::RequestLog;
 use crate::run::watchdog::Watchdog;
 
 pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
-pub use rehearser::WAKE_MARGIN;
+pub use rehearser::{Rehearsed, Rehearser, WAKE_MARGIN};
 pub use remembered::{Remembered, RememberedQueue};
 pub use step_weights::{PipelineStage, WeightDecision};
 
@@ -136,11 +135,21 @@ impl Driver {
         driver.threads.lock().push(alarm);
         if rehearsal_cpu > 0.0 {
             let (cluster, metrics) = (driver.cluster.clone(), metrics.rehearsal());
-            let kinds = planned_devices(kinds);
-            let retrainer = GroupRetrainer::new(driver.predictor.clone());
+            for (kind, count) in (0..).map(DeviceKind).zip(planned_devices(kinds)) {
+                rehearser.has_devices(kind, count);
+            }
+            let mut retrainer = GroupRetrainer::new(driver.predictor.clone());
             let work = move || {
-                let adopts = || cluster.handler().hosts.iter().for_each(|host| host.tell_groups());
-                rehearser.work(&cluster, &kinds, (retrainer, adopts), &metrics);
+                let train = || {
+                    retrainer.step(|is_adopted| {
+                        metrics.trainings.inc();
+                        metrics.adoptions.inc_by(u64::from(is_adopted));
+                        if is_adopted {
+                            cluster.handler().hosts.iter().for_each(|host| host.tell_groups());
+                        }
+                    })
+                };
+                rehearser.work(&*cluster, train, &metrics);
             };
             let thread = std::thread::Builder::new().name("rehearsal".to_owned()).spawn(work)?;
             driver.threads.lock().push(thread);
@@ -214,7 +223,7 @@ impl Driver {
 
     /// The behaviours of the scheduler's queues, and their reasons.
     pub fn status(&self) -> SchedulerStatus {
-        self.rehearser().status(&self.cluster)
+        self.rehearser().status(&*self.cluster)
     }
 
     /// The counters of tenants.

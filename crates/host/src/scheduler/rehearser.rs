@@ -22,7 +22,6 @@ use rustix::time::{ClockId, clock_gettime};
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
 use super::remembered::Remembered;
 use super::step_weights::{PipelineStage, StepWeights, WeightDecision};
-use crate::groups::retraining::GroupRetrainer;
 use crate::run::activity::Activity;
 
 /// How long before its latest start a deferred batch starts. On a machine with other work, this
@@ -84,8 +83,14 @@ struct Told {
 }
 
 enum Change {
+    /// All queues and devices are gone.
+    Anew,
     Pipelines(Option<Box<PipelineStage>>),
     Dispatch(ModelId, DispatchPolicy),
+    /// The number of devices of a kind.
+    Devices(DeviceKind, u32),
+    /// The networks of a queue's batches, by the kind of device.
+    Network(ModelId, Vec<(DeviceKind, NetworkBudget)>),
     /// A queue of the model with this name; `None`: the queue is gone.
     Model(ModelId, Option<(String, Box<ModelOptions>)>),
     Profiles(ModelId, DeviceProfiles),
@@ -101,6 +106,46 @@ struct Queue {
     consolidates: bool,
     /// The behaviour that a trial has set.
     set: Option<Behaviour>,
+}
+
+/// The scheduler that follows a rehearsal.
+pub trait Rehearsed {
+    /// The time by the scheduler's clock.
+    fn now(&self) -> Time;
+
+    /// The present behaviour of a queue; `None`: the queue is gone, or its scheduler does not tell.
+    fn behaviour(&self, queue: QueueHandle) -> Option<Behaviour>;
+
+    /// Sets the behaviour of a queue; `None`: the rule of the load decides.
+    fn set_behaviour(&self, queue: QueueHandle, behaviour: Option<Behaviour>);
+
+    /// Sets the order of turns.
+    fn set_order(&self, order: Order);
+
+    /// Writes a trial to the decision log of the queue's shard.
+    fn note_trial(&self, queue: QueueHandle, trial: TrialRecord);
+}
+
+impl<H: Handler> Rehearsed for Cluster<H> {
+    fn now(&self) -> Time {
+        self.handler().now()
+    }
+
+    fn behaviour(&self, queue: QueueHandle) -> Option<Behaviour> {
+        self.behaviour(queue)
+    }
+
+    fn set_behaviour(&self, queue: QueueHandle, behaviour: Option<Behaviour>) {
+        self.set_behaviour(queue, behaviour);
+    }
+
+    fn set_order(&self, order: Order) {
+        self.set_order(order);
+    }
+
+    fn note_trial(&self, queue: QueueHandle, trial: TrialRecord) {
+        self.note_trial(queue, trial);
+    }
 }
 
 impl Rehearser {
@@ -155,6 +200,24 @@ impl Rehearser {
     /// Records new profiles of a queue's batches.
     pub fn profiled(&self, queue: QueueHandle, profiles: DeviceProfiles) {
         self.tell(Change::Profiles(queue.model, profiles));
+    }
+
+    /// Records the number of devices of a kind.
+    pub fn has_devices(&self, kind: DeviceKind, count: u32) {
+        self.tell(Change::Devices(kind, count));
+    }
+
+    /// Records the networks of a queue's batches, by the kind of device. At first there is no network.
+    pub fn has_network(&self, queue: QueueHandle, networks: Vec<(DeviceKind, NetworkBudget)>) {
+        self.tell(Change::Network(queue.model, networks));
+    }
+
+    /// Forgets all queues and devices: another scheduler follows the rehearsal from now on.
+    pub fn begin_anew(&self) {
+        let mut told = self.told.lock();
+        (told.queues, told.order, told.last) = Default::default();
+        drop(told);
+        self.tell(Change::Anew);
     }
 
     /// Records another dispatch policy of a queue.
@@ -220,7 +283,7 @@ impl Rehearser {
     }
 
     /// The behaviours of the scheduler's queues, and the result of the last trial.
-    pub fn status(&self, cluster: &Cluster<impl Handler>) -> SchedulerStatus {
+    pub fn status(&self, scheduler: &impl Rehearsed) -> SchedulerStatus {
         let told = self.told.lock();
         let queue = |queue: &Queue| {
             let by = match queue.set {
@@ -230,12 +293,17 @@ impl Rehearser {
             };
             (
                 queue.queue,
-                QueueStatus { model: queue.name.clone(), queue: queue.queue.model.to_string(), by, behaviour: None },
+                QueueStatus {
+                    model: queue.name.clone(),
+                    queue: queue.queue.model.to_string(),
+                    by,
+                    behaviour: queue.set,
+                },
             )
         };
         let mut queues: Vec<(QueueHandle, QueueStatus)> = told.queues.values().map(queue).collect();
         let adaptive = |model: ModelId| told.queues.get(&model).is_some_and(|queue| queue.adaptive);
-        let now = cluster.handler().now();
+        let now = scheduler.now();
         let last = told.last.as_ref().map(|(at, decision)| TrialStatus::of(decision, now.since(*at), adaptive));
         let cpu = CpuStatus { budget: self.share, used: told.used };
         let (trials, changes, arrivals_lost) = (told.trials, told.changed, told.lost);
@@ -248,7 +316,7 @@ impl Rehearser {
         // Ask the shards without this lock: the thread in a shard may wait for the lock.
         drop(told);
         for (handle, status) in queues.iter_mut().filter(|(_, status)| status.by != Source::Policy) {
-            status.behaviour = cluster.behaviour(*handle);
+            status.behaviour = scheduler.behaviour(*handle).or(status.behaviour);
         }
         let models = queues.into_iter().map(|(_, status)| status).collect();
         SchedulerStatus { trials, changes, cpu, arrivals_lost, order, models, last_trial: last }
@@ -261,28 +329,14 @@ impl Rehearser {
         self.activity.stir();
     }
 
-    /// The life of the thread, for so many devices of each kind. `adopts` is called when the
-    /// predictor of operator groups has changed.
-    pub fn work(
-        &self,
-        cluster: &Cluster<impl Handler>,
-        devices: &[u32],
-        (mut retrainer, adopts): (GroupRetrainer, impl Fn()),
-        metrics: &RehearsalMetrics,
-    ) {
+    /// The life of the thread. In the time that the rehearsal leaves over the thread does some of its
+    /// `other` work, which tells whether there was any.
+    pub fn work(&self, scheduler: &impl Rehearsed, mut other: impl FnMut() -> bool, metrics: &RehearsalMetrics) {
         // If the system refuses the low priority, the thread runs at the normal priority.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
-        let mut rehearsal = Rehearsal::new(false, 1);
-        rehearsal.set_order(self.order);
-        rehearsal.set_delays(NetworkBudget::default(), WAKE_MARGIN);
-        for (kind, count) in (0..).map(DeviceKind).zip(devices) {
-            rehearsal.set_devices(kind, *count);
-        }
-        {
-            let mut remembered = self.remembered.lock();
-            (remembered.devices, remembered.order) = (devices.to_vec(), self.order);
-        }
-        let now = || cluster.handler().now();
+        let mut rehearsal = self.rehearsal();
+        self.remembered.lock().order = self.order;
+        let now = || scheduler.now();
         let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
         let (mut idle, mut weights) = (false, StepWeights::default());
         while self.listen(&mut rehearsal, &mut weights, idle) {
@@ -296,18 +350,12 @@ impl Rehearser {
                 if let Some(decision) = rehearsal.poll_decision() {
                     metrics.trials.inc();
                     metrics.changes.inc_by(u64::from(decision.changed));
-                    self.say(cluster, decision);
+                    self.say(scheduler, decision);
                 }
-                let has_trained = retrainer.step(|is_adopted| {
-                    metrics.trainings.inc();
-                    metrics.adoptions.inc_by(u64::from(is_adopted));
-                    if is_adopted {
-                        adopts();
-                    }
-                });
+                let worked = other();
                 let weighed = self.weigh(&mut weights, metrics);
                 account.spend();
-                if used.max(weighed) < EVENTS && !has_trained {
+                if used.max(weighed) < EVENTS && !worked {
                     idle = used.max(weighed) == 0;
                     break;
                 }
@@ -315,6 +363,14 @@ impl Rehearser {
             metrics.cpu_seconds.inc_by(account.spent());
             self.told.lock().used = account.used();
         }
+    }
+
+    /// A rehearsal without models and devices.
+    fn rehearsal(&self) -> Rehearsal {
+        let mut rehearsal = Rehearsal::new(false, 1);
+        rehearsal.set_order(self.order);
+        rehearsal.set_delays(NetworkBudget::default(), WAKE_MARGIN);
+        rehearsal
     }
 
     /// Goes on with the weights of pipelines. Returns the number of replayed events.
@@ -354,6 +410,10 @@ impl Rehearser {
         let mut remembered = self.remembered.lock();
         for change in changes {
             match change {
+                Change::Anew => {
+                    *remembered = Remembered { order: self.order, ..Remembered::default() };
+                    *rehearsal = self.rehearsal();
+                }
                 Change::Model(model, None) => {
                     remembered.forget(model);
                     rehearsal.set_model(model, None);
@@ -366,6 +426,11 @@ impl Rehearser {
                     remembered.set_profiles(model, profiles.clone());
                     rehearsal.set_profile(model, profiles);
                 }
+                Change::Devices(kind, count) => {
+                    remembered.set_devices(kind, count);
+                    rehearsal.set_devices(kind, count);
+                }
+                Change::Network(model, networks) => rehearsal.set_network(model, networks),
                 Change::Dispatch(model, dispatch) => {
                     remembered.set_dispatch(model, dispatch.clone());
                     rehearsal.set_dispatch(model, dispatch);
@@ -416,7 +481,7 @@ impl Rehearser {
     }
 
     /// Gives the scheduler's queues the behaviours that a trial has found.
-    fn say(&self, cluster: &Cluster<impl Handler>, decision: RehearsalDecision) {
+    fn say(&self, scheduler: &impl Rehearsed, decision: RehearsalDecision) {
         let mut said = Vec::new();
         let mut told = self.told.lock();
         told.trials += 1;
@@ -434,13 +499,13 @@ impl Rehearser {
             tracing::debug!(?said, order = %decision.order, "the rehearsal found something better");
         }
         let order = told.order.filter(|_| decision.changed);
-        told.last = Some((cluster.handler().now(), decision));
+        told.last = Some((scheduler.now(), decision));
         drop(told);
         for (shard, trial) in shards.into_values().zip(trial.into_iter().cycle()) {
-            cluster.note_trial(shard, trial);
+            scheduler.note_trial(shard, trial);
         }
-        said.into_iter().for_each(|(queue, behaviour)| cluster.set_behaviour(queue, behaviour));
-        order.into_iter().for_each(|order| cluster.set_order(order));
+        said.into_iter().for_each(|(queue, behaviour)| scheduler.set_behaviour(queue, behaviour));
+        order.into_iter().for_each(|order| scheduler.set_order(order));
     }
 }
 

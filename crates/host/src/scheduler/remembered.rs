@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use downbeat_core::cluster::{Behaviour, DispatchPolicy, ModelOptions, Order, OrderPolicy, PastArrival};
-use downbeat_core::{DeviceProfiles, Duration, ModelId, Time};
+use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId, Time};
 
 /// The most requests that are remembered: 2 MiB.
 const MOST: usize = 64 << 10;
@@ -100,6 +100,13 @@ impl Remembered {
         if let Some(queue) = self.queues.get_mut(&queue) {
             queue.options.profiles = profiles;
         }
+    }
+
+    /// Sets the number of devices of a kind.
+    pub(super) fn set_devices(&mut self, kind: DeviceKind, count: u32) {
+        let index = kind.0 as usize;
+        self.devices.resize(self.devices.len().max(index + 1), 0);
+        self.devices[index] = count;
     }
 
     /// Replaces the dispatch policy of a queue.

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::known_backend::{Backend, KindKey, SlotState, keys_of};
+use super::rehearsed::RehearsedScheduler;
 use super::seat_loads::Site;
 use super::served_models::{ModelKey, NOBODY, ServedModels};
 use crate::assignment::Assignment;
 use crate::epoch::Epoch;
 use crate::message::{BatchKey, Hello, NodeId, Offer, Running};
-use downbeat_core::cluster::Scheduler;
-use downbeat_core::ids::{BatchId, DeviceId, DeviceKind, RequestId};
+use downbeat_core::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 use downbeat_core::time::{Duration, Time};
 
 /// The most slots of one backend.
@@ -22,6 +22,10 @@ pub(super) struct InFlight {
     pub backend: NodeId,
     slot: u32,
     device: DeviceId,
+    /// The queue of the members.
+    pub model: ModelId,
+    /// The time that the batch takes by its profile.
+    pub expected: Duration,
     /// The part of its time that is needed, from 0 to 1.
     needed: f64,
     /// The requests in the batch.
@@ -73,15 +77,15 @@ impl ClusterMap {
         self.backends.insert(hello.node, Backend::new(hello, self.joined));
     }
 
-    /// Removes a backend whose link is lost. Returns the members of each of its batches, and
-    /// whether frontends must hear of a change of models.
+    /// Removes a backend whose link is lost. Returns its batches, and whether frontends must hear of a
+    /// change of models.
     pub fn handle_lost(
         &mut self,
         now: Time,
-        scheduler: &mut Scheduler,
+        scheduler: &mut RehearsedScheduler,
         models: &mut ServedModels,
         node: NodeId,
-    ) -> (Vec<Vec<RequestId>>, bool) {
+    ) -> (Vec<InFlight>, bool) {
         let mut changed = false;
         if !self.backends.contains_key(&node) {
             return (Vec::new(), changed);
@@ -89,7 +93,7 @@ impl ClusterMap {
         self.retire(now, scheduler, node);
         let lost: Vec<BatchId> =
             self.batches.iter().filter(|(_, batch)| batch.backend == node).map(|(id, _)| *id).collect();
-        let members = lost.into_iter().filter_map(|id| Some(self.batches.remove(&id)?.members)).collect();
+        let batches = lost.into_iter().filter_map(|id| self.batches.remove(&id)).collect();
         if let Some(backend) = self.backends.remove(&node) {
             let mut keys = backend.offer.iter().flat_map(keys_of).collect();
             for kind in backend.slots.iter().filter_map(|slot| slot.kind) {
@@ -105,7 +109,7 @@ impl ClusterMap {
             changed |= self.settle(now, scheduler, models, &keys);
         }
         self.has_seats = self.backends.values().any(Backend::has_seats);
-        (members, changed)
+        (batches, changed)
     }
 
     /// Marks a backend as leaving. Returns true if it was not marked before.
@@ -114,7 +118,7 @@ impl ClusterMap {
     }
 
     /// Plans no more batches on a backend. Returns true if batches were planned there before.
-    pub fn let_go(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) -> bool {
+    pub fn let_go(&mut self, now: Time, scheduler: &mut RehearsedScheduler, node: NodeId) -> bool {
         let Some(backend) = self.backends.get_mut(&node) else { return false };
         let is_new = !std::mem::replace(&mut backend.is_let_go, true);
         self.retire(now, scheduler, node);
@@ -126,7 +130,7 @@ impl ClusterMap {
     pub fn handle_assigned(
         &mut self,
         now: Time,
-        scheduler: &mut Scheduler,
+        scheduler: &mut RehearsedScheduler,
         models: &mut ServedModels,
         (node, assigned): (NodeId, &Assignment),
     ) -> bool {
@@ -142,14 +146,14 @@ impl ClusterMap {
     }
 
     /// Removes a backend's devices from the scheduler. Running batches go on.
-    fn retire(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) {
+    fn retire(&mut self, now: Time, scheduler: &mut RehearsedScheduler, node: NodeId) {
         let slots = self.backends.get(&node).map_or(0, |backend| backend.slots.len());
         for slot in 0..slots {
             self.remove_device(now, scheduler, node, slot);
         }
     }
 
-    fn remove_device(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, slot: usize) {
+    fn remove_device(&mut self, now: Time, scheduler: &mut RehearsedScheduler, node: NodeId, slot: usize) {
         let Some(state) = self.backends.get_mut(&node).and_then(|backend| backend.slots.get_mut(slot)) else { return };
         let Some(device) = state.device.take() else { return };
         scheduler.remove_device(now, device);
@@ -157,7 +161,13 @@ impl ClusterMap {
     }
 
     /// Takes a backend's list of batches that it has under way.
-    pub fn handle_under_way(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, running: &[Running]) {
+    pub fn handle_under_way(
+        &mut self,
+        now: Time,
+        scheduler: &mut RehearsedScheduler,
+        node: NodeId,
+        running: &[Running],
+    ) {
         let ours: BTreeSet<BatchId> =
             self.batches.iter().filter(|(_, batch)| batch.backend == node).map(|(id, _)| *id).collect();
         let Some(backend) = self.backends.get_mut(&node) else { return };
@@ -179,7 +189,7 @@ impl ClusterMap {
     pub fn handle_offer(
         &mut self,
         now: Time,
-        scheduler: &mut Scheduler,
+        scheduler: &mut RehearsedScheduler,
         models: &mut ServedModels,
         node: NodeId,
         mut offer: Offer,
@@ -208,7 +218,7 @@ impl ClusterMap {
     fn settle(
         &mut self,
         now: Time,
-        scheduler: &mut Scheduler,
+        scheduler: &mut RehearsedScheduler,
         models: &mut ServedModels,
         keys: &BTreeSet<ModelKey>,
     ) -> bool {
@@ -261,7 +271,13 @@ impl ClusterMap {
     }
 
     /// Recomputes the kinds of a backend's slots.
-    fn place_kinds(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, keys: &mut BTreeSet<ModelKey>) {
+    fn place_kinds(
+        &mut self,
+        now: Time,
+        scheduler: &mut RehearsedScheduler,
+        node: NodeId,
+        keys: &mut BTreeSet<ModelKey>,
+    ) {
         let Some(backend) = self.backends.get(&node) else { return };
         let wanted = backend.wanted_kinds();
         for (slot, wanted) in wanted.into_iter().enumerate() {
@@ -287,7 +303,7 @@ impl ClusterMap {
     }
 
     /// Removes a slot's device. The slot becomes another device once its running batches are done.
-    fn retire_slot(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, slot: usize) {
+    fn retire_slot(&mut self, now: Time, scheduler: &mut RehearsedScheduler, node: NodeId, slot: usize) {
         let device = self.backends.get(&node).and_then(|backend| backend.slots.get(slot)?.device);
         self.remove_device(now, scheduler, node, slot);
         let Some(device) = device else { return };
@@ -341,7 +357,7 @@ impl ClusterMap {
     }
 
     /// Adds the backend's slots that can be devices of the scheduler from now on.
-    fn add_devices(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) {
+    fn add_devices(&mut self, now: Time, scheduler: &mut RehearsedScheduler, node: NodeId) {
         let Some(backend) = self.backends.get_mut(&node) else { return };
         if !backend.is_known || backend.is_let_go {
             return;
@@ -371,13 +387,13 @@ impl ClusterMap {
 
     /// Tells the scheduler when a device with seats will be done with its work: the next request goes
     /// to the device that is done first.
-    pub fn set_load(&self, scheduler: &mut Scheduler, (node, device): Site, until: Time) {
+    pub fn set_load(&self, scheduler: &mut RehearsedScheduler, (node, device): Site, until: Time) {
         let seats = self.backends.get(&node).into_iter().flat_map(|backend| backend.seats(device));
         seats.for_each(|seat| scheduler.set_load(seat, until));
     }
 
-    /// Records that a batch is sent to a device, and which part of its time is needed. Returns the
-    /// backend and its slot.
+    /// Records that a batch of a queue is sent to a device, its expected time, and which part of that
+    /// time is needed. Returns the backend and its slot.
     ///
     /// # Errors
     /// The members, if the device has left.
@@ -385,11 +401,11 @@ impl ClusterMap {
         &mut self,
         batch: BatchId,
         device: DeviceId,
-        needed: f64,
+        (model, expected, needed): (ModelId, Duration, f64),
         members: Vec<RequestId>,
     ) -> Result<(NodeId, u32), Vec<RequestId>> {
         let Some((backend, slot)) = self.devices.get(&device).copied() else { return Err(members) };
-        self.batches.insert(batch, InFlight { backend, slot, device, needed, members });
+        self.batches.insert(batch, InFlight { backend, slot, device, model, expected, needed, members });
         Ok((backend, slot))
     }
 
@@ -398,14 +414,14 @@ impl ClusterMap {
         self.batches.get(&batch).map_or(&[], |batch| &batch.members)
     }
 
-    /// A backend is done with a batch. Returns the batch's members, if this lead planned it.
+    /// A backend is done with a batch. Returns the batch, if this lead planned it.
     pub fn handle_completed(
         &mut self,
         now: Time,
-        scheduler: &mut Scheduler,
+        scheduler: &mut RehearsedScheduler,
         node: NodeId,
         key: BatchKey,
-    ) -> Option<Vec<RequestId>> {
+    ) -> Option<InFlight> {
         let batch =
             match key.epoch == self.epoch && self.batches.get(&key.batch).is_some_and(|batch| batch.backend == node) {
                 true => self.batches.remove(&key.batch),
@@ -422,7 +438,7 @@ impl ClusterMap {
             }
         }
         self.add_devices(now, scheduler, node);
-        batch.map(|batch| batch.members)
+        batch
     }
 
     /// A backend whose link is up, mutable.

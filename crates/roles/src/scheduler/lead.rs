@@ -11,6 +11,7 @@ use super::load_count::LoadCount;
 use super::model_rates::ModelRates;
 use super::orders::{Orders, Word};
 use super::questions::Questions;
+use super::rehearsed::{RehearsalEvent, RehearsedScheduler};
 use super::seat_loads::SeatLoads;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
@@ -23,7 +24,9 @@ use crate::message::{
     Told,
 };
 use crate::rollouts::{Received, Rollouts};
-use downbeat_core::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler, Ticket};
+use downbeat_core::cluster::{
+    AutoscaleSample, Behaviour, DropReason, Order, Output, Reject, Request, Scheduler, Ticket,
+};
 use downbeat_core::ids::{BatchId, DeviceId, ModelId, RequestId};
 use downbeat_core::time::{Duration, Time};
 
@@ -60,7 +63,7 @@ pub struct SubCluster {
 pub(super) struct Lead {
     epoch: Epoch,
     claims: ClaimSecret,
-    scheduler: Scheduler,
+    scheduler: RehearsedScheduler,
     map: ClusterMap,
     models: ServedModels,
     waiting: Waiting,
@@ -109,15 +112,17 @@ impl Lead {
     /// models.
     pub fn new(
         (epoch, claims): (Epoch, ClaimSecret),
-        wake_margin: Duration,
+        (wake_margin, order): (Duration, Order),
+        is_rehearsed: bool,
         settles: Duration,
         sub_clusters: Option<(SubClusterOptions, Option<SubClusterPlan>)>,
         now: Time,
     ) -> Self {
         let assigner = sub_clusters.map(|(options, plan)| Assigner::new(options, epoch, plan, now, settles));
         let settles_at = now + settles;
-        let mut scheduler = Scheduler::new();
+        let mut scheduler = RehearsedScheduler::new(is_rehearsed);
         scheduler.set_wake_margin(now, wake_margin);
+        scheduler.set_order(now, order);
         Lead {
             epoch,
             claims,
@@ -165,6 +170,21 @@ impl Lead {
         let refusal = Refusal::Rejected(reject);
         self.load.refused(refusal);
         self.waiting.refuse(frontend, number, refusal);
+    }
+
+    /// Takes the events for the rehearsal since the last call.
+    pub fn rehearsal_events(&mut self) -> impl Iterator<Item = RehearsalEvent> {
+        self.scheduler.heard()
+    }
+
+    /// Carries out what a rehearsal has found.
+    pub fn handle_behaviour(&mut self, now: Time, model: ModelId, behaviour: Option<Behaviour>) {
+        self.scheduler.set_behaviour(now, model, behaviour);
+    }
+
+    /// Carries out what a rehearsal has found: the order of turns.
+    pub fn handle_order_of_turns(&mut self, now: Time, order: Order) {
+        self.scheduler.set_order(now, order);
     }
 
     /// The scheduler that makes the decisions.
@@ -215,11 +235,12 @@ impl Lead {
         self.seat_loads.forget(node);
         self.models_changed |= changed;
         self.assigns = true;
-        for members in batches {
-            for id in &members {
+        for batch in batches {
+            for id in &batch.members {
                 self.waiting.end(*id, Some(Refusal::Lost));
             }
-            self.scheduler.recycle(members);
+            self.scheduler.note_answers(now, batch.model, batch.members.len() as u32, true);
+            self.scheduler.recycle(batch.members);
         }
         self.settle(now);
     }
@@ -229,7 +250,13 @@ impl Lead {
         let is_out = match place {
             Place::Parked => self.parked.remove(&id).is_some(),
             Place::Coming(at) => self.coming.remove(&(at, id)).is_some(),
-            Place::Queued(model, ticket) => self.scheduler.handle_cancel(now, model, ticket),
+            Place::Queued(model, ticket) => {
+                let is_out = self.scheduler.handle_cancel(now, model, ticket);
+                if is_out {
+                    self.scheduler.note_answers(now, model, 1, false);
+                }
+                is_out
+            }
             Place::Dispatched => false,
         };
         if is_out {
@@ -445,15 +472,19 @@ impl Lead {
     /// Puts a request into its queue. No network budget refuses a request that fresh measurements
     /// would allow.
     fn admit(&mut self, now: Time, request: Request) -> Result<Ticket, Reject> {
-        let reject = match self.scheduler.handle_request(now, request) {
-            Err(reject @ Reject::DeadlineImpossible { .. }) => reject,
-            other => return other,
-        };
-        let given = (request.size, request.deadline.since(now));
-        match self.models.relent(now, &mut self.scheduler, request.model, given) {
-            Ok(()) => self.scheduler.handle_request(now, request),
-            Err(better) => Err(better.unwrap_or(reject)),
+        self.scheduler.note_arrival(now, &request);
+        let mut admitted = self.scheduler.handle_request(now, request);
+        if let Err(reject @ Reject::DeadlineImpossible { .. }) = admitted {
+            let given = (request.size, request.deadline.since(now));
+            admitted = match self.models.relent(now, &mut self.scheduler, request.model, given) {
+                Ok(()) => self.scheduler.handle_request(now, request),
+                Err(better) => Err(better.unwrap_or(reject)),
+            };
         }
+        if admitted.is_err() {
+            self.scheduler.note_answers(now, request.model, 1, true);
+        }
+        admitted
     }
 
     /// Puts a request back that its queue has given up as hopeless, if fresh measurements of the
@@ -530,7 +561,12 @@ impl Lead {
         if batch.epoch == self.epoch {
             self.end_seat_load(now, batch.batch);
         }
-        let Some(members) = self.map.handle_completed(now, &mut self.scheduler, from, batch) else { return };
+        let Some(done) = self.map.handle_completed(now, &mut self.scheduler, from, batch) else { return };
+        self.scheduler.note_answers(now, done.model, done.members.len() as u32, took.is_none());
+        if let Some(took) = took {
+            self.scheduler.note_run(done.model, took, done.expected);
+        }
+        let members = done.members;
         if let Some((busy, needed)) = busy {
             self.load.batch(busy, needed);
         }
@@ -690,6 +726,7 @@ impl Lead {
                     if reason == DropReason::Hopeless && self.readmit(now, request, model, detail.size) {
                         continue;
                     }
+                    self.scheduler.note_answers(now, model, 1, true);
                     let key = self.models.queue_of(model).map(|(_, key)| (key.model.clone(), key.version));
                     let is_known = || key.as_ref().is_some_and(|key| self.models.fingerprint(key).is_some());
                     // The queue begins anew with other settings. Frontends hand its requests in
@@ -744,7 +781,7 @@ impl Lead {
             self.waiting.set_place(*id, Place::Dispatched);
         }
         let needed = self.load.needed_part(&self.scheduler, model, size, expected);
-        let (node, slot) = match self.map.handle_dispatch(batch, device, needed, members) {
+        let (node, slot) = match self.map.handle_dispatch(batch, device, (model, expected, needed), members) {
             Ok(to) => to,
             Err(members) => {
                 for id in &members {

@@ -6,6 +6,7 @@ use super::assigner::{AssignerOutput, SubClusterOptions};
 use super::budgets::ModelBudget;
 use super::election::{Election, ElectionEvent};
 use super::lead::{Lead, SubCluster};
+use super::rehearsed::RehearsalEvent;
 use crate::asking::Asking;
 use crate::assignment::{Divided, PlanWanted, SubClusterPlan};
 use crate::claims::ClaimSecret;
@@ -14,7 +15,8 @@ use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{Hello, Message, NodeId, Role, Told};
 use crate::role_node::RoleNode;
-use downbeat_core::cluster::{AutoscaleSample, Scheduler};
+use downbeat_core::cluster::{AutoscaleSample, Behaviour, Order, Scheduler};
+use downbeat_core::ids::ModelId;
 use downbeat_core::time::{Duration, Time};
 
 /// Options of a scheduler.
@@ -34,6 +36,10 @@ pub struct SchedulerOptions {
     pub lost_after: Duration,
     /// How long before its latest start a deferred batch starts.
     pub wake_margin: Duration,
+    /// The order in which batches of all models get devices, until a rehearsal finds another.
+    pub order: Order,
+    /// Whether a rehearsal hears each lead ([`SchedulerNode::rehearsal_events`]).
+    pub is_rehearsed: bool,
     /// Whether a store that all schedulers ask allots epochs ([`SchedulerNode::handle_epoch`]).
     /// Otherwise each scheduler takes the next epoch by itself.
     pub epochs_are_allotted: bool,
@@ -141,6 +147,27 @@ impl<P: Clone> SchedulerNode<P> {
     /// leads.
     pub fn budgets(&self) -> impl Iterator<Item = ModelBudget> {
         self.lead.iter().flat_map(Lead::budgets)
+    }
+
+    /// Takes the events for the rehearsal of this lead. With [`SchedulerOptions::is_rehearsed`] the
+    /// caller takes all of them after each input, since nothing bounds them here. After
+    /// [`SchedulerOutput::Leads`] they are the events of the new lead.
+    pub fn rehearsal_events(&mut self) -> impl Iterator<Item = RehearsalEvent> {
+        self.lead.iter_mut().flat_map(Lead::rehearsal_events)
+    }
+
+    /// Sets the behaviour of a queue, as a rehearsal has found; `None`: the rule of the load decides.
+    pub fn handle_behaviour(&mut self, now: Time, model: ModelId, behaviour: Option<Behaviour>) {
+        if let Some(lead) = &mut self.lead {
+            lead.handle_behaviour(now, model, behaviour);
+        }
+    }
+
+    /// Sets the order in which batches get devices, as a rehearsal has found.
+    pub fn handle_order_of_turns(&mut self, now: Time, order: Order) {
+        if let Some(lead) = &mut self.lead {
+            lead.handle_order_of_turns(now, order);
+        }
     }
 
     /// Takes the store's answer to [`SchedulerOutput::WantEpoch`]: the allotted number, or `None`
@@ -343,9 +370,9 @@ impl<P: Clone> SchedulerNode<P> {
     }
 
     fn begin(&mut self, now: Time, epoch: Epoch) {
-        let SchedulerOptions { wake_margin, lost_after, sub_clusters, claims, .. } = self.options;
+        let SchedulerOptions { wake_margin, order, is_rehearsed, lost_after, sub_clusters, claims, .. } = self.options;
         let sub_clusters = sub_clusters.map(|options| (options, self.kept_plan.clone()));
-        let mut lead = Lead::new((epoch, claims), wake_margin, lost_after, sub_clusters, now);
+        let mut lead = Lead::new((epoch, claims), (wake_margin, order), is_rehearsed, lost_after, sub_clusters, now);
         let peers: Vec<Hello> = self.links.peers().cloned().collect();
         for hello in &peers {
             lead.handle_up(now, &mut self.links, hello);

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use super::budgets::{Budgets, Measured, Planned, are_near, budgets, cost, fitting, least};
 use super::orphans::Orphans;
+use super::rehearsed::RehearsedScheduler;
 use crate::delay::Least;
 use crate::message::{OfferedModel, QueueKey, ServedModel};
-use downbeat_core::cluster::{ModelOptions, NetworkBudget, Reject, Scheduler};
+use downbeat_core::cluster::{ModelOptions, NetworkBudget, Reject};
 use downbeat_core::device_profiles::DeviceProfiles;
 use downbeat_core::ids::{DeviceKind, ModelId};
 use downbeat_core::profile::LatencyProfile;
@@ -133,7 +134,7 @@ impl ServedModels {
 
     /// Sets each model's network budgets from the present delays of the backends that have the
     /// model.
-    pub fn set_budgets(&mut self, now: Time, scheduler: &mut Scheduler, backends: &[Measured]) {
+    pub fn set_budgets(&mut self, now: Time, scheduler: &mut RehearsedScheduler, backends: &[Measured]) {
         for served in self.models.values_mut() {
             let budgets = budgets(backends, &served.kinds(), served.offered.item_bytes);
             // A model without a backend keeps its last budgets.
@@ -161,7 +162,7 @@ impl ServedModels {
     pub fn relent(
         &mut self,
         now: Time,
-        scheduler: &mut Scheduler,
+        scheduler: &mut RehearsedScheduler,
         model: ModelId,
         (size, left): (u32, Duration),
     ) -> Result<(), Option<Reject>> {
@@ -217,7 +218,12 @@ impl ServedModels {
 
     /// The place of a queue, which gets a place if it has none. Also returns the place of a queue
     /// that was forgotten to make room. `None`: there are too many queues.
-    pub fn place(&mut self, now: Time, scheduler: &mut Scheduler, key: &Arc<QueueKey>) -> Option<(u32, Option<u32>)> {
+    pub fn place(
+        &mut self,
+        now: Time,
+        scheduler: &mut RehearsedScheduler,
+        key: &Arc<QueueKey>,
+    ) -> Option<(u32, Option<u32>)> {
         if let Some(place) = self.by_key.get(key) {
             return Some((*place, None));
         }
@@ -247,7 +253,7 @@ impl ServedModels {
     }
 
     /// Makes room: forgets an unused queue, of the model `of` if given. Returns its place.
-    fn forget(&mut self, now: Time, scheduler: &mut Scheduler, of: Option<(&str, u64)>) -> Option<u32> {
+    fn forget(&mut self, now: Time, scheduler: &mut RehearsedScheduler, of: Option<(&str, u64)>) -> Option<u32> {
         let is_unused = |queue: &Queue| {
             now.since(queue.used) >= FORGOTTEN_AFTER
                 && of.is_none_or(|of| (queue.key.model.as_str(), queue.key.version) == of && queue.model.is_some())
@@ -266,7 +272,7 @@ impl ServedModels {
     }
 
     /// Takes a queue out of the scheduler.
-    fn close(&mut self, now: Time, scheduler: &mut Scheduler, place: u32) {
+    fn close(&mut self, now: Time, scheduler: &mut RehearsedScheduler, place: u32) {
         let Some(Some(queue)) = self.queues.get_mut(place as usize) else { return };
         let Some(model) = queue.model.take() else { return };
         scheduler.remove_model(now, model);
@@ -282,7 +288,7 @@ impl ServedModels {
     pub fn model_of(
         &mut self,
         now: Time,
-        scheduler: &mut Scheduler,
+        scheduler: &mut RehearsedScheduler,
         place: u32,
         left: Duration,
     ) -> Result<ModelId, NoQueue> {
@@ -298,7 +304,13 @@ impl ServedModels {
     }
 
     #[cold]
-    fn open(&mut self, now: Time, scheduler: &mut Scheduler, place: u32, left: Duration) -> Result<ModelId, NoQueue> {
+    fn open(
+        &mut self,
+        now: Time,
+        scheduler: &mut RehearsedScheduler,
+        place: u32,
+        left: Duration,
+    ) -> Result<ModelId, NoQueue> {
         let Some(Some(queue)) = self.queues.get_mut(place as usize) else { return Err(NoQueue::Unknown) };
         let key = queue.key.clone();
         queue.slo.get_or_insert(left);
@@ -321,7 +333,7 @@ impl ServedModels {
             max_wait: offered.max_wait,
             levels: offered.levels.clone(),
         };
-        let model = scheduler.add_model(now, options);
+        let model = scheduler.add_model(now, &key.model, options);
         if let Some(Some(queue)) = self.queues.get_mut(place as usize) {
             (queue.model, queue.profiles) = (Some(model), Some(profiles));
             queue.planned = queue.fitting(&served.budgets, queue.slo);
@@ -340,7 +352,7 @@ impl ServedModels {
 
     /// Removes a model that no backend serves any more. The scheduler drops its queued requests.
     /// Returns whether the model was known.
-    pub fn remove(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) -> bool {
+    pub fn remove(&mut self, now: Time, scheduler: &mut RehearsedScheduler, key: &ModelKey) -> bool {
         let is_known = self.models.contains_key(key);
         self.close_all(now, scheduler, key);
         self.models.remove(key);
@@ -350,7 +362,12 @@ impl ServedModels {
 
     /// Gives up models that have had no backend for too long. `may_come`: whether a connected
     /// backend could load the model. Returns true if frontends must learn of a change.
-    pub fn give_up(&mut self, now: Time, scheduler: &mut Scheduler, may_come: impl Fn(&ModelKey) -> bool) -> bool {
+    pub fn give_up(
+        &mut self,
+        now: Time,
+        scheduler: &mut RehearsedScheduler,
+        may_come: impl Fn(&ModelKey) -> bool,
+    ) -> bool {
         let mut changed = false;
         while let Some(key) = self.orphans.pop(now, &may_come) {
             changed |= self.remove(now, scheduler, &key);
@@ -363,7 +380,7 @@ impl ServedModels {
         self.orphans.next()
     }
 
-    fn close_all(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
+    fn close_all(&mut self, now: Time, scheduler: &mut RehearsedScheduler, key: &ModelKey) {
         let places: Vec<u32> = self.places_of(key).collect();
         for place in places {
             self.close(now, scheduler, place);
@@ -382,7 +399,7 @@ impl ServedModels {
     pub fn set(
         &mut self,
         now: Time,
-        scheduler: &mut Scheduler,
+        scheduler: &mut RehearsedScheduler,
         key: &ModelKey,
         offers: &[(&OfferedModel, Vec<Option<DeviceKind>>)],
     ) -> bool {
@@ -427,7 +444,7 @@ impl ServedModels {
     }
 
     /// Keeps a model that no connected backend has. Its requests go on waiting for a while.
-    fn set_idle(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
+    fn set_idle(&mut self, now: Time, scheduler: &mut RehearsedScheduler, key: &ModelKey) {
         let Some(served) = self.models.get_mut(key) else { return };
         self.orphans.insert(now, key);
         for (_, kinds) in &mut served.shapes {
@@ -440,7 +457,7 @@ impl ServedModels {
     }
 
     /// Gives the scheduler the present profiles of a model's queues.
-    fn refresh(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
+    fn refresh(&mut self, now: Time, scheduler: &mut RehearsedScheduler, key: &ModelKey) {
         let Some(served) = self.models.get(key) else { return };
         for place in self.places_of(key).collect::<Vec<_>>() {
             let Some(Some(queue)) = self.queues.get_mut(place as usize) else { continue };

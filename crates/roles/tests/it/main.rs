@@ -6,6 +6,7 @@ mod model_budgets;
 mod orders;
 mod orphans;
 mod questions;
+mod rehearsal;
 mod role_links;
 mod role_nonsense;
 mod role_planner;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, Order, PriorityLevel, Reject};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_roles::*;
 use proptest::prelude::*;
@@ -36,6 +36,8 @@ pub struct World {
     pub wanted: Vec<PlanWanted>,
     /// Answers to the scheduler's own questions.
     pub told: Vec<(u64, Option<Told>)>,
+    /// The events for a rehearsal.
+    pub rehearsed: Vec<RehearsalEvent>,
 }
 
 impl World {
@@ -52,6 +54,8 @@ impl World {
             peer_heartbeat: ms(5),
             lost_after: LOST_AFTER,
             wake_margin: Duration::ZERO,
+            order: Order::default(),
+            is_rehearsed: true,
             epochs_are_allotted: false,
             sub_clusters,
             claims: CLAIMS,
@@ -66,6 +70,7 @@ impl World {
             led: Vec::new(),
             wanted: Vec::new(),
             told: Vec::new(),
+            rehearsed: Vec::new(),
         }
     }
 
@@ -164,6 +169,7 @@ impl World {
                     _ => {}
                 }
             }
+            self.rehearsed.extend(self.node.rehearsal_events());
             if !moved {
                 return;
             }

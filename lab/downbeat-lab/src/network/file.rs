@@ -76,6 +76,9 @@ struct Text {
     /// If true, a store allots epochs.
     #[serde(default)]
     store: bool,
+    /// Whether schedulers rehearse adaptive models.
+    #[serde(default)]
+    rehearsal: bool,
     sub_clusters: Option<SubClustersText>,
     /// The pauses of all processes, as on a busy machine.
     pauses: Option<PausesText>,
@@ -328,6 +331,7 @@ impl Text {
         let scenario = NetworkScenario {
             seed: self.seed.unwrap_or(1),
             roles,
+            rehearsed: self.rehearsal,
             models: models?,
             wires: self.wires.resolve(),
             pauses: self.pauses.map(|pauses| Pauses {

@@ -25,6 +25,7 @@ mod outcome;
 mod process;
 mod random;
 mod refusals;
+mod rehearsing;
 mod run;
 mod scenario;
 mod sub_clusters;

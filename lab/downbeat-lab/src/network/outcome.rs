@@ -40,6 +40,8 @@ pub struct NetworkOutcome {
     pub repeated: u64,
     /// The number of times that a scheduler began to lead.
     pub leads: u64,
+    /// Trials of rehearsals that changed the behaviour of models.
+    pub rehearsed: u64,
     /// The number of times that models were divided.
     pub plans: u64,
     /// The largest number of sub-clusters of a plan.
@@ -67,7 +69,8 @@ impl NetworkOutcome {
     /// Adds the counts of another run.
     pub fn add(&mut self, other: &NetworkOutcome) {
         let NetworkOutcome { requests, good, late, failed, refused, too_late, lost, cancelled, died, .. } = self;
-        let NetworkOutcome { needless, unserved, repeated, leads, plans, batches, frames, faults, .. } = self;
+        let NetworkOutcome { needless, unserved, repeated, leads, rehearsed, .. } = self;
+        let NetworkOutcome { plans, batches, frames, faults, .. } = self;
         for (sum, more) in [
             (requests, other.requests),
             (good, other.good),
@@ -82,6 +85,7 @@ impl NetworkOutcome {
             (unserved, other.unserved),
             (repeated, other.repeated),
             (leads, other.leads),
+            (rehearsed, other.rehearsed),
             (plans, other.plans),
             (batches, other.batches),
             (frames, other.frames),
@@ -128,7 +132,8 @@ impl fmt::Display for NetworkResults {
             .number("cancelled", |run| run.cancelled)
             .number("died", |run| run.died)
             .number("run again", |run| run.repeated)
-            .number("leads", |run| run.leads);
+            .number("leads", |run| run.leads)
+            .number("changes by trials", |run| run.rehearsed);
         writeln!(f, "{table}")?;
         if !self.faults.is_empty() {
             let gap_of = |run: &NetworkOutcome, number: usize| run.gaps.get(number).map(|(_, gap)| ms(*gap));
@@ -204,6 +209,7 @@ impl fmt::Display for SeedResults {
             ("run again", sum.repeated),
             ("faults", sum.faults),
             ("leads", sum.leads),
+            ("changes by trials", sum.rehearsed),
             ("times that models were divided", sum.plans),
             ("batches", sum.batches),
             ("frames", sum.frames),

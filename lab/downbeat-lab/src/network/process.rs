@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use downbeat_core::cluster::Order;
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
     BackendNode, BackendOptions, BatchKey, ClaimSecret, Divided, Doing, Frame, FrontendNode, FrontendOptions, Hello,
@@ -9,6 +10,7 @@ use downbeat_roles::{
     SchedulerNode, SchedulerOptions, Slot, SubClusterPlan,
 };
 
+use super::rehearsing::Rehearsing;
 use super::scenario::{Host, NetworkScenario};
 use super::sub_clusters::{MODEL_BYTES, SubClusters};
 
@@ -114,6 +116,8 @@ pub(super) struct Process {
     pub copies: Vec<Copy>,
     /// By model: whether the process, if a frontend, has heard of the model.
     pub models: Vec<bool>,
+    /// The rehearsal of its lead, if the process is a scheduler.
+    pub rehearsing: Option<Rehearsing>,
 }
 
 impl Process {
@@ -147,6 +151,8 @@ impl Process {
                     peer_heartbeat: timing.peer_heartbeat,
                     lost_after: timing.lost_after,
                     wake_margin: timing.wakes_late,
+                    order: Order::default(),
+                    is_rehearsed: scenario.rehearsed,
                     epochs_are_allotted: scenario.has_store,
                     sub_clusters: scenario.sub_clusters.as_ref().map(|clusters| clusters.options),
                     claims: ClaimSecret(u128::from(node.0).to_le_bytes()),
@@ -177,6 +183,7 @@ impl Process {
             slots: vec![Time::ZERO; scenario.roles.slots as usize],
             copies,
             models: vec![false; scenario.models.len()],
+            rehearsing: None,
         }
     }
 
@@ -267,6 +274,16 @@ impl Process {
                 node.handle_announced(local, request, local + ready_in)
             }
         })
+    }
+
+    /// Lets the rehearsal of a scheduler's lead go on. Returns the number of trials that changed the
+    /// behaviour of models.
+    pub fn rehearse(&mut self, now: Time) -> u64 {
+        let local = self.local(now);
+        match (&mut self.machine, &mut self.rehearsing) {
+            (Machine::Scheduler(node), Some(rehearsing)) => rehearsing.rehearse(local, node),
+            _ => 0,
+        }
     }
 
     /// Returns the number of items that its machine still keeps.

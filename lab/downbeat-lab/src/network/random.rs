@@ -81,6 +81,7 @@ impl NetworkScenario {
             timing,
             has_store: chance(rng, 0.3),
             sub_clusters: None,
+            rehearsed: false,
             pauses: None,
             cancelled: if chance(rng, 0.5) { rng.random_range(0.0..0.2) } else { 0.0 },
             failed: if chance(rng, 0.3) { 0.01 } else { 0.0 },
@@ -99,6 +100,7 @@ impl NetworkScenario {
         scenario.divide(&mut random(seed, 4));
         scenario.delay(&mut random(seed, 5));
         scenario.prepare(&mut random(seed, 6));
+        scenario.rehearsed = chance(&mut random(seed, 7), 0.25);
         scenario
     }
 }

@@ -24,6 +24,7 @@ use super::judge::NetworkJudge;
 use super::outcome::NetworkOutcome;
 use super::process::{Copy, Inbound, Machine, Process, Tensors, model_name, model_of};
 use super::refusals::RefusalJudge;
+use super::rehearsing::Rehearsing;
 use super::scenario::{Fault, Host, NetworkScenario, Preparation};
 use super::wires::Wiring;
 
@@ -271,7 +272,10 @@ impl<'a> NetworkRun<'a> {
                 },
                 Machine::Scheduler(node) => match node.poll_output(local) {
                     Some(output) => self.scheduler_does(at, output),
-                    None => break,
+                    None => match self.processes[at].rehearse(self.now) {
+                        0 => break,
+                        changes => self.outcome.rehearsed += changes,
+                    },
                 },
                 Machine::Backend(node) => match node.poll_output(local) {
                     Some(output) => self.backend_does(at, output),
@@ -348,6 +352,8 @@ impl<'a> NetworkRun<'a> {
             }
             SchedulerOutput::Leads(epoch) => {
                 self.outcome.leads += 1;
+                let process = &mut self.processes[at];
+                process.rehearsing = self.scenario.rehearsed.then(|| Rehearsing::new(process.local(self.now)));
                 self.judge.leads(self.now, self.processes[at].node(), epoch);
             }
             SchedulerOutput::StandsBy(_) | SchedulerOutput::Told(..) => {}

@@ -271,6 +271,8 @@ pub struct NetworkScenario {
     pub wires: Wires,
     /// The time limits between processes.
     pub timing: Timing,
+    /// Whether schedulers rehearse the behaviour of adaptive models while they lead.
+    pub rehearsed: bool,
     /// The pauses of all processes until the end of the span; `None`: only those among the faults.
     pub pauses: Option<Pauses>,
     /// True if a store allots epochs.

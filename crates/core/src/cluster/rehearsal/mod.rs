@@ -116,6 +116,7 @@ impl Rehearsal {
         let index = model.0 as usize;
         if self.stage.models.len() <= index {
             self.stage.models.resize(index + 1, None);
+            self.stage.networks.resize(index + 1, Vec::new());
             self.stage.noise.resize(index + 1, ExecutionNoise::default());
             self.stage.loops.resize(index + 1, ClosedLoop::default());
             self.rates.resize(index + 1, Rate::default());
@@ -123,6 +124,7 @@ impl Rehearsal {
         }
         if options.is_none() {
             self.past.forget(model);
+            self.stage.networks[index] = Vec::new();
             self.stage.noise[index] = ExecutionNoise::default();
             self.stage.loops[index] = ClosedLoop::default();
             self.rates[index] = Rate::default();
@@ -160,6 +162,14 @@ impl Rehearsal {
     pub fn set_delays(&mut self, network: NetworkBudget, wake_margin: Duration) {
         (self.stage.network, self.stage.wake_margin) = (network, wake_margin);
         self.changed();
+    }
+
+    /// Sets the networks of a model by the kind of device, in place of the budget of all models, from
+    /// the next trial on. The model must be known.
+    pub fn set_network(&mut self, model: ModelId, networks: Vec<(DeviceKind, NetworkBudget)>) {
+        if let Some(known) = self.stage.networks.get_mut(model.0 as usize) {
+            *known = networks;
+        }
     }
 
     /// Sets whether few busy devices are better than short answers, as long as no request is lost.

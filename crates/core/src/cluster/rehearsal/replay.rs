@@ -24,7 +24,10 @@ pub(super) struct Stage {
     pub models: Vec<Option<ModelOptions>>,
     /// By kind: number of devices.
     pub devices: Vec<u32>,
+    /// The network of models without networks of their own.
     pub network: NetworkBudget,
+    /// By model: its networks, by the kind of device. Empty: `network` holds.
+    pub networks: Vec<Vec<(DeviceKind, NetworkBudget)>>,
     pub wake_margin: Duration,
     /// By model.
     pub noise: Vec<ExecutionNoise>,
@@ -44,6 +47,12 @@ pub(super) struct Stage {
 }
 
 impl Stage {
+    /// The network between the scheduler, a device of this kind and the clients of a model.
+    fn network(&self, model: ModelId, kind: DeviceKind) -> NetworkBudget {
+        let own = self.networks.get(model.0 as usize).into_iter().flatten();
+        own.filter(|(of, _)| *of == kind).map(|(_, network)| *network).next().unwrap_or(self.network)
+    }
+
     /// Whether clients of a model wait for answers.
     pub fn is_closed(&self, model: ModelId) -> bool {
         self.loops.get(model.0 as usize).is_some_and(|closed| closed.clients().is_some())
@@ -77,7 +86,6 @@ pub(super) struct Replay {
     /// By device: when its batch ends.
     ends: IndexedHeap<Time>,
     random: Random,
-    network: NetworkBudget,
     /// By model whose clients wait for answers: the arrivals that are still to come, at times that
     /// depend on the answers.
     queues: Vec<Option<VecDeque<usize>>>,
@@ -99,8 +107,9 @@ pub(super) struct Replay {
 }
 
 /// A device that spends the time of its batches.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Emulated {
+    kind: DeviceKind,
     running: Option<Sent>,
     /// The batch that was sent while another one runs.
     next: Option<Sent>,
@@ -128,7 +137,7 @@ impl Replay {
         for (kind, count) in (0..).map(DeviceKind).zip(&stage.devices) {
             for _ in 0..*count {
                 scheduler.add_device(Time::ZERO, kind);
-                devices.push(Emulated::default());
+                devices.push(Emulated { kind, running: None, next: None });
             }
         }
         let mut ids = Vec::with_capacity(stage.models.len());
@@ -141,6 +150,9 @@ impl Replay {
                 let max_in_flight = if shared && shares_limit.is_none() { 1 } else { options.max_in_flight };
                 let id =
                     scheduler.add_model(Time::ZERO, ModelOptions { shares_limit, max_in_flight, ..options.clone() });
+                if let Some(networks) = stage.networks.get(number).filter(|networks| !networks.is_empty()) {
+                    scheduler.set_model_network(Time::ZERO, id, networks);
+                }
                 scheduler.set_behaviour(Time::ZERO, id, setting.behaviours.get(number).copied().flatten());
                 id
             }));
@@ -151,7 +163,6 @@ impl Replay {
             devices,
             ends: IndexedHeap::new(),
             random: Random(stage.seed),
-            network: stage.network,
             queues: Vec::new(),
             coming: BinaryHeap::new(),
             came: Vec::new(),
@@ -312,6 +323,7 @@ impl Replay {
         let Some((_, device)) = self.ends.pop() else { return };
         let emulated = &mut self.devices[device as usize];
         let Some(Sent { batch, members, start, .. }) = emulated.running.take() else { return };
+        let kind = emulated.kind;
         if let Some(next) = emulated.next.take() {
             self.start(device, next);
         }
@@ -319,7 +331,7 @@ impl Replay {
         for member in &members {
             let index = member.0 as usize;
             let PastArrival { budget, model, .. } = past[index];
-            let took = self.now.since(self.came(past, index)) + self.network.reply;
+            let took = self.now.since(self.came(past, index)) + stage.network(model, kind).reply;
             if self.counts(model) {
                 self.tally.done(index, model, took, budget);
             }
@@ -339,9 +351,10 @@ impl Replay {
                     let model = members.first().map(|member| past[member.0 as usize].model);
                     let noise = model.and_then(|model| stage.noise.get(model.0 as usize));
                     let took = noise.map_or(expected, |noise| noise.took(&mut self.random, expected));
-                    let ready = self.now + self.network.delay(size);
-                    let sent = Sent { batch, members, ready, took, start: ready };
                     let emulated = &mut self.devices[device.0 as usize];
+                    let network = model.map(|model| stage.network(model, emulated.kind)).unwrap_or_default();
+                    let ready = self.now + network.delay(size);
+                    let sent = Sent { batch, members, ready, took, start: ready };
                     if emulated.running.is_some() {
                         emulated.next = Some(sent);
                     } else {

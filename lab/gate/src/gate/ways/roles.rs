@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use anyhow::{Result, bail, ensure};
 use downbeat_cluster::{Outbox, ReadBudget, Tensors, read_frame};
-use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, Order};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_host::request::batch_codec::OutputPart;
 use downbeat_roles::*;
@@ -73,6 +73,8 @@ impl World {
             peer_heartbeat: HEARTBEAT,
             lost_after: LOST_AFTER,
             wake_margin: Duration::ZERO,
+            order: Order::default(),
+            is_rehearsed: false,
             epochs_are_allotted: false,
             sub_clusters: None,
             claims: ClaimSecret([7; 16]),

@@ -362,9 +362,11 @@ impl ClusterMap {
         if !backend.is_known || backend.is_let_go {
             return;
         }
+        let offered = backend.offer.as_ref().map(|offer| &*offer.slots).unwrap_or_default();
         for (slot, state) in (0..).zip(&mut backend.slots) {
             if let (Some(kind), None, true) = (state.kind, state.device, state.foreign.is_empty()) {
-                let device = scheduler.add_device(now, kind);
+                let is_seat = offered.get(slot as usize).is_some_and(|slot| slot.is_seat);
+                let device = if is_seat { scheduler.add_seat(now, kind) } else { scheduler.add_device(now, kind) };
                 state.device = Some(device);
                 self.devices.insert(device, (node, slot));
             }

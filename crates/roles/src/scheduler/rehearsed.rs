@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
-use downbeat_core::cluster::{ModelOptions, NetworkBudget, PastArrival, Request, Scheduler};
+use downbeat_core::cluster::{DispatchPolicy, ModelOptions, NetworkBudget, PastArrival, Request, Scheduler};
 use downbeat_core::device_profiles::DeviceProfiles;
 use downbeat_core::ids::{DeviceId, DeviceKind, ModelId};
 use downbeat_core::time::{Duration, Time};
@@ -119,9 +119,11 @@ impl RehearsedScheduler {
         }
     }
 
-    /// Adds the queue of a model with this name.
+    /// Adds the queue of a model with this name. A replay leaves out models whose batches a device
+    /// policy makes.
     pub fn add_model(&mut self, now: Time, name: &str, options: ModelOptions) -> ModelId {
-        let heard = self.heard.is_some().then(|| Box::new(options.clone()));
+        let is_heard = self.heard.is_some() && options.dispatch != DispatchPolicy::Route;
+        let heard = is_heard.then(|| Box::new(options.clone()));
         let model = self.scheduler.add_model(now, options);
         if let Some(options) = heard {
             self.hear(|| RehearsalEvent::Added(model, name.to_owned(), options));
@@ -157,7 +159,12 @@ impl RehearsedScheduler {
         device
     }
 
-    /// Removes a device.
+    /// Adds a seat, of which a replay knows nothing.
+    pub fn add_seat(&mut self, now: Time, kind: DeviceKind) -> DeviceId {
+        self.scheduler.add_device(now, kind)
+    }
+
+    /// Removes a device or a seat.
     pub fn remove_device(&mut self, now: Time, device: DeviceId) {
         self.scheduler.remove_device(now, device);
         if let Some(heard) = &mut self.heard

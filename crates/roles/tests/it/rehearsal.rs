@@ -78,6 +78,22 @@ fn the_rehearsal_hears_the_end_of_each_request_once() {
     assert!(events.contains(&RehearsalEvent::Devices(DeviceKind(0), 0)), "{events:?}");
 }
 
+/// A device policy makes the batches of such a model.
+#[test]
+fn the_rehearsal_leaves_out_seats_and_their_models() {
+    let mut world = World::leading();
+    let on_seat = OfferedModel { dispatch: DispatchPolicy::Route, ..model("m", ms(5), 1) };
+    let mut offer = offer(1, vec![on_seat]);
+    offer.slots[0].is_seat = true;
+    let (backend, frontend) = (world.backend(1, vec![], offer), world.frontend(2));
+    world.ask(frontend, &[0], ms(100));
+    assert_eq!(world.plans(backend).len(), 1);
+    world.disconnect(backend);
+    let names_any = |event: &RehearsalEvent| matches!(event, RehearsalEvent::Added(..) | RehearsalEvent::Devices(..));
+    let events = heard(&mut world);
+    assert!(!events.iter().any(names_any), "{events:?}");
+}
+
 #[test]
 fn a_queue_behaves_as_the_rehearsal_has_found() {
     let mut world = World::leading();

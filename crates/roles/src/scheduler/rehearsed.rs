@@ -43,7 +43,7 @@ pub enum RehearsalEvent {
 }
 
 /// The scheduler of a lead. If the lead is rehearsed, each change of models and devices is also an
-/// event. The scheduler's other methods are those of [`Scheduler`].
+/// event. All other methods of [`Scheduler`] can be called, too.
 #[derive(Debug)]
 pub(super) struct RehearsedScheduler {
     scheduler: Scheduler,

@@ -150,7 +150,7 @@ impl<P: Clone> SchedulerNode<P> {
     }
 
     /// Takes the events for the rehearsal of this lead. With [`SchedulerOptions::is_rehearsed`] the
-    /// caller takes all of them after each input, since nothing bounds them here. After
+    /// caller must take all events after each input: their number has no bound here. After
     /// [`SchedulerOutput::Leads`] they are the events of the new lead.
     pub fn rehearsal_events(&mut self) -> impl Iterator<Item = RehearsalEvent> {
         self.lead.iter_mut().flat_map(Lead::rehearsal_events)

@@ -13,7 +13,7 @@ fn adaptive() -> Offer {
     offer(1, vec![OfferedModel { dispatch, ..model("m", ms(5), 1) }])
 }
 
-/// What the rehearsal has heard since the last call.
+/// The events for the rehearsal since the last call.
 fn heard(world: &mut World) -> Vec<RehearsalEvent> {
     std::mem::take(&mut world.rehearsed)
 }
@@ -57,8 +57,8 @@ fn the_rehearsal_hears_of_models_devices_and_requests() {
     assert_eq!(counts(&events), (0, 1, 0));
 }
 
-/// Requests of an ended client count as answered, as do those of a batch; refused and dropped ones, and
-/// those of a lost backend, as lost.
+/// A request that ran counts as answered, as does a cancelled one. A refused request counts as lost, as
+/// does one of a lost backend.
 #[test]
 fn the_rehearsal_hears_the_end_of_each_request_once() {
     let mut world = World::leading();

@@ -39,7 +39,7 @@ pub struct RemoteCall {
     pub deadline_is_slo: bool,
     pub rows: u32,
     pub reply: Reply,
-    /// Others that the request's run is told to; `None`: there are none.
+    /// Takes the times of the run; `None`: the request has neither an ensemble nor a tenant.
     pub hears: Option<Box<HearsRun>>,
 }
 

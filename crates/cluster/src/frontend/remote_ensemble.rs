@@ -70,7 +70,7 @@ pub struct Due {
     pub is_slo: bool,
     /// The ensembles that the step is in.
     pub depth: u32,
-    /// Gets the time when the step's run began; `None`: nobody asks.
+    /// Gets the time when the step's run began; `None`: the request is a copy, and no step.
     pub began: Option<Began>,
 }
 

@@ -304,7 +304,8 @@ mod tests {
     fn with_parts(done: u64) -> LiveReport {
         let mut report = report(done, &[]);
         let (tenant, model) = (|name: &str| name.to_owned(), "s".to_owned());
-        let counts = |tenant| LiveTenant { tenant, share: 0.0, quota: None, within: done, beyond: 0, refused: 0, device_s: 0.5 };
+        let counts =
+            |tenant| LiveTenant { tenant, share: 0.0, quota: None, within: done, beyond: 0, refused: 0, device_s: 0.5 };
         report.tenants = vec![counts(tenant("zoo")), counts(tenant(OTHERS))];
         report.models[0].steps =
             vec![LiveStep { model, share: 1.0, done, waited_s: 0.25, ran_s: 0.5, dropped: 1, failed: 0 }];
@@ -321,7 +322,9 @@ mod tests {
             let Sums { models, tenants, .. } = ledger.live();
             let told: Vec<_> = tenants.iter().map(|its| (&*its.tenant, its.within, its.device_s)).collect();
             assert_eq!(told, [("zoo", 5, 1.0), (OTHERS, 5, 1.0)]);
-            let [LiveStep { share, done, waited_s, ran_s, dropped, .. }] = models[0].steps[..] else { panic!("a step") };
+            let [LiveStep { share, done, waited_s, ran_s, dropped, .. }] = models[0].steps[..] else {
+                panic!("a step")
+            };
             assert_eq!((share, done, waited_s, ran_s, dropped), (1.0, 5, 0.5, 1.0, 2));
         }
     }

@@ -55,8 +55,8 @@ impl<'a> StepCount<'a> {
         StepCount(Some(metrics))
     }
 
-    /// The step was reached at `reached` and is over `now`. Its model began to run at `began`, if that
-    /// is known. Returns how long the step waited and ran.
+    /// Counts the end of the step at `now`, which was reached at `reached`. `began`: when its model
+    /// began to run; `None`: it did not run. Returns how long the step waited and ran.
     pub fn ended(
         mut self,
         result: &Result<InferResponse, ServiceError>,

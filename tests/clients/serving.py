@@ -248,8 +248,9 @@ def cluster(binary, repository, folder, *flags, models):
 
 
 @contextlib.contextmanager
-def processes(binary, repository, folder, *flags, models, backends=1, frontends=1, engine="onnxruntime", spares=0):
-    """A cluster: its scheduler (with `spares`: the list of all), its backends with these flags, and its frontends, which serve these models."""
+def processes(binary, repository, folder, *flags, models, backends=1, frontends=1, engine="onnxruntime", spares=0, keys=None):
+    """A cluster: its scheduler (with `spares`: the list of all), its backends with these flags, and its frontends, which serve these models. Clients of
+    frontends may need a key (`keys`: the file of keys, and a key with the scope `read`)."""
     apart = ("--schedulers", ",".join(f"127.0.0.1:{port}" for port in free_ports(1 + spares)))
     with contextlib.ExitStack() as stack:
         def start(*more, **options):
@@ -258,11 +259,12 @@ def processes(binary, repository, folder, *flags, models, backends=1, frontends=
         schedulers = [start("--rank", str(rank), role="scheduler", wait=False) for rank in range(1 + spares)]
         # They load side by side.
         backends = [start(*flags, engine=engine, role="backend", wait=False) for _ in range(backends)]
-        frontends = [start("--listen", "127.0.0.1:0", role="frontend", wait=False) for _ in range(frontends)]
+        of_frontends, headers = (("--api-keys", keys[0]), {"Authorization": f"Bearer {keys[1]}"}) if keys else ((), {})
+        frontends = [start("--listen", "127.0.0.1:0", *of_frontends, role="frontend", wait=False) for _ in range(frontends)]
         for process in [*schedulers, *backends, *frontends]:
             process.wait_ready()
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not all(requests.get(f"{frontend.url}/v2/models/{model}/ready", timeout=10).status_code == 200 for frontend in frontends for model in models):
+        while not all(requests.get(f"{frontend.url}/v2/models/{model}/ready", headers=headers, timeout=10).status_code == 200 for frontend in frontends for model in models):
             assert time.monotonic() < deadline, [frontend.log for frontend in frontends]
             time.sleep(0.02)
         yield schedulers if spares else schedulers[0], backends, frontends

@@ -2,8 +2,13 @@
 scheduler or a whole node is killed."""
 import concurrent.futures
 import itertools
+import json
+import math
 import os
+import queue
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,6 +22,7 @@ import tritonclient.http as httpclient
 
 import ensembles
 import models
+import test_decoupled
 from models import random_inputs
 from serving import EXAMPLES, processes
 from test_device_policies import GROUPS
@@ -48,15 +54,15 @@ def cluster(request, binary, tmp_path_factory):
         yield policy, schedulers, backends, frontends
 
 
-def ask(frontend, part, rounds):
+def ask(frontend, part, rounds, names=tuple(NAMES)):
     """So many requests of a client, each compared with ONNX Runtime."""
-    sessions = {name: onnxruntime.InferenceSession(MODELS / name / "1/model.onnx") for name in NAMES}
+    sessions = {name: onnxruntime.InferenceSession(MODELS / name / "1/model.onnx") for name in names}
     module, address = (httpclient, frontend.http) if part % 2 else (grpcclient, frontend.grpc)
     rng = np.random.default_rng(part)
     options = {"network_timeout": PATIENCE_S} if part % 2 else {}
     with module.InferenceServerClient(address, **options) as client:
         for number in rounds:
-            name = NAMES[(part + number) % len(NAMES)]
+            name = names[(part + number) % len(names)]
             feed = random_inputs(sessions[name], int(rng.integers(1, 5)), int(rng.integers(1, 41)), seed=100 * part + number)
             result = client.infer(name, inputs_of(module, feed))
             for entry, expected in zip(sessions[name].get_outputs(), sessions[name].run(None, feed)):
@@ -165,6 +171,77 @@ def test_python_models_answer_behind_frontends(binary, repository, tmp_path):
             hold.unlink()
             for reply in replies:
                 assert reply.result().status_code == 200 and reply.result().json()["outputs"][0]["data"] == [3.0], reply.result().text
+
+
+def test_frontends_refuse_a_decoupled_model(binary, repository, tmp_path):
+    """The client and the backend's log hear where the model can be served."""
+    (repository / "repeat" / "1").mkdir(parents=True)
+    (repository / "repeat" / "1" / "model.py").write_text(test_decoupled.REPEAT)
+    (repository / "repeat" / "config.pbtxt").write_text(test_decoupled.CONFIG.format(policy=test_decoupled.DECOUPLED))
+    with processes(binary, repository, tmp_path, "--python", sys.executable, models=["repeat"]) as (_, [backend], [frontend]):
+        tensor = {"name": "IN", "datatype": "INT32", "shape": [2], "data": [1, 2]}
+        for path, body in (("infer", {"inputs": [tensor]}), ("generate", {"IN": [1, 2]}), ("generate_stream", {"IN": [1, 2]})):
+            reply = requests.post(f"{frontend.url}/v2/models/repeat/{path}", json=body, timeout=PATIENCE_S)
+            assert reply.status_code == 501 and "downbeat serve" in reply.json()["error"], (path, reply.text)
+        answers = queue.Queue()
+        with grpcclient.InferenceServerClient(frontend.grpc) as client:
+            client.start_stream(lambda result, error: answers.put((result, error)))
+            given = grpcclient.InferInput("IN", [2], "INT32")
+            given.set_data_from_numpy(np.array([1, 2], np.int32))
+            client.async_stream_infer("repeat", [given])
+            result, error = answers.get(timeout=PATIENCE_S)
+            assert result is None and "downbeat serve" in error.message()
+            client.stop_stream()
+        assert "the model is decoupled, and the cluster's frontends refuse its requests" in backend.log
+
+
+def test_operators_run_side_by_side_behind_frontends(binary, tmp_path):
+    """The policy `overlap` with a predictor that says that all groups take 6 ms: groups of both models run, and every answer is right."""
+    predictor, options = tmp_path / "predictor.json", tmp_path / "overlap.toml"
+    train = [binary, "profile", "mlp", "--co-run", "digits", "--repository", MODELS, "--engine", "rten", "--threads", "1", "--budget", "1", "--predictor", predictor]
+    subprocess.run(train, check=True, capture_output=True, timeout=PATIENCE_S)
+    trained = json.loads(predictor.read_text())
+    last = trained["predictor"]["mlp"]["layers"][-1]
+    last["weights"], last["biases"] = [0.0] * len(last["weights"]), [math.log(6)]
+    predictor.write_text(json.dumps(trained))
+    options.write_text('threads = 1\n[device]\npolicy = "overlap"\npredictor = "predictor.json"\n')
+    names = ["digits", "mlp"]
+    with processes(binary, MODELS, tmp_path, "--config", options, *PATIENT, models=names, backends=2, frontends=2, engine="rten") as (_, backends, frontends):
+        for backend, name in itertools.product(backends, names):
+            assert requests.get(f"{backend.url}/v2/models/{name}/policy", timeout=PATIENCE_S).json()["policy"] == "overlap"
+        while not all(backend.metric("downbeat_operator_groups_total", requests="several") for backend in backends):
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda part: ask(frontends[part // 2 % 2], part, range(4), names), range(8)))
+
+
+def test_a_model_whose_process_was_killed_answers_again_behind_frontends(binary, tmp_path):
+    """Requests are answered meanwhile, or are told which signal has ended the process."""
+    flags = ("--isolation", "process", *PATIENT)
+    with processes(binary, MODELS, tmp_path, *flags, models=["digits"], backends=2, frontends=2, engine="rten") as (_, backends, frontends):
+        def executor(backend):
+            [device] = requests.get(f"{backend.url}/v2/devices", timeout=PATIENCE_S).json()["devices"]
+            return next(model["executor"] for model in device["models"] if model["model"] == "digits")
+
+        inputs, wanted = question("digits", 1)
+        [expected] = wanted.values()
+
+        def post(number):
+            reply = requests.post(f"{frontends[number % 2].url}/v2/models/digits/infer", json={"inputs": inputs}, timeout=PATIENCE_S)
+            if reply.status_code == 200:
+                [output] = reply.json()["outputs"]
+                np.testing.assert_allclose(np.array(output["data"]).reshape(output["shape"]), expected, rtol=1e-3, atol=1e-3)
+            else:
+                assert reply.status_code == 503 and "SIGKILL" in reply.text, reply.text
+            return reply.status_code
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            os.kill(executor(backends[0])["pid"], signal.SIGKILL)
+            while executor(backends[0])["restarts"] == 0 or not requests.get(f"{backends[0].url}/v2/models/digits/ready", timeout=PATIENCE_S).ok:
+                list(pool.map(post, range(8)))
+            before = launches(backends)
+            while not all(after > before for before, after in zip(before, launches(backends))):
+                assert set(pool.map(post, range(8))) == {200}
+        assert [executor(backend)["restarts"] for backend in backends] == [1, 0]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared")

@@ -7,8 +7,10 @@ import time
 import pytest
 import requests
 
+import emulated
+import ensembles
 from browser import Browser
-from serving import EXAMPLES, processes
+from serving import EXAMPLES, free_ports, processes
 from test_ui import cell, infer, keep, needs_browser
 
 SLOS = ("--slo-ms", "digits=3600000")
@@ -21,8 +23,8 @@ def cluster(binary, tmp_path_factory):
         yield all_of_it
 
 
-def get(process, path):
-    reply = requests.get(f"{process.url}{path}", timeout=60)
+def get(process, path, **more):
+    reply = requests.get(f"{process.url}{path}", timeout=60, **more)
     assert reply.status_code == 200, (path, reply.text)
     return reply.json()
 
@@ -183,3 +185,101 @@ def test_numbers_do_not_go_back_when_processes_die(binary, copied_examples, tmp_
         live = until(lambda: get(frontends[0], "/v2/live"), lambda live: ("backend", "answers") not in states(live))
         assert digits(live)["in_time"] == sent + 8 and ("frontend", "answers") in states(live)
         assert get(frontends[0], "/v2/timeline")["devices"] == []
+
+
+# Takes 20 ms for each item.
+EMULATED = "alpha_ms = 20.0\nbeta_ms = 0.0\nmax_batch = 4\n"
+ONE = {"datatype": "FP32", "shape": [1, 1], "data": [0]}
+
+
+def named(report, name):
+    return next(model for model in report["models"] if model["model"] == name)
+
+
+@pytest.fixture(scope="module")
+def pipeline(binary, tmp_path_factory):
+    """A backend with the ensemble `both` of two models, and two frontends."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    for name in ("first", "second"):
+        emulated.write(folder / "models", name, EMULATED)
+    scalar = ("TYPE_FP32", [1])
+    steps = [ensembles.step("first", {"x": "in"}, {"y": "t"}), ensembles.step("second", {"x": "t"}, {"y": "out"})]
+    ensembles.write(folder / "models", "both", steps, {"in": scalar}, {"out": scalar}, max_batch_size=4)
+    with processes(binary, folder / "models", folder, "--slo-ms", "3600000", models=["both"], frontends=2, engine="emulated") as all_of_it:
+        yield all_of_it
+
+
+BOTH = {"inputs": [{"name": "in", **ONE}]}
+
+
+def test_steps_of_an_ensemble_are_those_of_all_frontends(pipeline):
+    scheduler, [backend], frontends = pipeline
+    asked = [frontends[0]] * 2 + [frontends[1]] * 3
+    begin = time.monotonic()
+    assert [infer(frontend, "both", BOTH).status_code for frontend in asked] == [200] * 5
+    took = time.monotonic() - begin
+    assert infer(frontends[0], "both", {"inputs": [{"name": "nothing", **ONE}]}).status_code == 400
+    for process in [scheduler, backend, *frontends]:
+        whole = named(until(lambda process=process: get(process, "/v2/live"), lambda live: len(live["processes"]) == 3), "both")
+        assert (whole["ensemble"], whole["in_time"], whole["items"], sum(whole["latency"]), whole["slo_ms"]) == (True, 5, 5, 5, 3600000.0)
+        assert [(step["model"], step["done"], step["dropped"], step["failed"]) for step in whole["steps"]] == [("first", 5, 0, 0), ("second", 5, 0, 0)]
+        assert sum(step["share"] for step in whole["steps"]) == pytest.approx(1)
+        # The emulated engine takes its time, the wait is part of the rest, and the client has waited for both.
+        ran, waited = (sum(step[part] for step in whole["steps"]) for part in ("ran_s", "waited_s"))
+        assert all(step["ran_s"] >= 5 * 0.02 and step["waited_s"] > 0 for step in whole["steps"]) and ran + waited <= took, (whole, took)
+        [statistics] = [its for its in get(process, "/v2/cluster/stats")["cluster"]["model_stats"] if its["name"] == "both"]
+        times = {part: int(statistics["inference_stats"][part]["ns"]) / 1e9 for part in ("queue", "compute_infer", "success")}
+        assert int(statistics["inference_stats"]["success"]["count"]) == int(statistics["inference_count"]) == 5
+        assert times["compute_infer"] == pytest.approx(ran) and times["queue"] == pytest.approx(waited) and times["success"] >= ran + waited
+    shares = [named(get(frontend, "/v2/live?scope=process"), "both")["steps"][0]["done"] for frontend in frontends]
+    assert shares == [2, 3]
+    assert frontends[1].metric("downbeat_pipeline_step_duration_seconds_count", ensemble="both", step="1", phase="running") == 3
+
+
+@needs_browser
+def test_the_page_of_a_scheduler_shows_the_steps(pipeline, tmp_path):
+    scheduler, _, frontends = pipeline
+    with Browser(tmp_path) as browser:
+        browser.look()
+        browser.open(f"{scheduler.url}/ui")
+        done = "[...document.querySelectorAll('#pipelines-body tbody tr')].map((row) => [row.cells[1].innerText, Number(row.cells[6].innerText) > 0]).join()"
+        while not browser.run(f"{done} === 'first,true,second,true'"):
+            assert infer(frontends[1], "both", BOTH).status_code == 200
+        keep(browser, "cluster-pipelines")
+        assert not browser.troubles, browser.troubles
+
+
+def test_tenants_are_those_of_all_frontends(binary, tmp_path):
+    repository, file = tmp_path / "models", tmp_path / "keys.toml"
+    emulated.write(repository, "slow", EMULATED)
+    file.write_text("".join(f"[tenants.{tenant}]\nrequests_per_second = 1e6\n" for tenant in ("ads", "search")))
+
+    def key(name, *flags):
+        return subprocess.run([binary, "key", "add", file, name, *flags], capture_output=True, text=True, check=True).stdout.strip()
+
+    keys = {"ads": key("ads", "--tenant", "ads"), "search": key("search", "--tenant", "search"), "others": key("none")}
+    reader = key("reader", "--scope", "read")
+    with processes(binary, repository, tmp_path, "--slo-ms", "3600000", models=["slow"], frontends=2, engine="emulated", keys=(file, reader)) as (scheduler, [backend], frontends):
+        for tenant, frontend in [("ads", 0), ("search", 0), ("search", 1), ("others", 1), ("search", 1)]:
+            # A client cannot choose its tenant.
+            body = {"inputs": [{"name": "x", **ONE}], "parameters": {"downbeat_tenant": "ads"}}
+            reply = infer(frontends[frontend], "slow", body, headers={"Authorization": f"Bearer {keys[tenant]}"})
+            assert reply.status_code == 200, reply.text
+        headers = {"Authorization": f"Bearer {reader}"}
+        for process in [scheduler, backend, *frontends]:
+            live = until(lambda process=process: get(process, "/v2/live", headers=headers), lambda live: len(live["processes"]) == 3)
+            counted = [(tenant["tenant"], tenant["within"], tenant["beyond"], tenant["refused"]) for tenant in live["tenants"]]
+            assert counted == [("ads", 1, 0, 0), ("search", 3, 0, 0), ("others", 1, 0, 0)]
+            assert all(tenant["device_s"] >= 0.02 * tenant["within"] for tenant in live["tenants"]), live["tenants"]
+        own = get(frontends[0], "/v2/live?scope=process", headers=headers)["tenants"]
+        assert [(tenant["tenant"], tenant["within"]) for tenant in own] == [("ads", 1), ("search", 1), ("others", 0)]
+
+
+def test_processes_of_a_cluster_refuse_shares_of_tenants(binary, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "keys.toml").write_text("[tenants.search]\nshare = 0.5\n")
+    ports = [flag for name, port in zip(("http", "grpc", "metrics"), free_ports(3)) for flag in (f"--{name}-port", str(port))]
+    for role in (["frontend", "--listen", "127.0.0.1:0"], ["backend", tmp_path / "models", "--allow-empty"]):
+        command = [binary, *role, "--schedulers", "127.0.0.1:1", "--host", "127.0.0.1", *ports, "--api-keys", tmp_path / "keys.toml"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S)
+        assert ended.returncode != 0 and "tenant 'search' has a share or a quota" in ended.stdout + ended.stderr, (role, ended)

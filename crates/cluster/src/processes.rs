@@ -45,6 +45,7 @@ use crate::frontend::frontend_figures::FrontendFigures;
 use crate::frontend::frontend_role::{FrontendEvent, FrontendRole};
 use crate::frontend::remote_models::RemoteModels;
 use crate::frontend::remote_serving::RemoteServing;
+use crate::frontend::tenant_counts::TenantCounts;
 use crate::node::status::{StatusBoard, role_name};
 use crate::node::{self, Events, Identity, Schedulers, Setup, Started};
 use crate::scheduler::cluster_load::ClusterLoad;
@@ -213,6 +214,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         server: options.server_name.clone(),
         clock,
         models: models.clone(),
+        tenants: Arc::new(TenantCounts::new(metrics.tenants())),
         history: Mutex::default(),
     });
     let shared = (models, metrics.clone(), board.clone());

@@ -607,9 +607,13 @@ function draw_tenants(live) {
     const before = from === now ? tenant : (from.tenants || []).find((other) => other.tenant === tenant.tenant);
     const less = (figure) => Math.max(0, tenant[figure] - (before ? before[figure] : 0));
     const percents = (share) => fixed(100 * share, 1) + "%";
-    return [tenant.tenant, percents(tenant.share), tenant.quota === null ? "none" : percents(tenant.quota), percents(less("device_s") / seconds / devices), per_s(less("within") / seconds), per_s(less("beyond") / seconds), String(less("refused"))];
+    const use = percents(less("device_s") / seconds / devices);
+    // A cluster keeps no shares.
+    if (live.in_cluster) return [tenant.tenant, use, per_s(less("within") / seconds)];
+    return [tenant.tenant, percents(tenant.share), tenant.quota === null ? "none" : percents(tenant.quota), use, per_s(less("within") / seconds), per_s(less("beyond") / seconds), String(less("refused"))];
   });
-  $("tenants-body").replaceChildren(table_of("Tenants, last minute", ["-tenant", "share", "quota", "use of the devices", "within its share", "beyond", "refused"], rows));
+  const heads = live.in_cluster ? ["-tenant", "use of the devices", "requests"] : ["-tenant", "share", "quota", "use of the devices", "within its share", "beyond", "refused"];
+  $("tenants-body").replaceChildren(table_of("Tenants, last minute", heads, rows));
 }
 
 // -- what if

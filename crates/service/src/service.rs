@@ -21,7 +21,7 @@ use crate::report::rollout::RolloutReport;
 use crate::report::scheduler_status::SchedulerStatus;
 use crate::report::timeline::Timeline;
 use crate::report::what_if::{WhatIfQuestion, WhatIfReport};
-use crate::tenants::NamedPart;
+use crate::tenants::{NamedPart, keeps_no_parts};
 
 /// The server as its frontends see it. The production implementation serves models; tests of the
 /// frontends have their own.
@@ -215,14 +215,7 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// If the service cannot keep the parts. Parts of nothing are always kept.
     fn set_tenants(&self, parts: &[NamedPart]) -> Result<(), ServiceError> {
-        match parts.iter().find(|part| part.part.share > 0.0 || part.part.quota.is_some()) {
-            None => Ok(()),
-            Some(part) => Err(ServiceError::Unimplemented(format!(
-                "tenant '{}' has a share or a quota, which only downbeat serve keeps; the frontends of a cluster keep \
-                 requests_per_second alone",
-                part.name
-            ))),
-        }
+        keeps_no_parts(parts)
     }
 
     /// The state of the scheduler's queues, with reasons; `None` if there is no scheduler.

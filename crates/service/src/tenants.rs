@@ -125,6 +125,21 @@ impl Tenants {
     }
 }
 
+/// Refuses parts for a service that keeps none.
+///
+/// # Errors
+/// `Unimplemented`, which names a tenant with a share or a quota.
+pub fn keeps_no_parts(parts: &[NamedPart]) -> Result<(), ServiceError> {
+    match parts.iter().find(|part| part.part.share > 0.0 || part.part.quota.is_some()) {
+        None => Ok(()),
+        Some(part) => Err(ServiceError::Unimplemented(format!(
+            "tenant '{}' has a share or a quota, which only downbeat serve keeps; a cluster keeps requests_per_second \
+             alone, which each frontend counts by itself",
+            part.name
+        ))),
+    }
+}
+
 /// The part of all keys without a tenant: what the tenants leave.
 fn others(parts: &[NamedPart]) -> NamedPart {
     let left = 1.0 - parts.iter().map(|part| part.part.share).sum::<f64>();

@@ -3,7 +3,7 @@
 
 use downbeat_core::pipeline::graph::Walk;
 use downbeat_core::{Duration, Time};
-use downbeat_models::serving::{Counted, Failure, Limits, Looked, StepEnd, StepRuns, Wishes, run_steps};
+use downbeat_models::serving::{Counted, Failure, Limits, Looked, StepCount, StepEnd, StepRuns, Wishes, run_steps};
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
@@ -11,7 +11,7 @@ use downbeat_service::report::missed::{Miss, Missed};
 use downbeat_service::traces::context::traceparent;
 use futures_util::future::{BoxFuture, FutureExt};
 
-use super::remote_ensemble::{Due, RemoteEnsemble};
+use super::remote_ensemble::{Began, Due, RemoteEnsemble};
 use super::remote_models::RemoteVersion;
 use super::remote_serving::RemoteServing;
 
@@ -42,17 +42,17 @@ impl<'a> StepRuns<'a> for RemoteSteps<'a> {
         let others: Vec<usize> = walk.unfinished().filter(|other| *other != step).collect();
         let local = shares.local_deadline_beside(step, &others, now, deadline);
         let last = shares.last_deadline(step, local, deadline);
-        let due = Due { deadline: local, is_slo: self.limits.deadline_is_slo, depth: self.depth + 1 };
-        let serving = self.serving;
-        let places = self.ensemble.places.get(step);
+        let (is_slo, depth, began) = (self.limits.deadline_is_slo, self.depth + 1, Began::default());
+        let due = Due { deadline: local, is_slo, depth, began: Some(began.clone()) };
+        let (serving, places, metrics) = (self.serving, self.ensemble.places.get(step), &self.ensemble.metrics[step]);
         let run = async move {
-            let begin = serving.clock().now();
+            let count = StepCount::new(metrics);
             // The semaphore is never closed.
             let _place = match places {
                 Some(places) => places.acquire().await.ok(),
                 None => None,
             };
-            let again = last.map(|last| (request.clone(), Due { deadline: last, ..due }));
+            let again = last.map(|last| (request.clone(), Due { deadline: last, ..due.clone() }));
             let result = match (serving.infer_step(request, due).await, again) {
                 // The step tries once more, if the whole can still be in time.
                 (Err(ServiceError::DeadlineExceeded(_)), Some((request, due))) => {
@@ -60,7 +60,8 @@ impl<'a> StepRuns<'a> for RemoteSteps<'a> {
                 }
                 (result, _) => result,
             };
-            StepEnd { step, result, times: (Duration::ZERO, serving.clock().now().since(begin)) }
+            let times = count.ended(&result, (now, *began.lock(), serving.clock().now()));
+            StepEnd { step, result, times }
         };
         Ok(run.boxed())
     }
@@ -89,7 +90,7 @@ impl RemoteServing {
     ) -> Result<InferResponse, ServiceError> {
         let (arrival, its) = (self.clock().now(), &version.definition);
         let wishes = Wishes { codec: &its.codec, batching: &its.batching, slo: its.slo };
-        let depth = due.map_or(0, |due| due.depth);
+        let depth = due.as_ref().map_or(0, |due| due.depth);
         if depth >= DEEPEST {
             return Err(ServiceError::Internal(format!("ensembles are nested deeper than {DEEPEST}")));
         }
@@ -114,12 +115,12 @@ impl RemoteServing {
         let outcome = run_steps(&mut steps, parts, request, wanted.as_deref(), held).await;
         let now = self.clock().now();
         match outcome {
-            Ok((response, (_, ran))) => {
+            Ok((response, times)) => {
                 counted.ends(None);
                 let is_late = now > limits.deadline;
-                version.record_whole(rows, (now.since(arrival), is_late), ran);
+                version.record_whole(rows, (now.since(arrival), is_late), times);
                 if is_late {
-                    note(now, Miss::Late { waited: now.since(arrival).saturating_sub(ran), rows: 0 }, None);
+                    note(now, Miss::Late { waited: times.0, rows: 0 }, None);
                 }
                 Ok(InferResponse { model_version: version.version.clone(), ..response })
             }

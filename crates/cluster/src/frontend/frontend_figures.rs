@@ -8,6 +8,7 @@ use downbeat_service::report::live::{LiveHistory, LiveModel, LiveReport};
 use parking_lot::Mutex;
 
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
+use super::tenant_counts::TenantCounts;
 use crate::view::question::{Answer, Question};
 
 /// The counts of a frontend's models, and their last hour.
@@ -16,6 +17,7 @@ pub struct FrontendFigures {
     pub server: String,
     pub clock: Clock,
     pub models: Arc<RemoteModels>,
+    pub tenants: Arc<TenantCounts>,
     pub history: Mutex<LiveHistory>,
 }
 
@@ -50,6 +52,7 @@ impl FrontendFigures {
         };
         LiveReport {
             models: models.values().flat_map(of_model).collect(),
+            tenants: self.tenants.report(),
             in_cluster: true,
             ..LiveReport::new(&self.server, now)
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::journal::requests::{RequestInput, Way as LoggedWay, WayClaim, WayRun, bounded};
-use downbeat_core::{RequestId, Time};
+use downbeat_core::{Duration, RequestId, Time};
 use downbeat_host::device::CounterHasher;
 use downbeat_host::request::reply::{Answered, Reply};
 use downbeat_host::request_log::RequestLog;
@@ -21,7 +21,9 @@ use downbeat_service::report::missed::Miss;
 use downbeat_service::unanswered::Unanswered;
 use tokio::sync::oneshot;
 
-use super::remote_models::{RemoteModels, RemoteVersion};
+use super::remote_ensemble::Began;
+use super::remote_models::{LONGEST_PHASE, RemoteModels, RemoteVersion};
+use super::tenant_counts::TenantCounts;
 use crate::node::machine::{Machine, Step};
 use crate::node::status::{StatusBoard, shown};
 use crate::view::asks::{Asks, ViewEvent};
@@ -37,6 +39,30 @@ pub struct RemoteCall {
     pub deadline_is_slo: bool,
     pub rows: u32,
     pub reply: Reply,
+    /// Takes the times of the run; `None`: the request has neither an ensemble nor a tenant.
+    pub hears: Option<Box<HearsRun>>,
+}
+
+/// Takes the times of a request's run for its ensemble and for its tenant.
+pub struct HearsRun {
+    /// The step that the request is.
+    pub began: Option<Began>,
+    /// The counts of tenants, and the request's tenant.
+    pub tenant: Option<(Arc<TenantCounts>, Arc<str>)>,
+}
+
+impl HearsRun {
+    /// A request of `rows` items was in this batch, which began at `began`.
+    fn ran(&self, rows: u32, run: &BatchRun, began: Time) {
+        if let Some(told) = &self.began {
+            *told.lock() = Some(began);
+        }
+        if let Some((tenants, tenant)) = &self.tenant {
+            let part = f64::from(rows.min(run.items)) / f64::from(run.items.max(1));
+            let whole = run.compute_infer.min(LONGEST_PHASE).as_secs_f64();
+            tenants.ran(tenant, Duration::from_secs_f64(whole * part));
+        }
+    }
 }
 
 /// An event from a frontend's threads to its node. A ticket names each request; the thread that
@@ -105,9 +131,7 @@ impl FrontendRole {
         });
         let run = run.zip(way.claim).map(|(run, (.., claimed))| {
             // The backend may be wrong: nothing runs before its claim.
-            let ended = (now - run.ended_ago).max(claimed);
-            let phases = [run.compute_input, run.compute_infer, run.compute_output];
-            let began = phases.into_iter().fold(ended, |at, phase| at - phase).max(claimed);
+            let (began, ended) = times_of(&run, now, claimed);
             WayRun { device: run.device, items: run.items, began, ended }
         });
         let RemoteCall { version, arrival, deadline, rows, .. } = call;
@@ -130,6 +154,9 @@ impl FrontendRole {
         if let Some(run) = run.filter(|run| run.counts) {
             call.version.record_launch(&run);
         }
+        if let (Some(hears), Some(run)) = (&call.hears, &run) {
+            hears.ran(call.rows, run, times_of(run, now, call.arrival).0);
+        }
         // The ticket has counted a request whose client left.
         if call.reply.is_closed() {
             return;
@@ -150,6 +177,13 @@ impl FrontendRole {
         };
         call.reply.send_answered(answered);
     }
+}
+
+/// When a run that is reported `now` began and ended, at the earliest at `earliest`.
+fn times_of(run: &BatchRun, now: Time, earliest: Time) -> (Time, Time) {
+    let ended = (now - run.ended_ago).max(earliest);
+    let phases = [run.compute_input, run.compute_infer, run.compute_output];
+    (phases.into_iter().fold(ended, |at, phase| at - phase).max(earliest), ended)
 }
 
 /// The answer for a request's client.

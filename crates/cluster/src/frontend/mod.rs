@@ -7,3 +7,4 @@ pub(crate) mod remote_ensemble;
 pub(crate) mod remote_models;
 mod remote_rollout;
 pub(crate) mod remote_serving;
+pub(crate) mod tenant_counts;

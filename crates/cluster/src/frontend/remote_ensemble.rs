@@ -1,8 +1,13 @@
 //! The ensembles of a cluster, as frontends know them.
 
+use std::sync::Arc;
+
 use downbeat_core::pipeline::{Shares, StepCost};
 use downbeat_core::{Duration, Time};
 use downbeat_repository::Ensemble;
+use downbeat_service::metrics::{Metrics, StepMetrics};
+use downbeat_service::report::live::LiveStep;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::backend::definition::Definition;
@@ -15,14 +20,16 @@ pub struct RemoteEnsemble {
     pub shares: Shares,
     /// By step: a permit for each request that may be in it; empty: any number may.
     pub places: Vec<Semaphore>,
+    /// By step: the counts of its requests at this frontend.
+    pub metrics: Vec<StepMetrics>,
 }
 
 impl RemoteEnsemble {
-    /// The ensemble that a definition describes; `None`: the model has a file.
+    /// The ensemble of this name that a definition describes; `None`: the model has a file.
     ///
     /// # Errors
     /// In words, if the steps form no graph, or do not have one time each.
-    pub fn of(definition: &Definition) -> Result<Option<Self>, String> {
+    pub fn of(name: &str, definition: &Definition, metrics: &Metrics) -> Result<Option<Self>, String> {
         let Some(ensemble) = Ensemble::of(&definition.config)? else { return Ok(None) };
         let times = &definition.step_times;
         if times.len() != ensemble.steps.len() {
@@ -34,7 +41,17 @@ impl RemoteEnsemble {
         let most = ensemble.max_inflight_requests as usize;
         let places = if most == 0 { 0 } else { ensemble.steps.len() };
         let places = (0..places).map(|_| Semaphore::new(most.min(Semaphore::MAX_PERMITS))).collect();
-        Ok(Some(RemoteEnsemble { ensemble, shares, places }))
+        let steps = ensemble.steps.iter().enumerate();
+        let metrics = steps.map(|(at, step)| metrics.pipeline_step(name, at, &step.model)).collect();
+        Ok(Some(RemoteEnsemble { ensemble, shares, places, metrics }))
+    }
+
+    /// The counts of its steps at this frontend, with their shares of a request's time.
+    pub fn steps_report(&self) -> Vec<LiveStep> {
+        let weights = self.shares.weights();
+        let all: f64 = weights.iter().sum();
+        let steps = self.ensemble.steps.iter().zip(&self.metrics).zip(weights);
+        steps.map(|((step, metrics), weight)| metrics.report(&step.model, weight / all)).collect()
     }
 
     /// The models of the steps, with the version that a step names, or an empty text.
@@ -45,7 +62,7 @@ impl RemoteEnsemble {
 }
 
 /// When a step of an ensemble must be done.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Due {
     /// The local deadline.
     pub deadline: Time,
@@ -53,4 +70,9 @@ pub struct Due {
     pub is_slo: bool,
     /// The ensembles that the step is in.
     pub depth: u32,
+    /// Gets the time when the step's run began; `None`: the request is a copy, and no step.
+    pub began: Option<Began>,
 }
+
+/// When a request's run began, by the backend's report; `None`: it has not run.
+pub type Began = Arc<Mutex<Option<Time>>>;

@@ -24,7 +24,7 @@ use super::remote_ensemble::RemoteEnsemble;
 use crate::backend::definition::Definition;
 
 /// A phase that a backend reports as longer counts as this long.
-const LONGEST_PHASE: Duration = Duration::from_millis(3_600_000);
+pub const LONGEST_PHASE: Duration = Duration::from_millis(3_600_000);
 
 /// The phases of a run, each at most `most` long. The backend may be wrong, and the sums of times
 /// must not overflow.
@@ -188,10 +188,9 @@ impl RemoteVersion {
     }
 
     /// Counts a request of an ensemble that was answered after `took`, and whether it was late. All
-    /// steps together ran for `ran`.
-    pub fn record_whole(&self, rows: u32, (took, late): (Duration, bool), ran: Duration) {
+    /// steps together waited for `waited` and ran for `ran`.
+    pub fn record_whole(&self, rows: u32, (took, late): (Duration, bool), (waited, ran): (Duration, Duration)) {
         let phases = Phases { compute_infer: ran.min(LONGEST_PHASE), ..Phases::default() };
-        let waited = took.saturating_sub(ran);
         self.metrics.record_batch(rows, phases, std::iter::once((waited, took, late)));
         let taken = std::iter::once((waited, took));
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
@@ -213,6 +212,7 @@ impl RemoteVersion {
             slo_ms: self.definition.slo.map(|slo| slo.as_millis_f64()),
             max_batch: self.definition.codec.max_batch,
             ensemble: self.ensemble.is_some(),
+            steps: self.ensemble.as_ref().map(RemoteEnsemble::steps_report).unwrap_or_default(),
             latency,
             batches,
             ..LiveModel::default()
@@ -229,9 +229,9 @@ impl RemoteVersion {
 }
 
 /// Reads a definition, and the steps of an ensemble.
-fn read(definition: &[u8]) -> Result<(Definition, Option<RemoteEnsemble>), String> {
+fn read(name: &str, definition: &[u8], metrics: &Metrics) -> Result<(Definition, Option<RemoteEnsemble>), String> {
     let read = Definition::decode(definition)?;
-    let ensemble = RemoteEnsemble::of(&read)?;
+    let ensemble = RemoteEnsemble::of(name, &read, metrics)?;
     Ok((read, ensemble))
 }
 
@@ -251,7 +251,7 @@ impl RemoteModels {
             let same = there.and_then(|there| there.versions.get(&version)).filter(|same| same.bytes == definition);
             let read = match same {
                 Some(same) => Ok(same.clone()),
-                None => read(&definition).map(|(read, ensemble)| {
+                None => read(&model, &definition, metrics).map(|(read, ensemble)| {
                     // Backends describe a model alike but for hints about times. The counts go on if
                     // the description of another backend comes.
                     let before = there.and_then(|there| there.versions.get(&version));

@@ -27,14 +27,15 @@ use downbeat_service::report::missed::{Miss, MissedReport};
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::report::rollout::RolloutReport;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
+use downbeat_service::tenants::{NamedPart, keeps_no_parts};
 use downbeat_service::unanswered::Unanswered;
 use downbeat_service::work::turn_end;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot};
 
 use super::frontend_figures::FrontendFigures;
-use super::frontend_role::{FrontendEvent, RemoteCall};
-use super::remote_ensemble::Due;
+use super::frontend_role::{FrontendEvent, HearsRun, RemoteCall};
+use super::remote_ensemble::{Began, Due};
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
 use super::remote_rollout::RemoteRequests;
 use crate::view::View;
@@ -50,7 +51,7 @@ const LOOKS_EVERY: Duration = Duration::from_millis(10);
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
 /// A copy has no deadline, so that clients' requests go first.
-const OF_A_COPY: Due = Due { deadline: Time::MAX, is_slo: false, depth: 0 };
+const OF_A_COPY: Due = Due { deadline: Time::MAX, is_slo: false, depth: 0, began: None };
 
 /// Events that a thread sends to nodes at the end of its event loop's turn.
 type Outbox = RefCell<Vec<(mpsc::UnboundedSender<FrontendEvent>, FrontendEvent)>>;
@@ -95,6 +96,8 @@ struct Ticket<'a> {
     end: Option<Unanswered>,
     /// Whether the node has the request, and the client no answer.
     is_handed_in: bool,
+    /// Gets the time when the run began; `None`: the request is no step of an ensemble.
+    began: Option<Began>,
 }
 
 /// A request that the scheduler hears of while its tensors are made.
@@ -191,7 +194,7 @@ impl RemoteServing {
     /// Takes a place among the requests in flight.
     fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time, number: u64) -> Result<Ticket<'a>, ServiceError> {
         let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
-        let ticket = Ticket { serving: self, version, number, arrival, end: None, is_handed_in: false };
+        let ticket = Ticket { serving: self, version, number, arrival, end: None, is_handed_in: false, began: None };
         if in_flight >= MOST_IN_FLIGHT {
             version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
             let message =
@@ -203,8 +206,9 @@ impl RemoteServing {
 
     /// Makes a request for the node, and the channel for its client's answer.
     fn asked<P>(
+        &self,
         version: &Arc<RemoteVersion>,
-        (arrival, limits): (Time, &Limits),
+        (ticket, limits): (&Ticket<'_>, &Limits),
         (shape, rows): (Vec<i64>, u32),
         payload: P,
     ) -> (NewRequest<P>, RemoteCall, oneshot::Receiver<Answered>) {
@@ -218,7 +222,12 @@ impl RemoteServing {
             level: limits.level,
             size: rows,
         };
-        (asked, RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply }, answer)
+        let tenants = &self.figures.tenants;
+        let tenant = limits.tenant.as_deref().and_then(|name| Some((tenants.clone(), tenants.arrived(name)?)));
+        let hears = (ticket.began.is_some() || tenant.is_some())
+            .then(|| Box::new(HearsRun { began: ticket.began.clone(), tenant }));
+        let (version, arrival) = (version.clone(), ticket.arrival);
+        (asked, RemoteCall { version, arrival, deadline, deadline_is_slo, rows, reply, hears }, answer)
     }
 
     /// Tells the scheduler of a request whose tensors are about to be made: its metadata waits in
@@ -234,7 +243,7 @@ impl RemoteServing {
         let codec = &version.definition.codec;
         let ready_at = ready_at.filter(|_| !codec.has_varying_shapes() && self.is_live())?;
         let rows = if codec.batched { u32::try_from(items).ok()? } else { 1 };
-        let (asked, call, answer) = Self::asked(version, (ticket.arrival, limits), (Vec::new(), rows), ());
+        let (asked, call, answer) = self.asked(version, (ticket, limits), (Vec::new(), rows), ());
         self.hand_over(FrontendEvent::Announced(ticket.number, asked, ready_at, call));
         ticket.is_handed_in = true;
         Some(Announced { rows, answer })
@@ -436,7 +445,9 @@ impl RemoteServing {
         }
         let wishes = Wishes { codec: &its.codec, batching: &its.batching, slo: its.slo };
         let mut looked = wishes.look(&request, arrival)?;
-        if let Some(Due { deadline, is_slo, .. }) = due {
+        let mut began = None;
+        if let Some(Due { deadline, is_slo, began: told, .. }) = due {
+            began = told;
             looked = looked.due(deadline, is_slo);
             if version.preprocess_of(&request)?.is_none() {
                 adapt_inputs(&mut request.inputs, &its.codec.inputs);
@@ -451,6 +462,7 @@ impl RemoteServing {
         let note =
             |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
         let mut ticket = self.enter(version, arrival, number).map_err(|error| note(&request, error.into()))?;
+        ticket.began = began;
         let (_prepared, announced) = match version.preprocess_of(&request)? {
             // Boxed, because its large state would burden all other requests.
             Some(steps) => {
@@ -488,7 +500,7 @@ impl RemoteServing {
                 return Err(ServiceError::Internal(format!("{message}, and the request of others: this is a defect")));
             }
             None => {
-                let (asked, call, answer) = Self::asked(version, (arrival, &limits), (shape, rows), payload);
+                let (asked, call, answer) = self.asked(version, (&ticket, &limits), (shape, rows), payload);
                 self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
                 answer
             }
@@ -642,6 +654,12 @@ impl Service for RemoteServing {
         rollout.change(change)?;
         self.tell_rollout(&rollout);
         self.rollout(name)
+    }
+
+    fn set_tenants(&self, parts: &[NamedPart]) -> Result<(), ServiceError> {
+        keeps_no_parts(parts)?;
+        self.figures.tenants.set(parts);
+        Ok(())
     }
 
     fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String> {

@@ -7,7 +7,8 @@ use downbeat_core::{Duration, Time};
 use downbeat_protocol::inference::{InferStatistics, ModelStatistics, StatisticDuration};
 use downbeat_roles::{NodeId, Role};
 use downbeat_service::report::cluster_report::ClusterStatistics;
-use downbeat_service::report::live::{DeviceName, LiveModel, LiveProcess, LiveReport, ProcessState};
+use downbeat_service::report::live::{DeviceName, LiveModel, LiveProcess, LiveReport, LiveTenant, ProcessState};
+use downbeat_service::tenants::OTHERS;
 
 use super::asks::Part;
 use crate::node::status::{role_name, shown};
@@ -23,6 +24,8 @@ pub struct Ledger {
     /// The counts of frontends that are listed no more, by model and version.
     folded: BTreeMap<Version, LiveModel>,
     folded_statistics: BTreeMap<Version, ModelStatistics>,
+    /// The counts of their tenants, by name.
+    folded_tenants: BTreeMap<String, LiveTenant>,
 }
 
 /// A model's name and version.
@@ -45,8 +48,14 @@ impl Known {
     }
 }
 
-/// The sums of counts, the devices with their busy seconds, and the processes.
-type Sums = (Vec<LiveModel>, Vec<(DeviceName, f64)>, Vec<LiveProcess>);
+/// The sums of all processes.
+pub struct Sums {
+    pub models: Vec<LiveModel>,
+    pub tenants: Vec<LiveTenant>,
+    /// The devices with their busy seconds.
+    pub devices: Vec<(DeviceName, f64)>,
+    pub processes: Vec<LiveProcess>,
+}
 
 impl Ledger {
     /// Takes the live reports of processes. `is_whole`: all connected processes have answered.
@@ -92,8 +101,10 @@ impl Ledger {
                 && let Some(known) = self.known.remove(&node)
                 && known.role == Role::Frontend
             {
-                let models = known.live.into_iter().flat_map(|report| report.models);
-                models.for_each(|model| add_live(&mut self.folded, &LiveModel { history: Vec::new(), ..model }));
+                let LiveReport { models, tenants, .. } = known.live.unwrap_or_else(|| LiveReport::new("", now));
+                let models = models.into_iter().map(|model| LiveModel { history: Vec::new(), ..model });
+                models.for_each(|model| add_live(&mut self.folded, &model));
+                tenants.iter().for_each(|tenant| add_tenant(&mut self.folded_tenants, tenant));
                 let models = known.statistics.into_iter().flatten();
                 models.for_each(|model| add_statistics(&mut self.folded_statistics, &model));
             }
@@ -102,7 +113,7 @@ impl Ledger {
 
     /// The sums over all frontends, with the facts that backends know.
     pub fn live(&self) -> Sums {
-        let mut models = BTreeMap::new();
+        let (mut models, mut tenants) = (BTreeMap::new(), BTreeMap::new());
         let reports = |role: Role| {
             let of_role = self.known.values().filter(move |known| known.role == role);
             of_role.filter_map(|known| Some((known, known.live.as_ref()?)))
@@ -115,6 +126,7 @@ impl Ledger {
                 sum.ensemble |= model.ensemble;
                 sum.max_batch = sum.max_batch.max(model.max_batch);
             }
+            report.tenants.iter().for_each(|tenant| add_tenant(&mut tenants, tenant));
         }
         let mut devices = Vec::new();
         for (known, report) in reports(Role::Backend) {
@@ -137,8 +149,19 @@ impl Ledger {
                 model.add_counts(counts);
             }
         }
+        for (name, counts) in &self.folded_tenants {
+            if let Some(tenant) = tenants.get_mut(name) {
+                tenant.add(counts);
+            }
+        }
         let named = models.into_iter().map(|((model, version), sums)| LiveModel { model, version, ..sums });
-        (named.collect(), devices, self.processes(|known| known.live.is_some()).map(|(process, _)| process).collect())
+        let others = tenants.remove(OTHERS);
+        Sums {
+            models: named.collect(),
+            tenants: tenants.into_values().chain(others).collect(),
+            devices,
+            processes: self.processes(|known| known.live.is_some()).map(|(process, _)| process).collect(),
+        }
     }
 
     /// The sums over all frontends, and each process's own counts.
@@ -164,6 +187,13 @@ impl Ledger {
 
 fn add_live(sums: &mut BTreeMap<Version, LiveModel>, model: &LiveModel) {
     sums.entry((model.model.clone(), model.version.clone())).or_default().add_counts(model);
+}
+
+fn add_tenant(sums: &mut BTreeMap<String, LiveTenant>, tenant: &LiveTenant) {
+    match sums.get_mut(&tenant.tenant) {
+        Some(sum) => sum.add(tenant),
+        None => drop(sums.insert(tenant.tenant.clone(), tenant.clone())),
+    }
 }
 
 /// Adds the counts of a model on another process.
@@ -211,6 +241,7 @@ fn add_duration(sum: &mut Option<StatisticDuration>, more: Option<&StatisticDura
 #[cfg(test)]
 mod tests {
     use downbeat_protocol::inference::InferBatchStatistics;
+    use downbeat_service::report::live::LiveStep;
 
     use super::*;
 
@@ -233,11 +264,11 @@ mod tests {
     }
 
     fn in_time(ledger: &Ledger) -> u64 {
-        ledger.live().0.iter().map(|model| model.in_time).sum()
+        ledger.live().models.iter().map(|model| model.in_time).sum()
     }
 
     fn states(ledger: &Ledger) -> Vec<ProcessState> {
-        ledger.live().2.iter().map(|process| process.state).collect()
+        ledger.live().processes.iter().map(|process| process.state).collect()
     }
 
     /// Requests count at frontends, also of those that have gone. Devices are the backends'.
@@ -251,8 +282,7 @@ mod tests {
         ];
         ledger.take_live(at(1), all, true);
         assert_eq!(in_time(&ledger), 15);
-        let (_, devices, _) = ledger.live();
-        assert_eq!(devices[1], (DeviceName { backend: "n3".into(), device: 1 }, 0.5));
+        assert_eq!(ledger.live().devices[1], (DeviceName { backend: "n3".into(), device: 1 }, 0.5));
         let two = || vec![(part(1, Role::Frontend), report(11, &[]))];
         ledger.take_live(at(2), two(), false);
         assert_eq!(
@@ -264,10 +294,39 @@ mod tests {
         );
         ledger.take_live(at(3), two(), true);
         assert_eq!(states(&ledger)[0], ProcessState::Gone);
-        assert_eq!((in_time(&ledger), ledger.live().1.len()), (16, 2));
+        assert_eq!((in_time(&ledger), ledger.live().devices.len()), (16, 2));
         // After a minute they are listed no more, and the requests still count.
         ledger.take_live(at(70), two(), true);
-        assert_eq!((in_time(&ledger), ledger.live().1.len(), states(&ledger).len()), (16, 0, 1));
+        assert_eq!((in_time(&ledger), ledger.live().devices.len(), states(&ledger).len()), (16, 0, 1));
+    }
+
+    /// A frontend with a tenant and with an ensemble of one step, of which each has done so many requests.
+    fn with_parts(done: u64) -> LiveReport {
+        let mut report = report(done, &[]);
+        let (tenant, model) = (|name: &str| name.to_owned(), "s".to_owned());
+        let counts =
+            |tenant| LiveTenant { tenant, share: 0.0, quota: None, within: done, beyond: 0, refused: 0, device_s: 0.5 };
+        report.tenants = vec![counts(tenant("zoo")), counts(tenant(OTHERS))];
+        report.models[0].steps =
+            vec![LiveStep { model, share: 1.0, done, waited_s: 0.25, ran_s: 0.5, dropped: 1, failed: 0 }];
+        report
+    }
+
+    #[test]
+    fn tenants_and_steps_add_up_also_of_frontends_that_have_gone() {
+        let mut ledger = Ledger::default();
+        let all = vec![(part(1, Role::Frontend), with_parts(2)), (part(2, Role::Frontend), with_parts(3))];
+        ledger.take_live(at(1), all, true);
+        for second in [2, 70] {
+            ledger.take_live(at(second), vec![(part(1, Role::Frontend), with_parts(2))], true);
+            let Sums { models, tenants, .. } = ledger.live();
+            let told: Vec<_> = tenants.iter().map(|its| (&*its.tenant, its.within, its.device_s)).collect();
+            assert_eq!(told, [("zoo", 5, 1.0), (OTHERS, 5, 1.0)]);
+            let [LiveStep { share, done, waited_s, ran_s, dropped, .. }] = models[0].steps[..] else {
+                panic!("a step")
+            };
+            assert_eq!((share, done, waited_s, ran_s, dropped), (1.0, 5, 0.5, 1.0, 2));
+        }
     }
 
     #[test]

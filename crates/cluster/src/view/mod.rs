@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use self::answers::Answerer;
 use self::asks::{FarQuestion, Part, SAME, ViewEvent};
-use self::ledger::Ledger;
+use self::ledger::{Ledger, Sums};
 use self::question::{Answer, Question};
 use crate::node::Identity;
 use crate::node::status::StatusBoard;
@@ -122,11 +122,12 @@ impl View {
         let now = self.clock.now();
         let mut ledger = self.ledger.lock();
         ledger.take_live(now, reports, gathered.is_whole);
-        let (models, devices, processes) = ledger.live();
+        let Sums { models, tenants, devices, processes } = ledger.live();
         let (device_names, device_busy_s) = devices.into_iter().unzip();
         LiveReport {
             models,
             device_busy_s,
+            tenants,
             in_cluster: true,
             device_names,
             processes,

@@ -21,7 +21,7 @@ use downbeat_service::report::scheduler_status::SchedulerStatus;
 use downbeat_service::report::timeline::{REMEMBERED, Timeline, rules};
 use downbeat_service::report::what_if::{WhatIfQuestion, WhatIfReport};
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
-use downbeat_service::tenants::NamedPart;
+use downbeat_service::tenants::{NamedPart, keeps_no_parts};
 
 use super::Registry;
 use super::model_entry::VersionState;
@@ -128,6 +128,9 @@ impl Service for Registry {
     }
 
     fn set_tenants(&self, parts: &[NamedPart]) -> Result<(), ServiceError> {
+        if self.cluster.get().is_some() {
+            return keeps_no_parts(parts);
+        }
         self.serving.set_tenants(parts);
         Ok(())
     }

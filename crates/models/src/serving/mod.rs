@@ -53,7 +53,7 @@ pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use missed::{Refused, Terms};
 pub use model::{InFlight, Model, version_of};
 pub use pipeline::{
-    Callers, Counted, Failure, FoundModel, InPipeline, Pipeline, StepEnd, StepPart, StepRuns, Trail, Within,
+    Callers, Counted, Failure, FoundModel, InPipeline, Pipeline, StepCount, StepEnd, StepPart, StepRuns, Trail, Within,
     adapt_inputs, run_steps,
 };
 pub use rollout::{ServedRollout, no_rollout};

@@ -41,7 +41,7 @@ pub struct LiveReport {
     pub models: Vec<LiveModel>,
     /// By device: seconds in which it was busy.
     pub device_busy_s: Vec<f64>,
-    /// The tenants, as the file of keys has them, and then the others; empty: the server has none.
+    /// The tenants by name, and then the others; empty: there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<LiveTenant>,
     /// How long a part of [`LiveModel::history`] is, seconds.
@@ -186,6 +186,17 @@ pub struct LiveStep {
     pub failed: u64,
 }
 
+impl LiveStep {
+    /// Adds the counts of the same step at another frontend.
+    fn add(&mut self, other: &LiveStep) {
+        self.done = self.done.saturating_add(other.done);
+        self.waited_s += other.waited_s;
+        self.ran_s += other.ran_s;
+        self.dropped = self.dropped.saturating_add(other.dropped);
+        self.failed = self.failed.saturating_add(other.failed);
+    }
+}
+
 /// A tenant. Counts run from the start of the server.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct LiveTenant {
@@ -195,14 +206,25 @@ pub struct LiveTenant {
     pub share: f64,
     /// The most of the devices' time that it may have; `None`: no bound.
     pub quota: Option<f64>,
-    /// Requests within its share.
+    /// Requests within its share. In a cluster, which keeps no shares, all of its requests.
     pub within: u64,
     /// Requests beyond its share.
     pub beyond: u64,
     /// Requests that were refused because it had its share or its quota.
     pub refused: u64,
-    /// The device time that it was charged, seconds.
+    /// The device time that it was charged, seconds. In a cluster, its items' part of the time of their
+    /// batches.
     pub device_s: f64,
+}
+
+impl LiveTenant {
+    /// Adds the counts of the same tenant at another frontend.
+    pub fn add(&mut self, other: &LiveTenant) {
+        self.within = self.within.saturating_add(other.within);
+        self.beyond = self.beyond.saturating_add(other.beyond);
+        self.refused = self.refused.saturating_add(other.refused);
+        self.device_s += other.device_s;
+    }
 }
 
 impl LiveModel {
@@ -248,6 +270,12 @@ impl LiveModel {
         }
         add_parts(&mut self.latency, &other.latency);
         add_parts(&mut self.batches, &other.batches);
+        for (place, more) in other.steps.iter().enumerate() {
+            match self.steps.get_mut(place) {
+                Some(step) => step.add(more),
+                None => self.steps.push(more.clone()),
+            }
+        }
         self.history.extend(&other.history);
     }
 

@@ -35,7 +35,7 @@ use crate::serving::Serving;
 
 pub use run::{InPipeline, Within};
 pub use step_request::adapt_inputs;
-pub use step_runs::{Counted, Failure, StepEnd, StepRuns, run_steps};
+pub use step_runs::{Counted, Failure, StepCount, StepEnd, StepRuns, run_steps};
 pub use trail::{Callers, Trail};
 pub use weighing::Weighing;
 use weighing::{Cast, as_queued, find_pools, index_in, unqueued};

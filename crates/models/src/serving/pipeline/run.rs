@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::Pipeline;
 use super::flat::Plan;
 use super::step_request::adapt_inputs;
-use super::step_runs::{Counted, Failure, StepEnd, StepRuns, run_steps};
+use super::step_runs::{Counted, Failure, StepCount, StepEnd, StepRuns, run_steps};
 use super::trail::{Callers, Trail};
 use crate::serving::{Limits, Looked, Serving, Wishes};
 
@@ -82,17 +82,6 @@ impl std::ops::Deref for InPipeline {
 impl Drop for InPipeline {
     fn drop(&mut self) {
         self.0.occupancy.leave();
-    }
-}
-
-/// The count of a step whose future is dropped before its end.
-struct StepCount<'a>(Option<&'a prometheus::IntCounter>);
-
-impl Drop for StepCount<'_> {
-    fn drop(&mut self) {
-        if let Some(cancelled) = self.0 {
-            cancelled.inc();
-        }
     }
 }
 
@@ -180,22 +169,11 @@ impl Serving {
     ) -> StepEnd {
         let (begin, record) = (self.now(), &pipeline.steps[step]);
         let mut step_trail = trail.reached(step as u32, &within.mark, within.deadline);
-        let mut count = StepCount(Some(&record.metrics.cancelled));
+        let count = StepCount::new(&record.metrics);
         let result = self.ask_twice(pipeline, step, request, &within).await;
-        count.0 = None;
         step_trail.ended(&result);
-        let now = self.now();
-        let began = within.mark.began().unwrap_or(begin).max(begin).min(now);
-        let (waited, ran) = (began.since(begin), now.since(began));
-        match &result {
-            Ok(_) => {
-                record.metrics.waiting.observe(waited.as_secs_f64());
-                record.metrics.running.observe(ran.as_secs_f64());
-            }
-            Err(ServiceError::DeadlineExceeded(_)) => record.metrics.dropped.inc(),
-            Err(_) => record.metrics.failed.inc(),
-        }
-        StepEnd { step, result, times: (waited, ran) }
+        let times = count.ended(&result, (begin, within.mark.began(), self.now()));
+        StepEnd { step, result, times }
     }
 
     /// Asks the model of a step. A step that misses its local deadline tries once more, if the whole can

@@ -1,12 +1,13 @@
 //! The walk of one request through the steps of an ensemble, wherever their models run.
 
-use downbeat_core::Duration;
 use downbeat_core::pipeline::graph::{StepState, Walk};
+use downbeat_core::{Duration, Time};
 use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_repository::Ensemble;
 use downbeat_service::budget::Reservation;
 use downbeat_service::error::ServiceError;
+use downbeat_service::metrics::StepMetrics;
 use downbeat_service::unanswered::Unanswered;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -43,6 +44,46 @@ pub struct StepEnd {
     pub result: Result<InferResponse, ServiceError>,
     /// How long it waited, and how long it ran.
     pub times: (Duration, Duration),
+}
+
+/// Counts how a request of a step ends. A count that is dropped before counts the request as cancelled.
+pub struct StepCount<'a>(Option<&'a StepMetrics>);
+
+impl<'a> StepCount<'a> {
+    /// A request that has come to the step with these metrics.
+    pub fn new(metrics: &'a StepMetrics) -> Self {
+        StepCount(Some(metrics))
+    }
+
+    /// Counts the end of the step at `now`, which was reached at `reached`. `began`: when its model
+    /// began to run; `None`: it did not run. Returns how long the step waited and ran.
+    pub fn ended(
+        mut self,
+        result: &Result<InferResponse, ServiceError>,
+        (reached, began, now): (Time, Option<Time>, Time),
+    ) -> (Duration, Duration) {
+        let began = began.unwrap_or(reached).max(reached).min(now);
+        let (waited, ran) = (began.since(reached), now.since(began));
+        if let Some(metrics) = self.0.take() {
+            match result {
+                Ok(_) => {
+                    metrics.waiting.observe(waited.as_secs_f64());
+                    metrics.running.observe(ran.as_secs_f64());
+                }
+                Err(ServiceError::DeadlineExceeded(_)) => metrics.dropped.inc(),
+                Err(_) => metrics.failed.inc(),
+            }
+        }
+        (waited, ran)
+    }
+}
+
+impl Drop for StepCount<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.cancelled.inc();
+        }
+    }
 }
 
 /// Why a request of an ensemble got no result, and the reason that it counts for.

@@ -1,6 +1,5 @@
 """The leading scheduler of a cluster rehearses adaptive models, and so does the scheduler that follows it."""
 import concurrent.futures
-import itertools
 import time
 
 import pytest
@@ -41,7 +40,7 @@ def ask_until_a_trial(frontend, scheduler):
     """Four clients ask until the scheduler has finished a trial. Returns its status."""
     deadline = time.monotonic() + WITHIN_S
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for _ in itertools.count():
+        while True:
             replies = list(pool.map(lambda _: infer(frontend), range(100)))
             assert {reply.status_code for reply in replies} <= {200, 504}
             status = scheduler_of(scheduler)
@@ -59,7 +58,6 @@ def test_the_leader_rehearses_and_the_next_leader_rehearses_anew(cluster):
     assert first.metric("downbeat_rehearsal_trials_total") >= status["trials"]
     (spare,) = [scheduler for scheduler in schedulers if scheduler is not first]
     assert scheduler_of(spare)["trials"] == 0 and scheduler_of(spare)["models"] == [], "a spare hears of no requests"
-    first.process.kill()
-    first.process.wait()
+    first.kill()
     assert leader(schedulers) is spare
     assert ask_until_a_trial(frontend, spare)["models"][0]["model"] == "digits"

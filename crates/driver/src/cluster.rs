@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::alarm::Alarm;
 use crate::handler::{Handler, LogSink, hand_over};
+use crate::held_back::HeldBack;
 use crate::latest_candidates::LatestCandidates;
 use crate::mailbox::Mailbox;
 use crate::matchmaker_state::{MatchmakerState, ToMatchmaker};
@@ -106,6 +107,9 @@ impl<H: Handler> Cluster<H> {
                 latest: Vec::new(),
                 demand: Demand::default(),
                 demand_changes: 0,
+                held_back: (kinds == 1).then(HeldBack::default),
+                news: Vec::new(),
+                changed: Vec::new(),
             })
         };
         Cluster {
@@ -199,14 +203,23 @@ impl<H: Handler> Cluster<H> {
         let mut round = Round::new(&mut context);
         let mut state = self.shards[queue.shard()].enter();
         // Earlier messages come first.
-        self.shard_turn(queue.shard(), &mut state, usize::MAX, &mut round);
+        let mut moment;
+        loop {
+            let messages;
+            (messages, moment) = self.shard_turn(queue.shard(), &mut state, TURN, &mut round);
+            self.send_news(&mut state, moment.now, &mut round);
+            self.end_turn(queue.shard(), moment, &mut state, &mut round);
+            if messages == 0 {
+                break;
+            }
+        }
         let idle = state.shard.machine().queue(queue.model).is_none_or(|queue| queue.queued() == 0);
         if idle {
             let message = ToShard::RemoveModel(queue.model);
-            self.handle_in_shard(queue.shard(), &mut state, self.moment(), message, &mut round);
+            self.handle_in_shard(queue.shard(), &mut state, moment, message, &mut round);
         }
-        drop(state);
-        self.work(round.shard(queue.shard()));
+        self.leave_shard(queue.shard(), moment, state, &mut round);
+        self.work(round);
         idle
     }
 
@@ -239,7 +252,10 @@ impl<H: Handler> Cluster<H> {
     /// ([`downbeat_core::cluster::Scheduler::set_lent`]).
     pub fn set_lent(&self, queue: QueueHandle) {
         self.matchmaker.put(ToMatchmaker::Command(Input::SetLent(queue.model).into()));
-        self.work(Round::new(&mut H::Context::default()).matchmaker());
+        for shard in &self.shards {
+            shard.put(ToShard::HoldNothingBack);
+        }
+        self.work(Round::new(&mut H::Context::default()).everywhere(self.shards.len()));
         self.tell(queue, ToShard::Command(Input::SetLent(queue.model).into()), &mut H::Context::default());
     }
 
@@ -349,9 +365,9 @@ impl<H: Handler> Cluster<H> {
         let mut round = Round::new(context);
         match self.shards[index].enter_idle() {
             Some(mut state) => {
-                self.handle_in_shard(index, &mut state, self.moment(), message, &mut round);
-                self.end_turn(index, &mut state);
-                self.leave_shard(index, state, &mut round);
+                let moment = self.moment();
+                self.handle_in_shard(index, &mut state, moment, message, &mut round);
+                self.leave_shard(index, moment, state, &mut round);
             }
             None => {
                 self.shards[index].put(message);

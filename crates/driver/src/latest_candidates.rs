@@ -3,7 +3,7 @@
 use downbeat_core::cluster::Candidate;
 use downbeat_core::{DeviceKind, Duration, Time};
 
-use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Holds only a model's newest candidate for each kind of device (Symphony §5.5: the matchmaker
 /// "only needs to pick up the latest candidate").
@@ -11,16 +11,19 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 /// One thread at a time writes, one at a time reads, and neither ever waits. `told` prevents a
 /// second announcement of the same model. However many requests come, there are at most as many
 /// announcements under way as models.
+///
+/// While `told` is set, the candidates are the newest. A thread that is in the shard and in the
+/// matchmaker at once hands a candidate over without this place. It writes here only if `told` is
+/// set ([`LatestCandidates::follow`]).
 pub struct LatestCandidates {
-    /// By device kind.
+    /// By device kind, at least one. The first has `told` for all: with one kind an announcement
+    /// moves one cache line.
     by_kind: Box<[Versioned]>,
-    /// Whether the matchmaker has been told, and has not looked yet.
-    told: AtomicBool,
 }
 
-/// Words of a candidate. All words are treated alike. loom tries every order of all accesses, and
-/// so gets only the first few words.
-const WORDS: usize = if cfg!(loom) { 4 } else { 7 };
+/// Words of a candidate beside its size. All words are treated alike. loom tries every order of all
+/// accesses, and so gets only the first few words.
+const WORDS: usize = if cfg!(loom) { 3 } else { 6 };
 
 /// One candidate, guarded by a version that is odd during a write. A reader that meets a write
 /// gives up, because the writer will announce the new candidate afterwards. A candidate is one
@@ -31,34 +34,64 @@ struct Versioned {
     version: AtomicU64,
     /// The candidate's words (see [`to_words`]).
     words: [AtomicU64; WORDS],
+    /// Items of the candidate; 0: no candidate.
+    size: AtomicU32,
+    /// Whether the matchmaker has been told, and has not looked yet.
+    told: AtomicBool,
 }
 
 impl LatestCandidates {
     /// No candidates, for so many kinds of devices.
     pub fn new(kinds: usize) -> Self {
-        LatestCandidates { by_kind: (0..kinds).map(|_| Versioned::default()).collect(), told: AtomicBool::new(false) }
+        LatestCandidates { by_kind: (0..kinds.max(1)).map(|_| Versioned::default()).collect() }
     }
 
-    /// Replaces the candidate of a kind. `true`: the caller must tell the matchmaker to look.
-    pub fn put(&self, kind: DeviceKind, candidate: Option<Candidate>) -> bool {
-        self.by_kind[kind.0 as usize].write(candidate);
+    fn told(&self) -> &AtomicBool {
+        &self.by_kind[0].told
+    }
+
+    /// Replaces the candidates. `true`: the caller must tell the matchmaker to look.
+    pub fn put(&self, newest: impl Fn(DeviceKind) -> Option<Candidate>) -> bool {
+        self.write(newest);
         // One of the two swaps is later. If this one is later, the reader must be told again. If
         // the reader's is later, the reader sees the write above.
-        !self.told.swap(true, Ordering::AcqRel)
+        !self.told().swap(true, Ordering::AcqRel)
     }
 
-    /// Removes all candidates, without an announcement. The writer writes no more, and reports in
-    /// another way that the model is gone.
+    /// Replaces the candidates if the matchmaker will look here. The caller is in the matchmaker, and
+    /// tells it the candidates itself.
+    pub fn follow(&self, newest: impl Fn(DeviceKind) -> Option<Candidate>) {
+        if self.is_told() {
+            self.write(newest);
+        }
+    }
+
+    /// Removes all candidates, without an announcement. The matchmaker sees this when it handles the
+    /// next answer of the model. The writer writes no more, and reports in another way that the
+    /// model is gone.
     pub fn clear(&self) {
-        self.by_kind.iter().for_each(|candidate| candidate.write(None));
+        self.put(|_| None);
     }
 
-    /// Shows the newest candidates. `Err`: a newer one is being written, and its writer will tell
-    /// the matchmaker.
+    /// Whether the matchmaker has been told, and has not looked yet. Asked by a thread in the
+    /// matchmaker.
+    pub fn is_told(&self) -> bool {
+        self.told().load(Ordering::Acquire)
+    }
+
+    /// Shows the newest candidates, if the matchmaker was told of any since the last call. `Err`: a
+    /// newer one is being written, and its writer will tell the matchmaker.
     pub fn take(&self, mut show: impl FnMut(DeviceKind, Result<Option<Candidate>, BeingWritten>)) {
-        self.told.swap(false, Ordering::AcqRel);
+        if self.told().swap(false, Ordering::AcqRel) {
+            for (kind, candidate) in (0..).map(DeviceKind).zip(&self.by_kind) {
+                show(kind, candidate.read());
+            }
+        }
+    }
+
+    fn write(&self, newest: impl Fn(DeviceKind) -> Option<Candidate>) {
         for (kind, candidate) in (0..).map(DeviceKind).zip(&self.by_kind) {
-            show(kind, candidate.read());
+            candidate.write(newest(kind));
         }
     }
 }
@@ -73,34 +106,35 @@ impl Versioned {
         for (word, value) in self.words.iter().zip(to_words(candidate)) {
             word.store(value, Ordering::Relaxed);
         }
+        self.size.store(candidate.map_or(0, |candidate| candidate.size), Ordering::Relaxed);
         self.version.store(version + 2, Ordering::Release);
     }
 
     fn read(&self) -> Result<Option<Candidate>, BeingWritten> {
         let version = self.version.load(Ordering::Acquire);
-        let mut words = [0; 7];
+        let mut words = [0; 6];
         for (value, word) in words.iter_mut().zip(&self.words) {
             *value = word.load(Ordering::Relaxed);
         }
+        let size = self.size.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         if !version.is_multiple_of(2) || version != self.version.load(Ordering::Relaxed) {
             return Err(BeingWritten);
         }
-        Ok(from_words(words))
+        Ok(from_words(size, words))
     }
 }
 
-/// The words of a candidate, its size first. A size of 0: no candidate.
-fn to_words(candidate: Option<Candidate>) -> [u64; 7] {
-    candidate.map_or([0; 7], |Candidate { size, exec, latest, since, delay, takes, pace }| {
+/// The words of a candidate beside its size.
+fn to_words(candidate: Option<Candidate>) -> [u64; 6] {
+    candidate.map_or([0; 6], |Candidate { size: _, exec, latest, since, delay, takes, pace }| {
         let spans = [delay, takes, pace].map(Duration::as_nanos);
-        [u64::from(size), exec.as_nanos(), latest.as_nanos(), since.as_nanos(), spans[0], spans[1], spans[2]]
+        [exec.as_nanos(), latest.as_nanos(), since.as_nanos(), spans[0], spans[1], spans[2]]
     })
 }
 
-fn from_words([size, exec, latest, since, delay, takes, pace]: [u64; 7]) -> Option<Candidate> {
+fn from_words(size: u32, [exec, latest, since, delay, takes, pace]: [u64; 6]) -> Option<Candidate> {
     let (time, span) = (Time::from_nanos, Duration::from_nanos);
-    let size = u32::try_from(size).unwrap_or(u32::MAX);
     let (exec, latest, since) = (time(exec), time(latest), time(since));
     let (delay, takes, pace) = (span(delay), span(takes), span(pace));
     (size > 0).then_some(Candidate { size, exec, latest, since, delay, takes, pace })
@@ -121,24 +155,42 @@ mod tests {
         Some(Candidate { size, exec, latest, since, delay, takes, pace })
     }
 
-    const KIND: DeviceKind = DeviceKind(0);
-
     fn take(latest: &LatestCandidates) -> Vec<Result<Option<Candidate>, BeingWritten>> {
         let mut seen = Vec::new();
         latest.take(|_, candidate| seen.push(candidate));
         seen
     }
 
+    /// The first kind has a candidate of this size, the second one of the next.
+    fn sizes(size: u32) -> impl Fn(DeviceKind) -> Option<Candidate> {
+        move |kind| candidate(size + kind.0)
+    }
+
     #[test]
     fn the_newest_is_told_once_until_it_is_taken() {
         let latest = LatestCandidates::new(2);
-        assert_eq!(take(&latest), [Ok(None), Ok(None)]);
-        assert!(latest.put(KIND, candidate(1)));
-        assert!(!latest.put(KIND, candidate(2)), "the matchmaker has not looked yet");
-        assert!(!latest.put(DeviceKind(1), candidate(3)));
-        assert_eq!(take(&latest), [Ok(candidate(2)), Ok(candidate(3))]);
-        assert!(latest.put(KIND, None));
-        assert_eq!(take(&latest), [Ok(None), Ok(candidate(3))]);
+        assert_eq!(take(&latest), []);
+        assert!(latest.put(sizes(1)));
+        assert!(!latest.put(sizes(3)), "the matchmaker has not looked yet");
+        assert_eq!(take(&latest), [Ok(candidate(3)), Ok(candidate(4))]);
+        assert_eq!(take(&latest), [], "nothing newer has come");
+        assert!(latest.put(|kind| sizes(5)(kind).filter(|_| kind.0 == 1)));
+        assert_eq!(take(&latest), [Ok(None), Ok(candidate(6))]);
+    }
+
+    /// The matchmaker that was told of a candidate looks later, and must not see an older one than
+    /// it was handed meanwhile.
+    #[test]
+    fn a_place_that_is_looked_at_follows_what_was_handed_over() {
+        let latest = LatestCandidates::new(1);
+        latest.follow(sizes(1));
+        assert_eq!(take(&latest), [], "nobody looks");
+        assert!(latest.put(sizes(2)));
+        latest.follow(sizes(3));
+        assert_eq!(take(&latest), [Ok(candidate(3))]);
+        latest.clear();
+        assert!(latest.is_told(), "the next answer looks");
+        assert_eq!(take(&latest), [Ok(None)]);
     }
 }
 
@@ -153,10 +205,8 @@ mod modelled {
     /// A candidate with the words that loom gets.
     fn candidate(size: u32) -> Option<Candidate> {
         let n = u64::from(size);
-        from_words([n, n + 100, n + 200, n + 500, 0, 0, 0])
+        from_words(size, [n + 100, n + 200, n + 500, 0, 0, 0])
     }
-
-    const KIND: DeviceKind = DeviceKind(0);
 
     /// In every order of accesses, three things hold. A read candidate was written whole.
     /// Candidates never get older. A reader that looks only when told ends with the last candidate.
@@ -169,7 +219,7 @@ mod modelled {
                 let (latest, announcements) = (latest.clone(), announcements.clone());
                 loom::thread::spawn(move || {
                     for size in [1, 2] {
-                        if latest.put(KIND, candidate(size)) {
+                        if latest.put(|_| candidate(size)) {
                             announcements.push(());
                         }
                     }

@@ -24,11 +24,16 @@
 //!   simulator runs a cluster in virtual time like this, and chooses which part is late and which
 //!   overtakes.
 //!
-//! **From the queues to the matchmaker** each model passes candidates through a place that holds
-//! only the newest. A thousand requests between two looks then cost the matchmaker one look. A
-//! message tells the matchmaker which model has a new candidate, so no thread scans the models.
-//! Each model has at most one such message under way. Grants, their answers and completions are
-//! messages, which are never lost or overtaken.
+//! **From the queues to the matchmaker.** The matchmaker hears of a candidate once the candidate may
+//! be sent: until then the shard holds it back, and has its model timer. So a batch costs three
+//! messages, however many requests it has: it may leave, it has left, it is done. The matchmaker
+//! hears of all candidates at once if there are several kinds of devices, or lent queues. A thread
+//! that is in the shard and gets into the matchmaker, too, hands the news over without a message.
+//! Otherwise each model passes candidates through a place that holds only the newest. A thousand
+//! requests between two looks then cost the matchmaker one look. A message tells the matchmaker
+//! which model has a new candidate, so no thread scans the models. Each model has at most one such
+//! message under way. Grants, their answers and completions are messages, which are never lost or
+//! overtaken.
 //!
 //! **Waits.** No request and no completion waits for a lock. Mailboxes and candidates are
 //! lock-free, and a thread only tries for the right to work on a mailbox. A lock gives out the ids
@@ -54,6 +59,7 @@
 mod alarm;
 mod cluster;
 mod handler;
+mod held_back;
 mod latest_candidates;
 mod mailbox;
 mod matchmaker_state;

@@ -51,15 +51,7 @@ impl MatchmakerState {
                     matchmaker.inform_candidate(model, kind, candidate);
                 }
             }),
-            ToMatchmaker::Answer(answer) => {
-                let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
-                // Takes the candidate that the shard left before its answer, or a newer one. If a
-                // newer one is being written, its writer will announce it.
-                self.models[grant.model.0 as usize].1.take(|kind, newest| {
-                    matchmaker.inform_candidate(grant.model, kind, newest.unwrap_or(None));
-                });
-                matchmaker.handle_answer(answer);
-            }
+            ToMatchmaker::Answer(answer) => self.take_answer(answer),
             ToMatchmaker::Completed(device, batch) => {
                 matchmaker.completed(now(), device, batch);
             }
@@ -78,5 +70,17 @@ impl MatchmakerState {
             }
             ToMatchmaker::Alarm => {}
         }
+    }
+    /// Takes the answer to a grant, and the candidates that the shard left before, or newer ones. If
+    /// a newer one is being written, its writer will announce it.
+    pub fn take_answer(&mut self, answer: Answer) {
+        let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
+        let MatchmakerState { matchmaker, models, .. } = self;
+        let latest = &models[grant.model.0 as usize].1;
+        // A thread that is in the shard, too, hands the candidates over and leaves none here.
+        if latest.is_told() {
+            latest.take(|kind, newest| matchmaker.inform_candidate(grant.model, kind, newest.unwrap_or(None)));
+        }
+        matchmaker.handle_answer(answer);
     }
 }

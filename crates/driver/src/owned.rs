@@ -39,12 +39,23 @@ impl<'a, H: Handler> OwnShard<'a, H> {
     pub fn turn(&mut self, most: usize) -> usize {
         let mut context = Default::default();
         let mut round = Round::new(&mut context);
-        let messages = self.cluster.shard_turn(self.index, &mut self.state, most, &mut round);
-        let moment = self.cluster.moment();
-        if self.state.shard.machine().poll_timeout().is_some_and(|(at, _)| at <= moment.now) {
-            self.cluster.handle_in_shard(self.index, &mut self.state, moment, ToShard::Alarm, &mut round);
+        let mut messages = 0;
+        loop {
+            let (handled, moment) = self.cluster.shard_turn(self.index, &mut self.state, most - messages, &mut round);
+            let is_due = self.state.next_due().is_some_and(|at| at <= moment.now);
+            if is_due {
+                self.cluster.handle_in_shard(self.index, &mut self.state, moment, ToShard::Alarm, &mut round);
+            }
+            let goes_on = self.state.shard.machine().has_answers();
+            if handled > 0 || is_due {
+                self.cluster.send_news(&mut self.state, moment.now, &mut round);
+            }
+            self.cluster.end_turn(self.index, moment, &mut self.state, &mut round);
+            messages += handled;
+            if !goes_on || messages >= most {
+                return messages;
+            }
         }
-        messages
     }
 
     /// Whether the mailbox is empty.
@@ -58,6 +69,8 @@ impl<'a, H: Handler> OwnShard<'a, H> {
         let mut context = Default::default();
         let round = &mut Round::new(&mut context);
         self.cluster.handle_in_shard(self.index, &mut self.state, moment, ToShard::Event(event), round);
+        self.cluster.send_news(&mut self.state, now, round);
+        self.cluster.carry_out(self.index, moment, &mut self.state, round);
     }
 
     /// The handler of events and decisions.
@@ -67,7 +80,7 @@ impl<'a, H: Handler> OwnShard<'a, H> {
 
     /// When the shard has something to do even without a message. [`OwnShard::turn`] does it.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.state.shard.machine().poll_timeout().map(|(at, _)| at)
+        self.state.next_due()
     }
 
     /// Items that wait for a model of the shard.

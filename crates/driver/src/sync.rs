@@ -9,7 +9,7 @@ pub struct Line<T>(pub T);
 
 #[cfg(not(all(loom, test)))]
 mod real {
-    pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
     pub use crossbeam_queue::SegQueue;
     pub use parking_lot::{Mutex, MutexGuard};
@@ -20,7 +20,7 @@ mod modelled {
     use std::collections::VecDeque;
 
     pub use loom::sync::MutexGuard;
-    pub use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
     /// loom's mutex with the interface of parking_lot's.
     pub struct Mutex<T>(loom::sync::Mutex<T>);

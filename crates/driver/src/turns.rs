@@ -26,23 +26,37 @@ impl<H: Handler> Cluster<H> {
                 self.meet_matchmaker(None, &mut round);
             } else if let Some(index) = round.next_shard() {
                 let Some(mut state) = self.shards[index].try_enter() else { continue };
-                self.shard_turn(index, &mut state, TURN, &mut round);
-                self.leave_shard(index, state, &mut round);
+                let (_, moment) = self.shard_turn(index, &mut state, TURN, &mut round);
+                self.leave_shard(index, moment, state, &mut round);
             } else {
                 return;
             }
         }
     }
 
-    /// Runs the matchmaker for the messages that a shard's turn left there, and leaves the shard.
-    pub(crate) fn leave_shard(&self, index: usize, mut state: MutexGuard<'_, ShardState<H>>, round: &mut Round<'_, H>) {
-        if round.matchmaker
-            && let Some(now) = self.meet_matchmaker(Some((index, &mut state)), round)
-        {
-            // Send the outputs of the matchmaker's grants.
-            self.flush(index, self.moment_at(now), &mut state, round);
-            self.end_turn(index, &mut state);
+    /// Tells the matchmaker the news of a shard's turn, carries the decisions out, and leaves the
+    /// shard. `moment` is that of the last event.
+    pub(crate) fn leave_shard(
+        &self,
+        index: usize,
+        mut moment: Moment,
+        mut state: MutexGuard<'_, ShardState<H>>,
+        round: &mut Round<'_, H>,
+    ) {
+        if state.gather(moment.now) || round.matchmaker {
+            let mut met = self.meet_matchmaker(Some((index, &mut state)), round);
+            if met.is_none() {
+                self.send_news(&mut state, moment.now, round);
+            }
+            if round.matchmaker && met.is_none() {
+                // The thread in there may have left before it saw the messages.
+                met = self.meet_matchmaker(Some((index, &mut state)), round);
+            }
+            if let Some(now) = met {
+                moment = self.moment_at(now);
+            }
         }
+        self.end_turn(index, moment, &mut state, round);
         drop(state);
         if !self.shards[index].is_done() {
             round.shards |= 1 << index;
@@ -50,9 +64,9 @@ impl<H: Handler> Cluster<H> {
     }
 
     /// Runs a turn of the matchmaker, unless another thread does. Returns the time of the turn. A
-    /// thread that is still in a shard takes that shard's grants along: they and their answers need
-    /// no message. The thread only tries to enter the matchmaker, so no thread waits for the shard
-    /// meanwhile.
+    /// thread that is still in a shard hands over the shard's news and takes its grants along: they
+    /// and their answers need no message. The thread only tries to enter the matchmaker, so no
+    /// thread waits for the shard meanwhile.
     fn meet_matchmaker(&self, here: Here<'_, H>, round: &mut Round<'_, H>) -> Option<Time> {
         (round.matchmaker, round.matched) = (false, true);
         let mut state = self.matchmaker.try_enter()?;
@@ -71,29 +85,53 @@ impl<H: Handler> Cluster<H> {
         Moment { now, expected_free: Time::from_nanos(self.expected_free_ns.0.load(Ordering::Relaxed)) }
     }
 
-    /// Handles up to `most` messages of a shard, and sets its alarm. Returns the number of
-    /// messages.
+    /// Handles up to `most` messages of a shard, but none after a granted batch, which must go out.
+    /// Returns the number of messages, and the moment of the last.
     pub(crate) fn shard_turn(
         &self,
         index: usize,
         state: &mut ShardState<H>,
         most: usize,
         round: &mut Round<'_, H>,
-    ) -> usize {
-        let mut messages = 0;
+    ) -> (usize, Moment) {
+        let (mut messages, mut moment) = (0, None);
         while messages < most
+            && !state.shard.machine().has_answers()
             && let Some(message) = self.shards[index].pop()
         {
-            self.handle_in_shard(index, state, self.moment(), message, round);
+            self.handle_in_shard(index, state, *moment.insert(self.moment()), message, round);
             messages += 1;
         }
-        self.end_turn(index, state);
-        messages
+        (messages, moment.unwrap_or_else(|| self.moment()))
     }
 
-    pub(crate) fn end_turn(&self, index: usize, state: &mut ShardState<H>) {
-        self.alarm.set(index, state.shard.machine().poll_timeout().map_or(Time::MAX, |(at, _)| at));
+    /// Carries the decisions out, and sets the shard's alarm.
+    pub(crate) fn end_turn(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round<'_, H>) {
+        self.carry_out(index, moment, state, round);
+        self.alarm.set(index, state.next_due().unwrap_or(Time::MAX));
         self.hand_over(&mut state.shard, LOG_BUFFER);
+    }
+
+    /// Carries the decisions out. The matchmaker knows the news, for the reasons that
+    /// [`downbeat_core::cluster::Shard`] gives.
+    pub(crate) fn carry_out(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round<'_, H>) {
+        let ShardState { shard, requests, demand, .. } = state;
+        while let Some(output) = shard.poll_output() {
+            self.handler.carry_out(moment, shard, requests, output, round.context);
+        }
+        if self.shards.len() > 1 && shard.machine().demand() != *demand {
+            *demand = shard.machine().demand();
+            self.demands[index].put(*demand);
+            self.demand_changes.0.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Sends the matchmaker the news of a shard by messages.
+    pub(crate) fn send_news(&self, state: &mut ShardState<H>, now: Time, round: &mut Round<'_, H>) {
+        state.send_news(now, |message| {
+            self.matchmaker.put(message);
+            round.matchmaker = true;
+        });
     }
 
     pub(crate) fn handle_in_shard(
@@ -126,6 +164,9 @@ impl<H: Handler> Cluster<H> {
                     if let Some(latest) = state.latest[model.0 as usize].take() {
                         latest.clear();
                     }
+                    if let Some(held) = &mut state.held_back {
+                        held.forget(model);
+                    }
                     self.forget_model(index);
                     self.matchmaker.put(ToMatchmaker::RemoveModel(model));
                     round.matchmaker = true;
@@ -134,11 +175,19 @@ impl<H: Handler> Cluster<H> {
             ToShard::Command(input) => {
                 shard.apply(now, *input);
             }
+            ToShard::HoldNothingBack => self.hold_nothing_back(state, now, round),
             ToShard::Alarm => {
                 shard.apply(now, Input::Timeout);
             }
         }
-        self.flush(index, moment, state, round);
+    }
+
+    #[cold]
+    fn hold_nothing_back(&self, state: &mut ShardState<H>, now: Time, round: &mut Round<'_, H>) {
+        self.send_news(state, now, round);
+        // At the end of time every candidate may be sent.
+        self.send_news(state, Time::MAX, round);
+        state.held_back = None;
     }
 
     fn hear_demands(&self, index: usize, state: &mut ShardState<H>, now: Time) {
@@ -153,24 +202,6 @@ impl<H: Handler> Cluster<H> {
     fn demand_beside(&self, index: usize) -> Demand {
         let others = self.demands.iter().enumerate().filter(|(shard, _)| *shard != index);
         others.fold(Demand::default(), |sum, (_, demand)| sum.plus(demand.get()))
-    }
-
-    /// Sends the results of an event: candidates, then answers, then decisions, for the reasons
-    /// that [`downbeat_core::cluster::Shard`] gives.
-    fn flush(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round<'_, H>) {
-        tell(state, |message| {
-            self.matchmaker.put(message);
-            round.matchmaker = true;
-        });
-        let ShardState { shard, requests, demand, .. } = state;
-        while let Some(output) = shard.poll_output() {
-            self.handler.carry_out(moment, shard, requests, output, round.context);
-        }
-        if self.shards.len() > 1 && shard.machine().demand() != *demand {
-            *demand = shard.machine().demand();
-            self.demands[index].put(*demand);
-            self.demand_changes.0.fetch_add(1, Ordering::Release);
-        }
     }
 
     /// Handles up to `most` messages of the matchmaker, beginning with `first`. Then grants batches
@@ -194,6 +225,15 @@ impl<H: Handler> Cluster<H> {
         // Reading the clock costs as much as updating a queue.
         let now = now.unwrap_or_else(|| self.handler.now());
         self.hear_loads(state, now);
+        if let Some((_, own)) = &mut here {
+            if messages < most {
+                own.hand_news(now, state);
+            } else {
+                // A message that still waits may be about one of these models: its addition.
+                self.send_news(own, now, round);
+                here = None;
+            }
+        }
         loop {
             state.matchmaker.handle_timeout(now);
             while let Some(grant) = state.matchmaker.poll_grant() {
@@ -225,12 +265,12 @@ impl<H: Handler> Cluster<H> {
         (messages, now)
     }
 
-    /// Handles a grant for the shard that the thread is in. [`Cluster::flush`] carries the
+    /// Handles a grant for the shard that the thread is in. [`Cluster::end_turn`] carries the
     /// decisions out later, so that they keep no thread from the matchmaker.
     fn take_along(&self, index: usize, own: &mut ShardState<H>, state: &mut MatchmakerState, now: Time, grant: Grant) {
         self.hear_demands(index, own, now);
         own.shard.handle_grant(now, grant);
-        tell(own, |message| state.handle(message, || now));
+        own.hand_news(now, state);
     }
 
     fn hear_loads(&self, state: &mut MatchmakerState, now: Time) {
@@ -245,20 +285,5 @@ impl<H: Handler> Cluster<H> {
                 matchmaker.apply(now, Input::SetLoad(device, until));
             }
         }
-    }
-}
-
-/// Passes a shard's messages to the matchmaker, in the order in which it must get them.
-fn tell<H: Handler>(state: &mut ShardState<H>, mut tell: impl FnMut(ToMatchmaker)) {
-    let ShardState { shard, latest, .. } = state;
-    while let Some((model, kind, candidate)) = shard.poll_candidate() {
-        if let Some(latest) = &latest[model.0 as usize]
-            && latest.put(kind, candidate)
-        {
-            tell(ToMatchmaker::Changed(model));
-        }
-    }
-    while let Some(answer) = shard.poll_answer() {
-        tell(ToMatchmaker::Answer(answer));
     }
 }

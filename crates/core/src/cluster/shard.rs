@@ -401,6 +401,11 @@ impl Shard {
         !self.answers.is_empty()
     }
 
+    /// The answers that were not polled yet.
+    pub fn answers(&self) -> impl Iterator<Item = &Answer> {
+        self.answers.iter()
+    }
+
     /// The next answer to a grant.
     pub fn poll_answer(&mut self) -> Option<Answer> {
         self.answers.pop_front()

@@ -2,4 +2,5 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod inside;
+mod messages;
 mod races;

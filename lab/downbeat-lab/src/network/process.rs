@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BatchKey, ClaimSecret, Divided, Doing, Frame, FrontendNode, FrontendOptions, Hello,
+    BackendNode, BackendOptions, BatchKey, Divided, Doing, Frame, FrontendNode, FrontendOptions, Hello,
     Loadable, NewRequest, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode,
     SchedulerNode, SchedulerOptions, Slot, SubClusterPlan,
 };
@@ -149,7 +149,6 @@ impl Process {
                     wake_margin: timing.wakes_late,
                     epochs_are_allotted: scenario.has_store,
                     sub_clusters: scenario.sub_clusters.as_ref().map(|clusters| clusters.options),
-                    claims: ClaimSecret(u128::from(node.0).to_le_bytes()),
                 };
                 Machine::Scheduler(Box::new(SchedulerNode::new(node, options, local)))
             }

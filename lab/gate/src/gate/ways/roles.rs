@@ -75,7 +75,6 @@ impl World {
             wake_margin: Duration::ZERO,
             epochs_are_allotted: false,
             sub_clusters: None,
-            claims: ClaimSecret([7; 16]),
         };
         let frontend_options = FrontendOptions { heartbeat: HEARTBEAT, lost_after: LOST_AFTER, tries: 2 };
         let fetch_within = Duration::from_millis(5);

@@ -19,8 +19,7 @@ use downbeat_host::scheduler::WAKE_MARGIN;
 use downbeat_models::preprocess::Preprocessing;
 use downbeat_models::registry::Registry;
 use downbeat_roles::{
-    BackendOptions, ClaimSecret, FrontendOptions, MoveLimit, NodeId, Role, SchedulerOptions, SubClusterCount,
-    SubClusterOptions,
+    BackendOptions, FrontendOptions, MoveLimit, NodeId, Role, SchedulerOptions, SubClusterCount, SubClusterOptions,
 };
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::clock::Clock;
@@ -51,7 +50,7 @@ use crate::scheduler::cluster_load::ClusterLoad;
 use crate::scheduler::planner;
 use crate::scheduler::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::scheduler::scheduler_service::SchedulerService;
-use crate::secrets::{SecretFile, new_claims};
+use crate::secrets::SecretFile;
 use crate::store::Store;
 use crate::store::membership::MOST_SCHEDULERS;
 use crate::view::answers::Answerer;
@@ -324,7 +323,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let identity = identity(node, Role::Scheduler { rank }, cluster)?;
     let board = StatusBoard::new(node, &identity.name, identity.role, metrics.registry())?;
     let me = Me::of(&identity);
-    let machine = scheduler_options(cluster, rank, schedulers, store.is_some(), new_claims()?);
+    let machine = scheduler_options(cluster, rank, schedulers, store.is_some());
     let of_machine = board.clone();
     let autoscale =
         options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?.map(Arc::new);
@@ -385,7 +384,6 @@ fn scheduler_options(
     rank: u32,
     schedulers: u32,
     epochs_are_allotted: bool,
-    claims: ClaimSecret,
 ) -> SchedulerOptions {
     SchedulerOptions {
         rank,
@@ -397,7 +395,6 @@ fn scheduler_options(
         wake_margin: WAKE_MARGIN,
         epochs_are_allotted,
         sub_clusters: sub_clusters(cluster),
-        claims,
     }
 }
 

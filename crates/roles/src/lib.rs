@@ -8,10 +8,10 @@
 //! reorders and cuts.
 //!
 //! ```text
-//! client --request--> FrontendNode --Requests--> SchedulerNode --Plan--> BackendNode
-//!                          ^  ^ <------Claim--------  |                      |
-//!                             |                 other SchedulerNodes         |
-//!                             +--------- Inputs, Answers --------------------+
+//! client --request--> FrontendNode <--Requests, Claim--> SchedulerNode --Plan--> BackendNode
+//!                          ^                                  |                      |
+//!                          |                         other SchedulerNodes            |
+//!                          +------------------ Inputs, Answers ----------------------+
 //! ```
 //!
 //! **Ownership.** A [`FrontendNode`] has every request of its clients, with its tensors, until it

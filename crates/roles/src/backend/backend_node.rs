@@ -118,8 +118,9 @@ struct Met {
 /// After any of the `handle_*` take all outputs. At [`RoleNode::poll_timeout`] call
 /// [`RoleNode::handle_timeout`], after all frames that have come. Time never goes back.
 ///
-/// Bounds: 4096 batches, inputs of two full batches for each slot whose plans have not come, 4096 frontends without a link, 65 536 names of queues for each scheduler.
-/// Links have bounds of their own.
+/// Bounds: 4096 batches, 4096 frontends without a link, 65 536 names of queues for each scheduler.
+/// Inputs may come before their plan: those of two full batches for each slot are kept. Links have
+/// bounds of their own.
 #[derive(Debug)]
 pub struct BackendNode<P> {
     options: BackendOptions,
@@ -133,7 +134,7 @@ pub struct BackendNode<P> {
     /// The most requests in `early`: those of two full batches for each slot. A leader has no more on
     /// their way.
     most_early: usize,
-    /// The last batch that was planned here.
+    /// The last batch of all plans.
     planned: BatchKey,
     /// By scheduler: the queue names that it gave.
     names: BTreeMap<NodeId, HeardNames>,

@@ -18,7 +18,7 @@ pub(super) struct Early<P> {
 }
 
 impl<P> Early<P> {
-    /// The room that a frontend's inputs take: the number of requests that they name, and at least one.
+    /// The room for a frontend's inputs: the number of named requests, and at least one.
     fn takes(&self) -> usize {
         (self.granted.len() + self.gone.len()).max(1)
     }
@@ -32,7 +32,7 @@ impl<P> Early<P> {
 #[derive(Clone, Debug)]
 pub(super) struct EarlyInputs<P> {
     by_batch: BTreeMap<BatchKey, Vec<Early<P>>>,
-    /// What all of them take.
+    /// The room that all inputs take.
     taken: usize,
 }
 
@@ -67,8 +67,8 @@ impl<P> EarlyInputs<P> {
         taken
     }
 
-    /// Removes and returns the inputs whose plans have not come in time, and those of epochs that are
-    /// over, whose plans can no longer come.
+    /// Removes and returns the inputs whose plans have not come in time. Plans of epochs that are over
+    /// come no more.
     pub fn give_up(&mut self, now: Time, is_over: impl Fn(Epoch) -> bool) -> Vec<(BatchKey, Early<P>)> {
         let mut given_up = Vec::new();
         for (batch, inputs) in &mut self.by_batch {

@@ -497,8 +497,9 @@ impl<P: Clone> FrontendNode<P> {
                 // A claim that names the request twice. The batch has the inputs.
                 Some(open) if open.place == Place::Claimed(to, batch) => continue,
                 // A batch that gave the request back does not get it again.
-                Some(open)
-                    if is_planned && !matches!(open.place, Place::Claimed(..)) && batch > open.given_back => open,
+                Some(open) if is_planned && !matches!(open.place, Place::Claimed(..)) && batch > open.given_back => {
+                    open
+                }
                 _ => {
                     gone.push(number);
                     continue;

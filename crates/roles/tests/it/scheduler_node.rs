@@ -20,7 +20,6 @@ fn hello(node: u64, role: Role) -> Hello {
     Hello { protocol: PROTOCOL, node: NodeId(node), role, name: format!("n{node}"), address: format!("h{node}:1") }
 }
 
-
 /// A lone scheduler, or one of several, with its peers.
 pub struct World {
     pub node: SchedulerNode<P>,

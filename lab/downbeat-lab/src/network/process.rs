@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BatchKey, Divided, Doing, Frame, FrontendNode, FrontendOptions, Hello,
-    Loadable, NewRequest, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode,
-    SchedulerNode, SchedulerOptions, Slot, SubClusterPlan,
+    BackendNode, BackendOptions, BatchKey, Divided, Doing, Frame, FrontendNode, FrontendOptions, Hello, Loadable,
+    NewRequest, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode, SchedulerNode,
+    SchedulerOptions, Slot, SubClusterPlan,
 };
 
 use super::scenario::{Host, NetworkScenario};

@@ -601,10 +601,6 @@ def under_way(of):
     return message(roles_peer.UNDER_WAY, many(batch(of, n) + b"\0" + number(MOST) for n in range(10_000)))
 
 
-def false_claims(cluster):
-    return int(cluster.frontend.metric("downbeat_cluster_false_claims_total"))
-
-
 lie("a backend reports epoch 2^64-1", BACKEND, standing(epoch(MOST)))
 lie("a frontend reports epoch 2^64-1", FRONTEND, standing(epoch(MOST)))
 lie("a backend reports an epoch 2^40 above the leader's", BACKEND, lambda cluster: standing(now(cluster, 1 << 40)))
@@ -612,7 +608,7 @@ lie("a backend says that the leader's next epoch is taken", BACKEND, lambda clus
 lie("a backend says that another process has led in the leader's epoch", BACKEND, lambda cluster: message(roles_peer.TAKEN, now(cluster)))
 lie("a backend says that it leads", BACKEND, lambda cluster: standing(now(cluster, 1), True))
 lie("a backend sends a frontend's requests", BACKEND, message(roles_peer.REQUESTS, many([])))
-lie("a backend sends `Leads`", BACKEND, lambda cluster: message(roles_peer.LEADS, now(cluster, 1), b"\0"))
+lie("a backend sends `Leads`", BACKEND, lambda cluster: message(roles_peer.LEADS, now(cluster, 1)))
 lie("a frontend offers models", FRONTEND, message(roles_peer.OFFER, b"\0\0\0\0\0"))
 lie("a backend reports batches of others as completed", BACKEND,
     lambda cluster: message(roles_peer.COMPLETED, batch(now(cluster), 0), b"\0", many([])))
@@ -624,46 +620,13 @@ lie("a frontend cancels the first 512 requests of another", FRONTEND, message(ro
 lie("a frontend names a queue of a megabyte", FRONTEND, message(roles_peer.QUEUE, number(0), text(b"m" * (1 << 20)), b"\1\0"))
 lie("a backend sends a frame with 129 messages", BACKEND, message(roles_peer.LEAVE), count=129)
 lie("a backend speaks in another's name", BACKEND, message(roles_peer.LEAVE), node=7)
-lie("a backend claims what nobody has planned", BACKEND, lambda cluster: claim(batch(now(cluster), 1 << 40), range(1_000), 7), at="frontend")
-lie("a backend claims in the epoch after the leader's", BACKEND, lambda cluster: claim(batch(now(cluster, 1), 0), range(1_000), 7), at="frontend")
-lie("a backend claims in epoch 0, which nobody has led", BACKEND, claim(batch(number(0) + number((1 << 32) - 1), 0), range(1_000), 7), at="frontend")
+lie("a backend claims the requests of the moment, as only the leader does", BACKEND,
+    lambda cluster: claim(batch(now(cluster), 1 << 40), 7, range(1_000)), at="frontend")
 lie("a backend answers 1,000 requests that others run", BACKEND,
     message(roles_peer.ANSWERS, many(number(n) + b"\1\3" + text("no") for n in range(1_000))), at="frontend")
 lie("a backend releases 1,000 requests that others run", BACKEND,
     lambda cluster: message(roles_peer.RELEASE, batch(now(cluster), 0), many(map(number, range(1_000)))), at="frontend")
 lie("a backend speaks to a frontend as a scheduler does", BACKEND, message(roles_peer.LET_GO), at="frontend")
-
-
-@liar
-def guesses(cluster):
-    """a backend guesses 10,000 tokens for the requests of the moment"""
-    before, of = false_claims(cluster), now(cluster)
-    with cluster.peer(BACKEND, cluster.frontend_at) as peer:
-        peer.say(*(claim(batch(of, n), range(n // 10, n // 10 + 3), random.getrandbits(64)) for n in range(10_000)))
-        deadline = time.monotonic() + PATIENCE_S
-        # The metric is set once a second.
-        while false_claims(cluster) - before < 10_000 and not peer.is_closed.is_set() and time.monotonic() < deadline:
-            time.sleep(0.1)
-    return f"{false_claims(cluster) - before} counted as false, none granted"
-
-
-@liar
-def frontend_and_backend(cluster):
-    """a frontend takes its own key, and a backend claims another frontend's requests with tokens of that key"""
-    with cluster.peer(FRONTEND) as peer:
-        deadline = time.monotonic() + PATIENCE_S
-        while peer.first_message is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        # `Leads`, the epoch, and a key.
-        kind, at = roles_peer.read_number(peer.first_message, 0)
-        assert kind == roles_peer.LEADS
-        _, at = roles_peer.read_number(peer.first_message, at)
-        _, at = roles_peer.read_number(peer.first_message, at)
-        assert peer.first_message[at] == 1, "a frontend has a key"
-    before = false_claims(cluster)
-    of = now(cluster)
-    lies(BACKEND, *(claim(batch(of, n), [n], n) for n in range(100)), at="frontend")(cluster)
-    return f"its key is another one; {false_claims(cluster) - before} counted as false"
 
 
 @liar

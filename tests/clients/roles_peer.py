@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 
-PROTOCOL = 11
+PROTOCOL = 12
 MAGIC = b"downbeat"
 DIALLER = b"downbeat cluster: dialler\0"
 TIMEOUT_S = 30
@@ -67,8 +67,8 @@ def standing(of, leads=False):
     return message(STANDING, of, bytes([leads]))
 
 
-def claim(of, numbers, token):
-    return message(CLAIM, of, many(map(number, numbers)), number(token))
+def claim(of, backend, numbers):
+    return message(CLAIM, of, number(backend), many(map(number, numbers)))
 
 
 def read_number(data, at):
@@ -138,7 +138,7 @@ class Peer:
         self.node = node or int.from_bytes(os.urandom(7), "little")
         self.stream = connect(address)
         self.theirs, self.come, self.said = 0, 0, 0
-        self.first_message, self.is_up, self.is_closed = None, threading.Event(), threading.Event()
+        self.is_up, self.is_closed = threading.Event(), threading.Event()
         self.lock, self.begin = threading.Lock(), time.monotonic_ns()
         greet(self.stream, role, self.node, secret, name, listens)
         for task in (self._read, self._beat):
@@ -203,7 +203,6 @@ class Peer:
             return self._send([])
         if count and first <= self.come:
             self.come = max(self.come, first + count)
-            self.first_message = self.first_message or head[at:]
         if not self.is_up.is_set():
             self.is_up.set()
             self._send([])

@@ -19,8 +19,7 @@ use downbeat_host::scheduler::WAKE_MARGIN;
 use downbeat_models::preprocess::Preprocessing;
 use downbeat_models::registry::Registry;
 use downbeat_roles::{
-    BackendOptions, ClaimSecret, FrontendOptions, MoveLimit, NodeId, Role, SchedulerOptions, SubClusterCount,
-    SubClusterOptions,
+    BackendOptions, FrontendOptions, MoveLimit, NodeId, Role, SchedulerOptions, SubClusterCount, SubClusterOptions,
 };
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::clock::Clock;
@@ -53,7 +52,7 @@ use crate::scheduler::planner;
 use crate::scheduler::rehearsing::{self, Findings};
 use crate::scheduler::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::scheduler::scheduler_service::SchedulerService;
-use crate::secrets::{SecretFile, new_claims};
+use crate::secrets::SecretFile;
 use crate::store::Store;
 use crate::store::membership::MOST_SCHEDULERS;
 use crate::view::answers::Answerer;
@@ -327,7 +326,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let identity = identity(node, Role::Scheduler { rank }, cluster)?;
     let board = StatusBoard::new(node, &identity.name, identity.role, metrics.registry())?;
     let me = Me::of(&identity);
-    let machine = scheduler_options(&options, rank, schedulers, store.is_some(), new_claims()?);
+    let machine = scheduler_options(&options, rank, schedulers, store.is_some());
     let of_machine = board.clone();
     let autoscale =
         options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?.map(Arc::new);
@@ -398,7 +397,6 @@ fn scheduler_options(
     rank: u32,
     schedulers: u32,
     epochs_are_allotted: bool,
-    claims: ClaimSecret,
 ) -> SchedulerOptions {
     let cluster = &options.cluster;
     SchedulerOptions {
@@ -413,7 +411,6 @@ fn scheduler_options(
         is_rehearsed: options.rehearsal_cpu > 0.0,
         epochs_are_allotted,
         sub_clusters: sub_clusters(cluster),
-        claims,
     }
 }
 

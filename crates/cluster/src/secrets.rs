@@ -9,9 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use downbeat_frontend::own_file::{SECRET_BYTES, add_part, new_secret, random, text_of};
+use downbeat_frontend::own_file::{SECRET_BYTES, add_part, new_secret, text_of};
 use downbeat_frontend::reloaded::{Reloaded, read_bounded};
-use downbeat_roles::ClaimSecret;
 use downbeat_service::options::cluster_options::ClusterOptions;
 use ring::hmac;
 
@@ -120,14 +119,6 @@ impl SecretFile {
     pub fn get(&self) -> Arc<Secrets> {
         self.0.as_ref().map_or_else(Arc::default, |secrets| secrets.get())
     }
-}
-
-/// New random bytes for the keys of claims.
-///
-/// # Errors
-/// If the system gives no random numbers.
-pub fn new_claims() -> anyhow::Result<ClaimSecret> {
-    Ok(ClaimSecret(random()?))
 }
 
 /// Adds a new secret to a file, as its last line. A file that does not exist is made, for its owner

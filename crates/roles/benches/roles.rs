@@ -24,7 +24,6 @@ const TIMING: LinkTiming =
 const FRONTEND: NodeId = NodeId(1);
 const SCHEDULER: NodeId = NodeId(2);
 const BACKEND: NodeId = NodeId(3);
-const CLAIMS: ClaimSecret = ClaimSecret([7; 16]);
 const EPOCH: Epoch = Epoch { number: 1, rank: 0 };
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
@@ -121,7 +120,6 @@ impl World {
                 is_rehearsed: false,
                 epochs_are_allotted: false,
                 sub_clusters: None,
-                claims: CLAIMS,
             };
             let mut node = SchedulerNode::new(me, options, time);
             time += heartbeat;
@@ -148,8 +146,7 @@ impl World {
             }
         }
         world.exchange();
-        let claims = (me == FRONTEND).then(|| CLAIMS.key(EPOCH, me));
-        world.say(SCHEDULER, Message::Leads { epoch: EPOCH, claims });
+        world.say(SCHEDULER, Message::Leads(EPOCH));
         for from in [FRONTEND, SCHEDULER] {
             world.say(from, Message::Queue { alias: QueueAlias(0), key: queue() });
         }
@@ -229,7 +226,6 @@ impl World {
     fn hear(&mut self, to: NodeId, frame: Frame<P>) {
         let Some((_, links)) = self.peers.iter_mut().find(|(peer, _)| *peer == to) else { return };
         links.handle_frame(self.time, frame);
-        let mut said = Vec::new();
         while let Some(event) = links.poll_event() {
             match event {
                 LinkEvent::Message(_, Message::Requests(requests)) => {
@@ -243,17 +239,9 @@ impl World {
                     let members = granted.into_iter().map(|(number, ..)| key(number)).collect();
                     self.ran.push_back((self.time + Duration::from_millis(1), batch, members));
                 }
-                LinkEvent::Message(_, Message::Claim { batch, numbers, .. }) => {
-                    let left = Duration::from_millis(50);
-                    let granted = numbers.into_iter().map(|number| (number, left, number)).collect();
-                    said.push(Message::Inputs { batch, granted, gone: Vec::new() });
-                }
                 LinkEvent::Message(_, Message::Answers { answers, .. }) => self.done += answers.len() as u64,
                 _ => {}
             }
-        }
-        for message in said {
-            self.say(to, message);
         }
     }
 
@@ -299,16 +287,17 @@ impl World {
             let numbers: Vec<u64> = self.waiting.drain(..BATCH).collect();
             let batch = batch(self.batches);
             self.batches += 1;
-            let token = CLAIMS.key(EPOCH, FRONTEND).token(batch, BACKEND, numbers.iter().copied());
             if self.me == FRONTEND {
-                self.say(BACKEND, Message::Claim { batch, numbers, token });
+                self.say(SCHEDULER, Message::Claim { batch, backend: BACKEND, numbers });
             } else {
+                let left = Duration::from_millis(50);
+                let granted = numbers.iter().map(|number| (*number, left, *number)).collect();
                 let members = numbers.into_iter().map(key).collect();
                 let (starts_in, expected) = (Duration::ZERO, Duration::from_millis(1));
                 let (slot, queue, size) = (0, QueueAlias(0), BATCH as u32);
-                let tokens = vec![(FRONTEND, token)];
-                let plan = Plan { batch, slot, queue, members, tokens, size, starts_in, expected };
+                let plan = Plan { batch, slot, queue, members, size, starts_in, expected };
                 self.say(SCHEDULER, Message::Plan(plan));
+                self.say(FRONTEND, Message::Inputs { batch, granted, gone: Vec::new() });
             }
         }
         while self.ran.front().is_some_and(|(at, ..)| *at <= self.time) {

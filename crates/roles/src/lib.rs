@@ -8,10 +8,10 @@
 //! reorders and cuts.
 //!
 //! ```text
-//! client --request--> FrontendNode --Requests--> SchedulerNode --Plan--> BackendNode
-//!                          ^                          |                      |
-//!                          |                    other SchedulerNodes         |
-//!                          +---- Claim, Inputs, Answers ---------------------+
+//! client --request--> FrontendNode <--Requests, Claim--> SchedulerNode --Plan--> BackendNode
+//!                          ^                                  |                      |
+//!                          |                         other SchedulerNodes            |
+//!                          +------------------ Inputs, Answers ----------------------+
 //! ```
 //!
 //! **Ownership.** A [`FrontendNode`] has every request of its clients, with its tensors, until it
@@ -36,7 +36,6 @@
 //! | `own_pauses.rs` | the times in which the process itself stood still, which nobody else is blamed for |
 //! | `delay.rs`, `scheduler/budgets.rs` | measured delays of messages (Symphony appendix D); the budgets that models are planned with |
 //! | `ids.rs` | the names of processes, requests and batches |
-//! | `claims.rs` | tokens that show a frontend which claims the leader has planned |
 //! | `epoch.rs`, `scheduler/election.rs` | the choice of the leader |
 //! | `assignment.rs`, `scheduler/assigner.rs`, `backend/loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
 //! | `frontend/frontend_node.rs`, `scheduler/scheduler_node.rs`, `backend/backend_node.rs` | the roles |
@@ -48,7 +47,6 @@ mod asking;
 mod assignment;
 mod at_most;
 mod backend;
-mod claims;
 mod delay;
 mod epoch;
 mod following;
@@ -65,7 +63,6 @@ mod scheduler;
 
 pub use assignment::{Assignment, Divided, MoveLimit, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
 pub use backend::{BackendNode, BackendOptions, BackendOutput, Member};
-pub use claims::{ClaimKey, ClaimSecret, ClaimToken};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
 pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, OrderFailure, RequestEnd, Way};

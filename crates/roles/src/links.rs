@@ -152,13 +152,7 @@ impl<P: Clone> Links<P> {
         self.remove(peer, true);
     }
 
-    /// Notes a fault of a peer for people. `fault` begins with a verb.
-    pub(super) fn note(&mut self, peer: NodeId, fault: &str) {
-        let Some(known) = self.peers.get(&peer).filter(|_| self.notes.len() < MOST_NOTES) else { return };
-        self.notes.push_back(format!("{} {fault}", known.hello.name));
-    }
-
-    /// The next reason for which a peer was given up, or the next fault of a peer.
+    /// The next reason for which a peer was given up.
     pub(super) fn poll_note(&mut self) -> Option<String> {
         self.notes.pop_front()
     }

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::assignment::Assignment;
 use crate::at_most::at_most;
-use crate::claims::{ClaimKey, ClaimToken};
 use crate::delay::class_of;
 use crate::epoch::Epoch;
 pub use crate::ids::{BatchKey, NodeId, RequestKey};
@@ -18,7 +17,7 @@ use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
 
 /// The version of this protocol. A node closes connections to peers of another version.
-pub const PROTOCOL: u16 = 11;
+pub const PROTOCOL: u16 = 12;
 
 /// The most requests that a frontend names in one message.
 pub(super) const A_MESSAGE: usize = 512;
@@ -136,8 +135,6 @@ pub struct Plan {
     pub queue: QueueAlias,
     /// The requests of the batch, in order.
     pub members: Vec<RequestKey>,
-    /// For each frontend of the members: the token that claims its members in the batch.
-    pub tokens: Vec<(NodeId, ClaimToken)>,
     /// Items in the batch.
     pub size: u32,
     /// The time until the batch must start. All inputs must have come by then.
@@ -405,13 +402,8 @@ pub enum Message<P> {
     Refused(Vec<(u64, Refusal)>),
     /// Scheduler to frontend: the complete list of models that clients may ask for.
     Models(Vec<ServedModel>),
-    /// Scheduler to frontend and backend: I lead.
-    Leads {
-        /// The epoch in which the sender leads.
-        epoch: Epoch,
-        /// The key by which a frontend checks claims on its requests; `None` for a backend.
-        claims: Option<ClaimKey>,
-    },
+    /// Scheduler to frontend and backend: I lead in this epoch.
+    Leads(Epoch),
     /// Scheduler to scheduler: the highest epoch that I have heard of, and whether I am its leader.
     /// Frontend or backend to a scheduler whose [`Message::Leads`] it does not follow (`leads` is
     /// false): I would follow only greater epochs. Scheduler to frontend and backend (`leads` is
@@ -457,14 +449,15 @@ pub enum Message<P> {
     Leave,
     /// Scheduler to a backend that leaves: you get no more batches.
     LetGo,
-    /// Backend to frontend: these requests are in a batch of mine; send me their inputs.
+    /// Scheduler to frontend: this batch of this backend claims these requests of yours; send the
+    /// backend their inputs. The backend hears of the batch by [`Message::Plan`] at the same time.
     Claim {
         /// The batch.
         batch: BatchKey,
+        /// The backend that runs the batch.
+        backend: NodeId,
         /// The frontend's numbers of the requests, in the order of the plan.
         numbers: Vec<u64>,
-        /// The plan's token for the frontend.
-        token: ClaimToken,
     },
     /// Frontend to backend: the inputs of the granted requests, with the time left to their
     /// deadlines. You cannot have the gone requests. The inputs of further claimed requests follow
@@ -569,9 +562,10 @@ impl<P> Message<P> {
             Message::Requests(_) | Message::Cancel(_) | Message::Ready(_) => {
                 matches!((from, to), (Frontend, Scheduler { .. }))
             }
-            Message::Refused(_) | Message::Models(_) => matches!((from, to), (Scheduler { .. }, Frontend)),
-            Message::Leads { claims: Some(_), .. } => matches!((from, to), (Scheduler { .. }, Frontend)),
-            Message::Leads { claims: None, .. } => matches!((from, to), (Scheduler { .. }, Backend)),
+            Message::Refused(_) | Message::Models(_) | Message::Claim { .. } => {
+                matches!((from, to), (Scheduler { .. }, Frontend))
+            }
+            Message::Leads(_) => matches!((from, to), (Scheduler { .. }, Frontend | Backend)),
             Message::Standing { leads, .. } => match (from, to) {
                 (Scheduler { .. }, Scheduler { .. }) => true,
                 (Scheduler { .. }, _) | (_, Scheduler { .. }) => !leads,
@@ -586,9 +580,7 @@ impl<P> Message<P> {
             | Message::UnderWay(_)
             | Message::Completed { .. }
             | Message::Leave => matches!((from, to), (Backend, Scheduler { .. })),
-            Message::Claim { .. } | Message::Release { .. } | Message::Answers { .. } => {
-                matches!((from, to), (Backend, Frontend))
-            }
+            Message::Release { .. } | Message::Answers { .. } => matches!((from, to), (Backend, Frontend)),
             Message::Inputs { .. } => matches!((from, to), (Frontend, Backend)),
             Message::Rollout { .. } => {
                 matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Frontend))
@@ -637,7 +629,7 @@ impl<P> Message<P> {
             | Message::Cancel(_)
             | Message::Refused(_)
             | Message::Models(_)
-            | Message::Leads { .. }
+            | Message::Leads(_)
             | Message::Standing { .. }
             | Message::Taken(_)
             | Message::Meet { .. }

@@ -97,7 +97,7 @@ async fn feed(address: &str, rate: f64, seconds: Duration) -> Result<()> {
             let now = clock.now();
             for message in peer.read(now)?.into_iter().flatten() {
                 match message {
-                    Message::Leads { .. } if place as u64 >= FRONTENDS => {
+                    Message::Leads(_) if place as u64 >= FRONTENDS => {
                         peer.say(now, Message::UnderWay(Vec::new()));
                         peer.say(now, Message::offer(offer()?));
                     }

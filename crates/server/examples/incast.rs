@@ -17,16 +17,12 @@ use std::hint::black_box;
 
 use anyhow::{Result, bail};
 use downbeat_core::{BatchId, Duration, Time};
-use downbeat_roles::{
-    BatchKey, ClaimSecret, ClaimToken, Epoch, Message, NodeId, Plan, QueueAlias, QueueKey, RequestKey, Role,
-    ServedModel,
-};
+use downbeat_roles::{BatchKey, Epoch, Message, NodeId, Plan, QueueAlias, QueueKey, RequestKey, Role, ServedModel};
 use downbeat_service::clock::Clock;
 use futures_util::future::select_all;
 use peer::{Peer, hello};
 use tokio::net::TcpListener;
 
-const CLAIMS: ClaimSecret = ClaimSecret([7; 16]);
 const EPOCH: Epoch = Epoch { number: 1, rank: 0 };
 /// The interval at which links are served.
 const TICK: std::time::Duration = std::time::Duration::from_millis(5);
@@ -111,9 +107,7 @@ impl Scheduler {
         match message {
             None => {
                 self.up += 1;
-                let is_frontend = self.peers[place].other.role == Role::Frontend;
-                let claims = is_frontend.then(|| CLAIMS.key(EPOCH, from));
-                self.peers[place].say(now, Message::Leads { epoch: EPOCH, claims });
+                self.peers[place].say(now, Message::Leads(EPOCH));
             }
             Some(Message::Queue { alias, key }) => drop(self.names.insert((from, alias), key)),
             Some(Message::Requests(requests)) => {
@@ -190,24 +184,20 @@ impl Scheduler {
         let queue = QueueAlias(queue.alias);
         let now = self.clock.now();
         self.under_way = Some((model.clone(), now));
-        for backend in self.peers.iter_mut().filter(|peer| peer.other.role == Role::Backend) {
-            let (starts_in, tokens) = (Duration::ZERO, tokens(batch, backend.other.node, &members));
-            let members = members.clone();
-            let plan = Plan { batch, slot: 0, queue, members, tokens, size, starts_in, expected };
-            backend.say(now, Message::Plan(plan));
+        let backend = self.peers.iter().find(|peer| peer.other.role == Role::Backend).map(|peer| peer.other.node);
+        let Some(backend) = backend else { return };
+        for peer in &mut self.peers {
+            let node = peer.other.node;
+            if peer.other.role == Role::Frontend {
+                let its = members.iter().filter(|member| member.frontend == node);
+                let numbers = its.map(|member| member.number).collect();
+                peer.say(now, Message::Claim { batch, backend, numbers });
+            } else {
+                let (members, starts_in) = (members.clone(), Duration::ZERO);
+                peer.say(now, Message::Plan(Plan { batch, slot: 0, queue, members, size, starts_in, expected }));
+            }
         }
     }
-}
-
-/// The tokens for the frontends of a plan, whose members are sorted by frontend.
-fn tokens(batch: BatchKey, backend: NodeId, members: &[RequestKey]) -> Vec<(NodeId, ClaimToken)> {
-    let parts = members.chunk_by(|one, next| one.frontend == next.frontend);
-    let token = |part: &[RequestKey]| {
-        let frontend = part[0].frontend;
-        let numbers = part.iter().map(|member| member.number);
-        (frontend, CLAIMS.key(EPOCH, frontend).token(batch, backend, numbers))
-    };
-    parts.map(token).collect()
 }
 
 #[expect(clippy::print_stdout, reason = "what it is for")]

@@ -317,6 +317,5 @@ impl Machine for FrontendRole {
     fn report(&self) {
         self.board.run_again(self.node.run_again());
         self.board.late_answers(self.node.late_answers());
-        self.board.false_claims(self.node.false_claims());
     }
 }

@@ -27,7 +27,6 @@ metric_table! {
             "Models that backends of their sub-cluster do not have, yet or because they could not be loaded; counted by the scheduler that leads, and none elsewhere";
         handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were given to a scheduler that has begun to lead";
         late_answers: IntCounter[], "downbeat_cluster_late_answers_total", "Answers of backends that reached no client: the request had ended, or another backend had it";
-        false_claims: IntCounter[], "downbeat_cluster_false_claims_total", "Claims of backends on requests that the leading scheduler has not planned there; none was granted";
         run_again: IntCounter[], "downbeat_cluster_run_again_total", "Requests that were given again because their backend was lost";
         round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
             "Round trip of a message to a process of a role, measured lately: a high percentile of the slowest process; 0: not known";
@@ -245,11 +244,6 @@ impl StatusBoard {
     /// Sets the number of answers so far that reached no client.
     pub fn late_answers(&self, answers: u64) {
         self.table.late_answers.inc_by(answers.saturating_sub(self.table.late_answers.get()));
-    }
-
-    /// Sets the number of claims so far that no scheduler had planned.
-    pub fn false_claims(&self, claims: u64) {
-        self.table.false_claims.inc_by(claims.saturating_sub(self.table.false_claims.get()));
     }
 
     /// Sets the number of requests so far that were handed in again because their backend was lost.

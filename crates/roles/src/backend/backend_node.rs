@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::early_inputs::{Early, EarlyInputs};
 use super::gathering::{Batch, Member};
 use super::late_fetches::LateFetches;
 use super::loading::Loading;
@@ -18,6 +19,7 @@ use crate::message::{
 };
 use crate::queue_names::HeardNames;
 use crate::role_node::RoleNode;
+use downbeat_core::ids::BatchId;
 use downbeat_core::time::{Duration, Time};
 
 /// The most batches that a backend holds. A plan beyond that goes back to the leader without a run.
@@ -117,7 +119,8 @@ struct Met {
 /// [`RoleNode::handle_timeout`], after all frames that have come. Time never goes back.
 ///
 /// Bounds: 4096 batches, 4096 frontends without a link, 65 536 names of queues for each scheduler.
-/// Links have bounds of their own.
+/// Inputs may come before their plan: those of two full batches for each slot are kept. Links have
+/// bounds of their own.
 #[derive(Debug)]
 pub struct BackendNode<P> {
     options: BackendOptions,
@@ -127,6 +130,12 @@ pub struct BackendNode<P> {
     offer: Offer,
     loading: Box<Loading>,
     under_way: UnderWay<P>,
+    early: EarlyInputs<P>,
+    /// The most requests in `early`: those of two full batches for each slot. A leader has no more on
+    /// their way.
+    most_early: usize,
+    /// The last batch of all plans.
+    planned: BatchKey,
     /// By scheduler: the queue names that it gave.
     names: BTreeMap<NodeId, HeardNames>,
     met: BTreeMap<NodeId, Met>,
@@ -157,6 +166,9 @@ impl<P: Clone> BackendNode<P> {
             offer: Offer::default(),
             loading: Box::default(),
             under_way: UnderWay::new(),
+            early: EarlyInputs::new(),
+            most_early: 0,
+            planned: BatchKey { epoch: Epoch::NONE, batch: BatchId(0) },
             names: BTreeMap::new(),
             met: BTreeMap::new(),
             fetches: FetchEstimate::new(1_000, HALF_LIFE),
@@ -197,6 +209,8 @@ impl<P: Clone> BackendNode<P> {
     pub fn handle_offer(&mut self, now: Time, offer: Offer) {
         self.offer = offer;
         self.under_way.set_slots(self.offer.slots.len());
+        let most = self.offer.models.iter().map(|model| model.max_batch as usize).max().unwrap_or(0);
+        self.most_early = most.saturating_mul(2 * self.offer.slots.len());
         self.loading.handle_offer(&self.offer);
         self.have(now);
         self.settle(now);
@@ -338,7 +352,7 @@ impl<P: Clone> BackendNode<P> {
     fn settle(&mut self, now: Time) {
         while let Some(event) = self.links.poll_event() {
             match event {
-                LinkEvent::Up(hello) if hello.role == Role::Frontend => self.handle_frontend(now, hello.node),
+                LinkEvent::Up(hello) if hello.role == Role::Frontend => self.handle_frontend(hello.node),
                 LinkEvent::Up(_) => self.following.tell_epoch(now, &mut self.links),
                 LinkEvent::Message(from, message) => self.handle_message(now, from, message),
                 LinkEvent::Lost { peer, close } => {
@@ -354,10 +368,9 @@ impl<P: Clone> BackendNode<P> {
     fn handle_message(&mut self, now: Time, from: NodeId, message: Message<P>) {
         let Some(role) = self.links.hello(from).map(|hello| hello.role) else { return };
         match (role, message) {
-            (Role::Scheduler { .. }, Message::Leads { epoch, .. }) => self.handle_leads(now, from, epoch),
+            (Role::Scheduler { .. }, Message::Leads(epoch)) => self.handle_leads(now, from, epoch),
             (Role::Scheduler { .. }, Message::Standing { .. }) if self.following.handle_stands_by(from) => {
-                self.leaderless_since = now;
-                self.end_questions();
+                self.handle_no_leader(now);
             }
             (Role::Scheduler { .. }, Message::Queue { alias, key }) => {
                 self.names.entry(from).or_default().insert(alias, key);
@@ -383,6 +396,7 @@ impl<P: Clone> BackendNode<P> {
             }
             (Role::Scheduler { .. }, Message::LetGo) if self.following.leader() == Some(from) => {
                 self.is_let_go = self.is_draining;
+                self.give_up_early(now, |_| true);
             }
             (Role::Frontend, Message::Inputs { batch, granted, gone }) => {
                 self.handle_inputs(now, from, batch, granted, gone);
@@ -404,6 +418,7 @@ impl<P: Clone> BackendNode<P> {
         }
         self.end_questions();
         self.outputs.push_back(BackendOutput::Leader(from, epoch));
+        self.give_up_early(now, |of| of < epoch);
         let under_way = self.under_way.running(now);
         self.links.say(now, from, Message::UnderWay(under_way));
         self.is_let_go = false;
@@ -438,12 +453,17 @@ impl<P: Clone> BackendNode<P> {
         if self.under_way.contains(plan.batch) {
             return;
         }
+        self.planned = self.planned.max(plan.batch);
+        let early = self.early.take(plan.batch);
         let queue = self.names.get(&from).and_then(|names| names.get(plan.queue)).cloned();
         let has_room = !self.is_let_go && self.under_way.len() < MOST_BATCHES;
         let (key, slot) = (plan.batch, plan.slot as usize);
         let Some(queue) = queue.filter(|_| has_room && slot < self.under_way.slots()) else {
             let Plan { batch, members, .. } = plan;
             self.tell_leader(now, Message::Completed { batch, ran: None, missed: members });
+            for Early { frontend, granted, .. } in early {
+                self.release(now, frontend, batch, granted);
+            }
             return;
         };
         let model = self.offer.models.iter().find(|model| model.model == queue.model && model.version == queue.version);
@@ -453,7 +473,10 @@ impl<P: Clone> BackendNode<P> {
         let frontends = batch.frontends();
         self.under_way.insert(key, batch);
         for frontend in frontends {
-            self.claim(now, key, frontend);
+            self.fetch(now, key, frontend);
+        }
+        for Early { frontend, granted, gone, .. } in early {
+            self.take_inputs(now, frontend, key, (granted, gone));
         }
         self.start(now, slot);
     }
@@ -468,48 +491,55 @@ impl<P: Clone> BackendNode<P> {
         told.max(lately).min(lost_after).max(fetch_within)
     }
 
-    /// Asks a frontend for the inputs of its members of a batch, or asks for a connection to the
-    /// frontend.
-    fn claim(&mut self, now: Time, key: BatchKey, frontend: NodeId) {
+    /// Awaits the inputs of a frontend, or asks for a connection to the frontend, which then sends them.
+    fn fetch(&mut self, now: Time, key: BatchKey, frontend: NodeId) {
+        let Some(batch) = self.under_way.get_mut(key) else { return };
         if self.links.is_up(frontend) {
-            if let Some((numbers, token)) = self.under_way.get_mut(key).and_then(|batch| batch.ask(now, frontend)) {
-                self.links.say(now, frontend, Message::Claim { batch: key, numbers, token });
-            }
-            return;
+            return batch.fetch(now, frontend);
         }
-        let Some(met) = self.met.get_mut(&frontend) else {
-            if let Some(batch) = self.under_way.get_mut(key) {
-                batch.handle_lost(frontend);
-            }
-            return;
-        };
+        let Some(met) = self.met.get_mut(&frontend) else { return batch.handle_lost(frontend) };
         if met.asked.is_none_or(|asked| asked + self.options.lost_after <= now) {
             met.asked = Some(now);
             self.outputs.push_back(BackendOutput::Connect { frontend, address: met.address.clone() });
         }
     }
 
-    fn handle_frontend(&mut self, now: Time, frontend: NodeId) {
+    fn handle_frontend(&mut self, frontend: NodeId) {
         if let Some(met) = self.met.get_mut(&frontend) {
             met.asked = None;
-        }
-        for key in self.under_way.keys() {
-            self.claim(now, key, frontend);
         }
     }
 
     fn handle_inputs(
         &mut self,
         now: Time,
-        from: NodeId,
+        frontend: NodeId,
         key: BatchKey,
         granted: Vec<(u64, Duration, P)>,
         gone: Vec<u64>,
     ) {
-        let mut late = Vec::new();
+        let member = |(number, left, payload)| {
+            let deadline = if left == Duration::MAX { Time::MAX } else { now + left };
+            Member { request: RequestKey { frontend, number }, deadline, payload }
+        };
+        let granted: Vec<Member<P>> = granted.into_iter().map(member).collect();
+        if let Some(slot) = self.take_inputs(now, frontend, key, (granted, gone)) {
+            self.start(now, slot);
+        }
+    }
+
+    /// Gives a batch its inputs. Returns the slot of the batch. Without such a batch the inputs wait for
+    /// its plan, or go back.
+    fn take_inputs(
+        &mut self,
+        now: Time,
+        frontend: NodeId,
+        key: BatchKey,
+        (granted, gone): (Vec<Member<P>>, Vec<u64>),
+    ) -> Option<usize> {
         let fetched = match self.under_way.get_mut(key) {
-            Some(batch) => batch.fetched(from, granted.len()),
-            None => self.late_fetches.fetched(key, from, granted.len()),
+            Some(batch) => batch.fetched(frontend, granted.len()),
+            None => self.late_fetches.fetched(key, frontend, granted.len()),
         };
         if let Some((bytes, since)) = fetched {
             // An own pause delayed the inputs; the network did not.
@@ -517,35 +547,54 @@ impl<P: Clone> BackendNode<P> {
             self.fetches.record(now, bytes, now.since(since).saturating_sub(waited));
         }
         let Some(batch) = self.under_way.get_mut(key) else {
-            late.extend(granted.into_iter().map(|(number, ..)| number));
-            self.release(now, from, key, late);
-            return;
-        };
-        for (number, left, payload) in granted {
-            let request = RequestKey { frontend: from, number };
-            let deadline = if left == Duration::MAX { Time::MAX } else { now + left };
-            if !batch.handle_input(request, Member { request, deadline, payload }) {
-                late.push(number);
+            let most = if self.is_awaited(key) { self.most_early } else { 0 };
+            let until = now + self.options.lost_after;
+            if let Err(late) = self.early.add(key, (frontend, granted, gone), until, most) {
+                self.release(now, frontend, key, late);
             }
-        }
-        for number in gone {
-            batch.handle_gone(RequestKey { frontend: from, number });
-        }
+            return None;
+        };
         let slot = batch.slot as usize;
-        self.release(now, from, key, late);
-        self.start(now, slot);
+        let late: Vec<Member<P>> = granted.into_iter().filter_map(|member| batch.handle_input(member).err()).collect();
+        for number in gone {
+            batch.handle_gone(RequestKey { frontend, number });
+        }
+        self.release(now, frontend, key, late);
+        Some(slot)
     }
 
-    fn release(&mut self, now: Time, frontend: NodeId, batch: BatchKey, numbers: Vec<u64>) {
-        if !numbers.is_empty() {
+    /// Whether the plan of a batch may still come. The numbers of batches rise in an epoch.
+    fn is_awaited(&self, key: BatchKey) -> bool {
+        let is_led = self.following.leader().is_some() && !self.is_let_go;
+        let first = self.following.epoch();
+        key > self.planned && (key.epoch > first || (key.epoch == first && is_led))
+    }
+
+    /// Gives back the inputs of batches whose plans do not come in time, or whose epochs are over.
+    fn give_up_early(&mut self, now: Time, is_over: impl Fn(Epoch) -> bool) {
+        for (batch, Early { frontend, granted, .. }) in self.early.give_up(now, is_over) {
+            self.release(now, frontend, batch, granted);
+        }
+    }
+
+    /// Gives members back to their frontend.
+    fn release(&mut self, now: Time, frontend: NodeId, batch: BatchKey, members: Vec<Member<P>>) {
+        if !members.is_empty() {
+            let numbers = members.iter().map(|member| member.request.number).collect();
             self.links.say(now, frontend, Message::Release { batch, numbers });
         }
     }
 
+    fn handle_no_leader(&mut self, now: Time) {
+        self.leaderless_since = now;
+        self.end_questions();
+        let last = self.following.epoch();
+        self.give_up_early(now, |of| of <= last);
+    }
+
     fn handle_lost(&mut self, now: Time, peer: NodeId) {
         if self.following.handle_lost(now, &mut self.links, peer) {
-            self.leaderless_since = now;
-            self.end_questions();
+            self.handle_no_leader(now);
         }
         self.names.remove(&peer);
         if let Some(met) = self.met.get_mut(&peer) {
@@ -553,6 +602,7 @@ impl<P: Clone> BackendNode<P> {
         }
         self.under_way.handle_lost(peer);
         self.late_fetches.handle_lost(peer);
+        self.early.handle_lost(peer);
         for slot in 0..self.under_way.slots() {
             self.start(now, slot);
         }
@@ -575,8 +625,8 @@ impl<P: Clone> BackendNode<P> {
     /// Removes a batch that is done, and tells the leader.
     fn complete(&mut self, now: Time, batch: BatchKey, ran: Option<(u32, Duration)>, missed: Vec<RequestKey>) {
         if let Some(done) = self.under_way.remove(now, batch) {
-            let (asked, bytes) = done.into_asked();
-            self.late_fetches.add(batch, bytes, asked);
+            let (fetches, bytes) = done.into_fetches();
+            self.late_fetches.add(batch, bytes, fetches);
             self.tell_leader(now, Message::Completed { batch, ran, missed });
             if self.loading.waits() {
                 self.begin();
@@ -643,6 +693,7 @@ impl<P: Clone> RoleNode<P> for BackendNode<P> {
         for slot in 0..self.under_way.slots() {
             self.start(now, slot);
         }
+        self.give_up_early(now, |_| false);
         self.is_let_go |= self.is_left_alone_at().is_some_and(|at| at <= now);
         if self.checks_at <= now {
             self.checks_at = now + CHECKS_EVERY;
@@ -653,8 +704,9 @@ impl<P: Clone> RoleNode<P> for BackendNode<P> {
 
     fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         let gathers = self.under_way.next_due().map(|at| (at, "inputs that have not come"));
+        let early = self.early.next_due().map(|at| (at, "inputs whose plan has not come"));
         let delays = self.following.leader().map(|_| (self.checks_at, "delays"));
         let alone = self.is_left_alone_at().map(|at| (at, "a scheduler that lets it go"));
-        [self.links.poll_timeout(), gathers, delays, alone].into_iter().flatten().min()
+        [self.links.poll_timeout(), gathers, early, delays, alone].into_iter().flatten().min()
     }
 }

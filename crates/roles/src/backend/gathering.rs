@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::claims::ClaimToken;
 use crate::message::{NodeId, Plan, QueueKey, RequestKey};
 use downbeat_core::time::{Duration, Time};
 
@@ -19,10 +18,8 @@ pub struct Member<P> {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place<P> {
-    /// The member's frontend is not connected.
-    Unasked,
-    /// The member's frontend was asked for the inputs.
-    Asked,
+    /// The member's inputs have not come yet.
+    Expected,
     /// The member's inputs have come.
     Here(Member<P>),
     /// The member runs.
@@ -44,9 +41,6 @@ pub(super) struct Batch<P> {
     /// Since when the slot runs only this batch.
     pub began: Option<Time>,
     members: Vec<(RequestKey, Place<P>)>,
-    /// The frontends of the members, and the token that each must see. A member of another frontend
-    /// is missed.
-    tokens: Vec<(NodeId, ClaimToken)>,
     /// Members whose inputs may still come.
     expected_inputs: usize,
     /// The place after the member found last. Frontends answer in the order of the batch, so the
@@ -55,22 +49,21 @@ pub(super) struct Batch<P> {
     is_running: bool,
     /// The approximate bytes of a member's inputs.
     bytes: u64,
-    /// Frontends that were asked and have not answered, with the time of the question.
-    asked: Vec<(NodeId, Time)>,
+    /// Frontends whose inputs are under way, and since when.
+    fetches: Vec<(NodeId, Time)>,
 }
 
 impl<P> Batch<P> {
-    /// A batch as planned, whose frontends have not been asked. A member that the plan names twice
-    /// counts once.
+    /// A batch as planned, without inputs. A member that the plan names twice counts once.
     pub fn new(plan: Plan, queue: QueueKey, item_bytes: u64, gather_until: Time) -> Self {
-        let Plan { slot, members, tokens, size, expected, .. } = plan;
+        let Plan { slot, members, size, expected, .. } = plan;
         let mut seen = BTreeSet::new();
         let is_new = |request: &RequestKey| seen.insert(*request);
         let members: Vec<(RequestKey, Place<P>)> =
-            members.into_iter().filter(is_new).map(|request| (request, Place::Unasked)).collect();
+            members.into_iter().filter(is_new).map(|request| (request, Place::Expected)).collect();
         let bytes = item_bytes.saturating_mul(u64::from(size)) / (members.len() as u64).max(1);
         let (expected_inputs, cursor, is_running) = (members.len(), 0, false);
-        let (began, asked) = (None, Vec::new());
+        let (began, fetches) = (None, Vec::new());
         Batch {
             slot,
             queue,
@@ -78,18 +71,23 @@ impl<P> Batch<P> {
             gather_until,
             began,
             members,
-            tokens,
             expected_inputs,
             cursor,
             is_running,
             bytes,
-            asked,
+            fetches,
         }
     }
 
     /// The frontends of the batch's members.
     pub fn frontends(&self) -> Vec<NodeId> {
-        self.tokens.iter().map(|(frontend, _)| *frontend).collect()
+        let mut frontends = Vec::new();
+        for (request, _) in &self.members {
+            if !frontends.contains(&request.frontend) {
+                frontends.push(request.frontend);
+            }
+        }
+        frontends
     }
 
     /// Whether the batch's turn has come. Such a batch runs, or waits in the slot's queue.
@@ -102,39 +100,23 @@ impl<P> Batch<P> {
         self.expected_inputs == 0
     }
 
-    /// Marks a frontend's members as asked. Returns their numbers and the token that claims them;
-    /// `None` if the batch does not wait for them, or they were asked before.
-    pub fn ask(&mut self, now: Time, frontend: NodeId) -> Option<(Vec<u64>, ClaimToken)> {
-        let (_, token) = *self.tokens.iter().find(|(of, _)| *of == frontend)?;
-        let mut numbers = Vec::new();
-        if self.is_running {
-            return None;
-        }
-        for (request, place) in &mut self.members {
-            if request.frontend == frontend && matches!(place, Place::Unasked) {
-                *place = Place::Asked;
-                numbers.push(request.number);
-            }
-        }
-        if numbers.is_empty() {
-            return None;
-        }
-        self.asked.push((frontend, now));
-        Some((numbers, token))
+    /// Measures how long the inputs of a frontend take from now on.
+    pub fn fetch(&mut self, now: Time, frontend: NodeId) {
+        self.fetches.push((frontend, now));
     }
 
-    /// Records that a frontend has answered with `inputs` inputs. Returns their approximate bytes,
-    /// and the time of the question.
+    /// Records that a frontend has sent `inputs` inputs. Returns their approximate bytes, and since when
+    /// they were under way.
     pub fn fetched(&mut self, frontend: NodeId, inputs: usize) -> Option<(u64, Time)> {
-        let place = self.asked.iter().position(|(asked, _)| *asked == frontend)?;
-        let (_, since) = self.asked.swap_remove(place);
+        let place = self.fetches.iter().position(|(of, _)| *of == frontend)?;
+        let (_, since) = self.fetches.swap_remove(place);
         (inputs > 0).then(|| (self.bytes.saturating_mul(inputs as u64), since))
     }
 
-    /// The frontends that were asked and have not answered, each with the time of the question; and
-    /// the approximate bytes of one member's inputs.
-    pub fn into_asked(self) -> (Vec<(NodeId, Time)>, u64) {
-        (self.asked, self.bytes)
+    /// The frontends whose inputs are still under way, and since when; and the approximate bytes of
+    /// one member's inputs.
+    pub fn into_fetches(self) -> (Vec<(NodeId, Time)>, u64) {
+        (self.fetches, self.bytes)
     }
 
     fn find(&mut self, request: RequestKey) -> Option<&mut Place<P>> {
@@ -148,23 +130,23 @@ impl<P> Batch<P> {
         self.members.get_mut(place).map(|(_, place)| place)
     }
 
-    /// Takes a member's inputs. Returns false if the batch does not wait for them and does not
+    /// Takes a member's inputs. Returns the member if the batch does not wait for them and does not
     /// already have them.
-    pub fn handle_input(&mut self, request: RequestKey, member: Member<P>) -> bool {
-        match self.find(request) {
-            Some(place @ Place::Asked) => {
+    pub fn handle_input(&mut self, member: Member<P>) -> Result<(), Member<P>> {
+        match self.find(member.request) {
+            Some(place @ Place::Expected) => {
                 *place = Place::Here(member);
                 self.expected_inputs -= 1;
-                true
+                Ok(())
             }
-            Some(Place::Here(_) | Place::Runs) => true,
-            Some(Place::Unasked | Place::Missed | Place::Done) | None => false,
+            Some(Place::Here(_) | Place::Runs) => Ok(()),
+            Some(Place::Missed | Place::Done) | None => Err(member),
         }
     }
 
     /// Marks a member as gone: its frontend does not grant it.
     pub fn handle_gone(&mut self, request: RequestKey) {
-        if let Some(place) = self.find(request).filter(|place| matches!(place, Place::Asked)) {
+        if let Some(place) = self.find(request).filter(|place| matches!(place, Place::Expected)) {
             *place = Place::Done;
             self.expected_inputs -= 1;
         }
@@ -173,10 +155,10 @@ impl<P> Batch<P> {
     /// Gives up a frontend's members that do not run yet, because the frontend is lost or its
     /// address unknown.
     pub fn handle_lost(&mut self, frontend: NodeId) {
-        self.asked.retain(|(asked, _)| *asked != frontend);
+        self.fetches.retain(|(of, _)| *of != frontend);
         for (_, place) in self.members.iter_mut().filter(|(request, _)| request.frontend == frontend) {
             match place {
-                Place::Unasked | Place::Asked => {
+                Place::Expected => {
                     *place = Place::Missed;
                     self.expected_inputs -= 1;
                 }
@@ -200,7 +182,7 @@ impl<P> Batch<P> {
                     members.push(member);
                     *place = Place::Runs;
                 }
-                Place::Unasked | Place::Asked | Place::Missed => {}
+                Place::Expected | Place::Missed => {}
                 other @ (Place::Runs | Place::Done) => *place = other,
             }
         }

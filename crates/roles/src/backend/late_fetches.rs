@@ -14,31 +14,31 @@ const MOST: usize = 4096;
 /// fetches that end in time, and would never learn that it waits too briefly.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LateFetches {
-    /// The batch and the frontend; the approximate bytes of one member's inputs, and the time of the
-    /// question.
-    asked: BTreeMap<(BatchKey, NodeId), (u64, Time)>,
+    /// The batch and the frontend; the approximate bytes of one member's inputs, and since when
+    /// they were under way.
+    under_way: BTreeMap<(BatchKey, NodeId), (u64, Time)>,
 }
 
 impl LateFetches {
-    /// Adds the questions of a batch that has ended, with the bytes of one member's inputs.
-    pub fn add(&mut self, batch: BatchKey, bytes: u64, asked: Vec<(NodeId, Time)>) {
-        for (frontend, since) in asked {
-            if self.asked.len() < MOST {
-                self.asked.insert((batch, frontend), (bytes, since));
+    /// Adds the fetches of a batch that has ended, with the bytes of one member's inputs.
+    pub fn add(&mut self, batch: BatchKey, bytes: u64, fetches: Vec<(NodeId, Time)>) {
+        for (frontend, since) in fetches {
+            if self.under_way.len() < MOST {
+                self.under_way.insert((batch, frontend), (bytes, since));
             }
         }
     }
 
-    /// Removes the question that a frontend has answered with `inputs` inputs. Returns their
-    /// approximate bytes, and the time of the question.
+    /// Removes the fetch that brought `inputs` inputs of a frontend. Returns their approximate bytes, and
+    /// since when they were under way.
     pub fn fetched(&mut self, batch: BatchKey, frontend: NodeId, inputs: usize) -> Option<(u64, Time)> {
-        let (bytes, since) = self.asked.remove(&(batch, frontend))?;
+        let (bytes, since) = self.under_way.remove(&(batch, frontend))?;
         (inputs > 0).then(|| (bytes.saturating_mul(inputs as u64), since))
     }
 
-    /// Forgets the questions to a lost frontend.
+    /// Forgets the fetches from a lost frontend.
     pub fn handle_lost(&mut self, frontend: NodeId) {
-        self.asked.retain(|(_, of), _| *of != frontend);
+        self.under_way.retain(|(_, of), _| *of != frontend);
     }
 }
 
@@ -50,7 +50,7 @@ mod tests {
     use crate::epoch::Epoch;
 
     #[test]
-    fn questions_are_forgotten_once_they_are_answered_or_in_vain() {
+    fn fetches_are_forgotten_once_they_end_or_are_in_vain() {
         let mut late = LateFetches::default();
         let batch = |number| BatchKey { epoch: Epoch::NONE, batch: BatchId(number) };
         let since = Time::from_nanos(7);
@@ -62,6 +62,6 @@ mod tests {
         for number in 0..10_000 {
             late.add(batch(number), 10, vec![(NodeId(1), since)]);
         }
-        assert_eq!(late.asked.len(), MOST);
+        assert_eq!(late.under_way.len(), MOST);
     }
 }

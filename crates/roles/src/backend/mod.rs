@@ -1,6 +1,7 @@
 //! The backend of a cluster, and the batches that it runs.
 
 mod backend_node;
+mod early_inputs;
 mod gathering;
 mod late_fetches;
 mod loading;

@@ -53,11 +53,6 @@ impl<P> UnderWay<P> {
         self.batches.values().any(|batch| batch.queue.model == model)
     }
 
-    /// The names of all batches, in order.
-    pub fn keys(&self) -> Vec<BatchKey> {
-        self.batches.keys().copied().collect()
-    }
-
     /// Adds a batch after all others of its slot. The slot must exist.
     pub fn insert(&mut self, key: BatchKey, batch: Batch<P>) {
         if let Some(slot) = self.slots.get_mut(batch.slot as usize) {

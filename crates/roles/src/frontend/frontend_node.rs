@@ -5,7 +5,6 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::open_requests::{NewRequest, Open, OpenRequests, Place, Way};
 use crate::asking::Asking;
-use crate::claims::{ClaimKey, ClaimToken};
 use crate::epoch::Epoch;
 use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
@@ -147,10 +146,6 @@ pub struct FrontendNode<P> {
     options: FrontendOptions,
     links: Links<P>,
     following: Following,
-    /// The key of claims in the followed epoch.
-    claims: Option<ClaimKey>,
-    /// Backends whose claims were false, while their links are up.
-    false_claimers: BTreeSet<NodeId>,
     requests: OpenRequests<P>,
     /// Requests to hand in to the leader.
     to_hand_in: Vec<u64>,
@@ -171,7 +166,6 @@ pub struct FrontendNode<P> {
     leaderless_since: Time,
     run_again: u64,
     late_answers: u64,
-    false_claims: u64,
     outputs: VecDeque<FrontendOutput<P>>,
 }
 
@@ -182,8 +176,6 @@ impl<P: Clone> FrontendNode<P> {
             options,
             links: Links::of(node, Role::Frontend),
             following: Following::new(),
-            claims: None,
-            false_claimers: BTreeSet::new(),
             requests: OpenRequests::new(),
             to_hand_in: Vec::new(),
             to_cancel: Vec::new(),
@@ -196,7 +188,6 @@ impl<P: Clone> FrontendNode<P> {
             leaderless_since: now,
             run_again: 0,
             late_answers: 0,
-            false_claims: 0,
             outputs: VecDeque::new(),
         }
     }
@@ -215,11 +206,6 @@ impl<P: Clone> FrontendNode<P> {
     /// reached a client.
     pub fn late_answers(&self) -> u64 {
         self.late_answers
-    }
-
-    /// Claims so far in the followed epoch that its leader has not planned. The frontend granted none.
-    pub fn false_claims(&self) -> u64 {
-        self.false_claims
     }
 
     /// The scheduler that the frontend follows, if its link is up.
@@ -260,7 +246,7 @@ impl<P: Clone> FrontendNode<P> {
                 open.payload = Some(payload);
                 self.wait(now, number);
             }
-            Place::HandedIn => {
+            Place::HandedIn | Place::Planned(..) => {
                 open.payload = Some(payload);
                 // Later the leader takes the request for ready without a word.
                 if open.ready_at > now {
@@ -371,6 +357,7 @@ impl<P: Clone> FrontendNode<P> {
     fn settle(&mut self, now: Time) {
         while let Some(event) = self.links.poll_event() {
             match event {
+                LinkEvent::Up(hello) if hello.role == Role::Backend => self.handle_backend(now, hello.node),
                 LinkEvent::Up(_) => self.following.tell_epoch(now, &mut self.links),
                 LinkEvent::Message(from, message) => self.handle_message(now, from, message),
                 LinkEvent::Lost { peer, close } => {
@@ -387,7 +374,7 @@ impl<P: Clone> FrontendNode<P> {
         let Some(role) = self.links.hello(from).map(|hello| hello.role) else { return };
         let is_leader = self.following.leader() == Some(from);
         match (role, message) {
-            (Role::Scheduler { .. }, Message::Leads { epoch, claims }) => self.handle_leads(now, from, epoch, claims),
+            (Role::Scheduler { .. }, Message::Leads(epoch)) => self.handle_leads(now, from, epoch),
             (Role::Scheduler { .. }, Message::Standing { .. }) if self.following.handle_stands_by(from) => {
                 self.handle_no_leader(now);
             }
@@ -418,8 +405,9 @@ impl<P: Clone> FrontendNode<P> {
                 self.models = models.iter().map(known).collect();
                 self.outputs.push_back(FrontendOutput::Models(models));
             }
-            (Role::Backend, Message::Claim { batch, numbers, token }) => {
-                self.handle_claim(now, from, (batch, token), numbers);
+            (Role::Scheduler { .. }, Message::Claim { batch, backend, numbers }) => {
+                let is_planned = is_leader && batch.epoch == self.following.epoch();
+                self.handle_claim(now, (backend, batch), numbers, is_planned);
             }
             (Role::Backend, Message::Release { batch, numbers }) => {
                 for number in numbers {
@@ -462,9 +450,8 @@ impl<P: Clone> FrontendNode<P> {
         has_ended
     }
 
-    fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch, claims: Option<ClaimKey>) {
+    fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
         if self.following.handle_leads(now, &mut self.links, from, epoch) {
-            self.claims = claims;
             for message in self.rollouts.messages() {
                 self.links.say(now, from, message);
             }
@@ -480,7 +467,7 @@ impl<P: Clone> FrontendNode<P> {
     fn handle_refused(&mut self, now: Time, number: u64, refusal: Refusal) {
         let place = self.requests.get(number).map(|open| open.place);
         match refusal {
-            _ if place != Some(Place::HandedIn) => {}
+            _ if !matches!(place, Some(Place::HandedIn | Place::Planned(..))) => {}
             Refusal::Lost => self.take_back(now, number, Back::NotRun),
             Refusal::Rejected(_) | Refusal::Dropped(_) => {
                 // The scheduler has already removed the request, so no cancel message is needed.
@@ -492,57 +479,57 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Whether the followed leader has planned a batch with these requests on this backend. Claims
-    /// of an earlier epoch may be late, and do not count as false.
-    fn is_planned(&mut self, from: NodeId, (batch, token): (BatchKey, ClaimToken), numbers: &[u64]) -> bool {
-        if batch.epoch != self.following.epoch() {
-            return false;
+    /// Sends a backend that has connected the inputs for which its batches wait.
+    fn handle_backend(&mut self, now: Time, backend: NodeId) {
+        for (batch, numbers) in self.requests.planned_for(backend) {
+            self.handle_claim(now, (backend, batch), numbers, true);
         }
-        if self.claims.is_some_and(|key| key.token(batch, from, numbers.iter().copied()) == token) {
-            return true;
-        }
-        self.false_claims += 1;
-        if self.false_claimers.insert(from) {
-            let why = "claims requests that the leading scheduler has not planned there. None of its false claims \
-                       is granted; if it is a process of this cluster, restart it";
-            self.links.note(from, why);
-        }
-        false
     }
 
-    fn handle_claim(&mut self, now: Time, from: NodeId, (batch, token): (BatchKey, ClaimToken), numbers: Vec<u64>) {
-        let is_planned = self.is_planned(from, (batch, token), &numbers);
+    /// Grants a batch its requests, and sends the backend their inputs. `is_planned`: the followed leader
+    /// has planned the batch, in its epoch. Another scheduler's batch gets nothing, and its backend need
+    /// not wait.
+    fn handle_claim(&mut self, now: Time, (to, batch): (NodeId, BatchKey), numbers: Vec<u64>, is_planned: bool) {
+        let is_up = self.links.is_up(to);
         let (mut granted, mut gone, mut is_held) = (Vec::new(), Vec::new(), false);
         for number in numbers {
-            match self.requests.get_mut(number).map(|open| (open.place, open)) {
-                // The same batch asked twice. The frontend answers once.
-                Some((Place::Claimed(backend, by), _)) if (backend, by) == (from, batch) => {}
-                // A batch that gave the request back may not claim it again with its old token.
-                Some((Place::Here | Place::HandedIn, open)) if is_planned && batch > open.given_back => {
-                    let held_until = open.ready_at + HELD_FOR;
-                    match &open.payload {
-                        Some(payload) => granted.push((number, open.left(now), payload.clone())),
-                        None if held_until > now => {
-                            is_held = true;
-                            self.held.insert((held_until, number));
-                        }
-                        None => {
-                            // The leader hears of the request again once its tensors are ready.
-                            open.place = Place::Here;
-                            gone.push(number);
-                            continue;
-                        }
-                    }
-                    open.place = Place::Claimed(from, batch);
-                    open.claimed = (from, batch, now);
+            let open = match self.requests.get_mut(number) {
+                // A claim that names the request twice. The batch has the inputs.
+                Some(open) if open.place == Place::Claimed(to, batch) => continue,
+                // A batch that gave the request back does not get it again.
+                Some(open) if is_planned && !matches!(open.place, Place::Claimed(..)) && batch > open.given_back => {
+                    open
                 }
-                _ => gone.push(number),
+                _ => {
+                    gone.push(number);
+                    continue;
+                }
+            };
+            if !is_up {
+                open.place = Place::Planned(to, batch);
+                continue;
             }
+            let held_until = open.ready_at + HELD_FOR;
+            match &open.payload {
+                Some(payload) => granted.push((number, open.left(now), payload.clone())),
+                None if held_until > now => {
+                    is_held = true;
+                    self.held.insert((held_until, number));
+                }
+                None => {
+                    // The leader hears of the request again once its tensors are ready.
+                    open.place = Place::Here;
+                    gone.push(number);
+                    continue;
+                }
+            }
+            open.place = Place::Claimed(to, batch);
+            open.claimed = (to, batch, now);
         }
         // The batch waits for the held ones, as long as it waits for any inputs. The answer comes at
         // once nevertheless: the backend measures its time as the network's.
         if is_held || !(granted.is_empty() && gone.is_empty()) {
-            self.links.say(now, from, Message::Inputs { batch, granted, gone });
+            self.links.say(now, to, Message::Inputs { batch, granted, gone });
         }
     }
 
@@ -550,7 +537,6 @@ impl<P: Clone> FrontendNode<P> {
         if self.following.handle_lost(now, &mut self.links, peer) {
             self.handle_no_leader(now);
         }
-        self.false_claimers.remove(&peer);
         for number in self.requests.claimed_by(peer) {
             let has_inputs = self.requests.get(number).is_some_and(|open| open.payload.is_some());
             self.take_back(now, number, if has_inputs { Back::PerhapsRun } else { Back::NotRun });

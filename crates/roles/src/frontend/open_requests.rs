@@ -1,5 +1,7 @@
 //! The requests of a frontend that have not ended, each with its place.
 
+use std::collections::BTreeMap;
+
 use super::expiries::Expiries;
 use super::numbered::Numbered;
 use crate::epoch::Epoch;
@@ -55,6 +57,9 @@ pub(super) enum Place {
     Here,
     /// The leader has the request.
     HandedIn,
+    /// The leader has planned the request in this batch of a backend whose link is not up. The inputs
+    /// go once the link is. Until then the request is the leader's.
+    Planned(NodeId, BatchKey),
     /// This batch of this backend has claimed the request.
     Claimed(NodeId, BatchKey),
 }
@@ -195,6 +200,19 @@ impl<P> OpenRequests<P> {
             matches!(open.place, Place::Claimed(of, _) if of == backend).then_some(number)
         };
         self.requests.iter().filter_map(is_its).collect()
+    }
+
+    /// The requests in batches of a backend whose link was not up, by batch.
+    pub fn planned_for(&self, backend: NodeId) -> BTreeMap<BatchKey, Vec<u64>> {
+        let mut planned: BTreeMap<BatchKey, Vec<u64>> = BTreeMap::new();
+        for (number, open) in self.requests.iter() {
+            if let Place::Planned(of, batch) = open.place
+                && of == backend
+            {
+                planned.entry(batch).or_default().push(number);
+            }
+        }
+        planned
     }
 
     /// Hands in a request whose place is [`Place::Here`]. Returns its metadata, and its queue if

@@ -16,7 +16,6 @@ use super::seat_loads::SeatLoads;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
 use crate::assignment::SubClusterPlan;
-use crate::claims::ClaimSecret;
 use crate::epoch::Epoch;
 use crate::links::Links;
 use crate::message::{
@@ -62,7 +61,6 @@ pub struct SubCluster {
 #[derive(Debug)]
 pub(super) struct Lead {
     epoch: Epoch,
-    claims: ClaimSecret,
     scheduler: RehearsedScheduler,
     map: ClusterMap,
     models: ServedModels,
@@ -106,12 +104,11 @@ fn end_of(now: Time, left: Duration) -> Time {
 }
 
 impl Lead {
-    /// Begins to lead. Keys of claims come from `claims`. The caller reports connected nodes with
-    /// [`Lead::handle_up`]. `settles`: how long backends may be on their way here. `sub_clusters`: how
-    /// models are divided among backends, and the last known plan; `None`: backends choose their own
-    /// models.
+    /// Begins to lead. The caller reports connected nodes with [`Lead::handle_up`]. `settles`: how
+    /// long backends may be on their way here. `sub_clusters`: how models are divided among backends,
+    /// and the last known plan; `None`: backends choose their own models.
     pub fn new(
-        (epoch, claims): (Epoch, ClaimSecret),
+        epoch: Epoch,
         (wake_margin, order): (Duration, Order),
         is_rehearsed: bool,
         settles: Duration,
@@ -125,7 +122,6 @@ impl Lead {
         scheduler.set_order(now, order);
         Lead {
             epoch,
-            claims,
             scheduler,
             map: ClusterMap::new(epoch, assigner.is_some()),
             models: ServedModels::new(settles),
@@ -199,20 +195,15 @@ impl Lead {
 
     /// Handles the arrival of a frontend or a backend.
     pub fn handle_up<P: Clone>(&mut self, now: Time, links: &mut Links<P>, hello: &Hello) {
-        let claims = match hello.role {
+        match hello.role {
             Role::Frontend => {
-                let claims = self.claims.key(self.epoch, hello.node);
-                let place = self.waiting.handle_frontend(hello.node, hello.address.clone(), claims);
+                let place = self.waiting.handle_frontend(hello.node, hello.address.clone());
                 self.map.forget(None, Some(place));
-                Some(claims)
             }
-            Role::Backend => {
-                self.map.handle_up(hello);
-                None
-            }
+            Role::Backend => self.map.handle_up(hello),
             Role::Scheduler { .. } => return,
-        };
-        links.say(now, hello.node, Message::Leads { epoch: self.epoch, claims });
+        }
+        links.say(now, hello.node, Message::Leads(self.epoch));
         if hello.role == Role::Frontend {
             for message in self.rollouts.messages() {
                 links.say(now, hello.node, message);
@@ -798,8 +789,12 @@ impl Lead {
             links.say(now, node, Message::Queue { alias: queue, key: QueueKey::clone(key) });
         }
         let name = BatchKey { epoch: self.epoch, batch };
-        let (members, tokens) = self.waiting.planned(name, node, self.map.members(batch));
-        let plan = Plan { batch: name, slot, queue, members, tokens, size, starts_in, expected };
+        let (members, claims) = self.waiting.planned(self.map.members(batch));
+        // Inputs take longer than the plan: their frontends hear of the batch first.
+        for (frontend, numbers) in claims {
+            links.say(now, frontend, Message::Claim { batch: name, backend: node, numbers });
+        }
+        let plan = Plan { batch: name, slot, queue, members, size, starts_in, expected };
         links.say(now, node, Message::Plan(plan));
     }
 

@@ -9,7 +9,6 @@ use super::lead::{Lead, SubCluster};
 use super::rehearsed::RehearsalEvent;
 use crate::asking::Asking;
 use crate::assignment::{Divided, PlanWanted, SubClusterPlan};
-use crate::claims::ClaimSecret;
 use crate::epoch::Epoch;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
@@ -46,8 +45,6 @@ pub struct SchedulerOptions {
     /// How models are divided among sub-clusters of backends; `None`: backends choose their own
     /// models.
     pub sub_clusters: Option<SubClusterOptions>,
-    /// Random bytes that this process alone has, for the keys of claims.
-    pub claims: ClaimSecret,
 }
 
 /// An action that a scheduler asks for.
@@ -370,9 +367,9 @@ impl<P: Clone> SchedulerNode<P> {
     }
 
     fn begin(&mut self, now: Time, epoch: Epoch) {
-        let SchedulerOptions { wake_margin, order, is_rehearsed, lost_after, sub_clusters, claims, .. } = self.options;
+        let SchedulerOptions { wake_margin, order, is_rehearsed, lost_after, sub_clusters, .. } = self.options;
         let sub_clusters = sub_clusters.map(|options| (options, self.kept_plan.clone()));
-        let mut lead = Lead::new((epoch, claims), (wake_margin, order), is_rehearsed, lost_after, sub_clusters, now);
+        let mut lead = Lead::new(epoch, (wake_margin, order), is_rehearsed, lost_after, sub_clusters, now);
         let peers: Vec<Hello> = self.links.peers().cloned().collect();
         for hello in &peers {
             lead.handle_up(now, &mut self.links, hello);

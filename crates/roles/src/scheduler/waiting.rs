@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::claims::{ClaimKey, ClaimToken, TokenOf};
-use crate::message::{BatchKey, NodeId, QueueAlias, QueueKey, Refusal, RequestKey};
+use crate::message::{NodeId, QueueAlias, QueueKey, Refusal, RequestKey};
 use downbeat_core::cluster::{Request, Ticket};
 use downbeat_core::ids::{ModelId, RequestId};
 use downbeat_core::time::Time;
@@ -49,8 +48,6 @@ pub(super) struct Frontend {
     pub node: NodeId,
     /// The address for backends' connections to the frontend.
     pub address: String,
-    /// The key of the frontend's claims in this lead.
-    claims: ClaimKey,
     /// By alias: the queue that it stands for, and the place of that queue or `NO_QUEUE`.
     aliases: Vec<Option<(Arc<QueueKey>, u32)>>,
     /// By number: the entry that counts.
@@ -73,8 +70,6 @@ pub(super) struct Waiting {
     by_node: BTreeMap<NodeId, u32>,
     /// Frontends with refusals to send.
     to_tell: Vec<u32>,
-    /// The tokens of one plan while they are made. Empty between plans.
-    tokens: Vec<(NodeId, TokenOf)>,
 }
 
 /// The result of handing a request in.
@@ -91,11 +86,10 @@ pub(super) enum Admitted {
 impl Waiting {
     /// Adds a frontend whose link is up, and returns its place. An earlier frontend at the place
     /// has no entries left.
-    pub fn handle_frontend(&mut self, node: NodeId, address: String, claims: ClaimKey) -> u32 {
+    pub fn handle_frontend(&mut self, node: NodeId, address: String) -> u32 {
         let new = Frontend {
             node,
             address,
-            claims,
             aliases: Vec::new(),
             by_number: BTreeMap::new(),
             refused: Vec::new(),
@@ -245,29 +239,18 @@ impl Waiting {
         Some(RequestKey { frontend: self.frontend(frontend)?.node, number })
     }
 
-    /// The names of a batch's members, and the token for each frontend that has members.
-    pub fn planned(
-        &mut self,
-        batch: BatchKey,
-        backend: NodeId,
-        members: &[RequestId],
-    ) -> (Vec<RequestKey>, Vec<(NodeId, ClaimToken)>) {
-        let Waiting { entries, frontends, tokens, .. } = self;
+    /// The names of a batch's members; and for each frontend that has members, their numbers.
+    pub fn planned(&self, members: &[RequestId]) -> (Vec<RequestKey>, Vec<(NodeId, Vec<u64>)>) {
         let mut names = Vec::with_capacity(members.len());
-        for id in members {
-            let Some(Entry { number, frontend, .. }) = entries.get(id.0 as usize) else { continue };
-            let Some(Some(frontend)) = frontends.get(*frontend as usize) else { continue };
-            names.push(RequestKey { frontend: frontend.node, number: *number });
-            match tokens.iter_mut().find(|(of, _)| *of == frontend.node) {
-                Some((_, token)) => token.add(*number),
-                None => {
-                    let mut token = TokenOf::new(frontend.claims, batch, backend);
-                    token.add(*number);
-                    tokens.push((frontend.node, token));
-                }
+        let mut claims: Vec<(NodeId, Vec<u64>)> = Vec::new();
+        for name in members.iter().filter_map(|id| self.key(*id)) {
+            names.push(name);
+            match claims.iter_mut().find(|(frontend, _)| *frontend == name.frontend) {
+                Some((_, numbers)) => numbers.push(name.number),
+                None => claims.push((name.frontend, vec![name.number])),
             }
         }
-        (names, tokens.drain(..).map(|(frontend, token)| (frontend, token.finish())).collect())
+        (names, claims)
     }
 
     /// The entry that counts of a frontend's request, and the request's place.

@@ -63,15 +63,13 @@ fn message(step: &Step) -> Message<P> {
         }
         6 | 7 => {
             let epoch = Epoch { number: a.min(3), rank: 0 };
-            let claims = (step.what == 6).then(|| ClaimSecret([0; 16]).key(epoch, ME));
-            Message::Leads { epoch, claims }
+            Message::Leads(epoch)
         }
         8 => Message::Standing { epoch, leads: c == 0 },
         9 => Message::Meet { frontend: NodeId(b), address: "f:1".to_owned() },
         10..=12 => {
             let (queue, slot, size) = (alias, c as u32, a as u32);
-            let tokens = members.iter().take(b as usize % 3).map(|member| (member.frontend, ClaimToken(c))).collect();
-            Message::Plan(Plan { batch, slot, queue, members, tokens, size, starts_in: long, expected: short })
+            Message::Plan(Plan { batch, slot, queue, members, size, starts_in: long, expected: short })
         }
         13 => Message::offer(Offer {
             slots: vec![Slot { hardware: String::new(), device: 0, is_seat: false }],
@@ -95,9 +93,7 @@ fn message(step: &Step) -> Message<P> {
         17 => Message::Leave,
         18 => {
             let numbers = vec![a, b, c, c];
-            let key = ClaimSecret([0; 16]).key(epoch, ME);
-            let token = key.token(batch, PEERS[step.peer].0, numbers.iter().copied());
-            Message::Claim { batch, token: if a % 4 == 3 { ClaimToken(a) } else { token }, numbers }
+            Message::Claim { batch, backend: PEERS[a as usize % PEERS.len()].0, numbers }
         }
         19 | 20 => {
             Message::Inputs { batch, granted: vec![(a, long, ()), (c, short, ()), (c, short, ())], gone: vec![b] }

@@ -8,11 +8,6 @@ use downbeat_roles::*;
 
 pub type P = u64;
 
-/// The secret of a scheduler's claims.
-fn claims(node: NodeId) -> ClaimSecret {
-    ClaimSecret(u128::from(node.0).to_le_bytes())
-}
-
 /// splitmix64.
 pub struct Random(pub u64);
 
@@ -36,7 +31,6 @@ impl Random {
 /// A scheduler that plans any request that was handed in, on any backend, and sometimes requests
 /// that were not handed in.
 pub struct Planner {
-    claims: ClaimSecret,
     pub links: Links<P>,
     pub epoch: Option<Epoch>,
     pub peers: BTreeMap<NodeId, Role>,
@@ -50,7 +44,6 @@ pub struct Planner {
 impl Planner {
     pub fn new(node: NodeId) -> Self {
         Planner {
-            claims: claims(node),
             links: Links::new(node),
             epoch: None,
             peers: BTreeMap::new(),
@@ -74,8 +67,7 @@ impl Planner {
     fn greet(&mut self, now: Time, peer: NodeId) {
         let Some(epoch) = self.epoch else { return };
         let is_frontend = self.peers.get(&peer) == Some(&Role::Frontend);
-        let claims = is_frontend.then(|| self.claims.key(epoch, peer));
-        self.links.say(now, peer, Message::Leads { epoch, claims });
+        self.links.say(now, peer, Message::Leads(epoch));
         if is_frontend {
             let model = |model: &str, may_repeat| ServedModel {
                 model: model.to_owned(),
@@ -176,12 +168,11 @@ impl Planner {
         let (starts_in, expected) = (Duration::ZERO, Duration::from_millis(2));
         self.under_way.insert(batch, (backend, members.clone()));
         let frontends: BTreeSet<NodeId> = members.iter().map(|member| member.frontend).collect();
-        let token = |frontend: NodeId| {
+        for frontend in frontends {
             let numbers = members.iter().filter(|member| member.frontend == frontend).map(|member| member.number);
-            (frontend, self.claims.key(epoch, frontend).token(batch, backend, numbers))
-        };
-        let tokens = frontends.into_iter().map(token).collect();
-        let plan = Plan { batch, slot, queue: alias, members, tokens, size, starts_in, expected };
+            self.links.say(now, frontend, Message::Claim { batch, backend, numbers: numbers.collect() });
+        }
+        let plan = Plan { batch, slot, queue: alias, members, size, starts_in, expected };
         self.links.say(now, backend, Message::Plan(plan));
     }
 }

@@ -9,6 +9,7 @@ use downbeat_core::{BatchId, Duration, Time};
 use downbeat_roles::*;
 
 use crate::role_planner::{P, Planner, Random};
+use crate::role_texts::offer;
 
 const TIMING: LinkTiming = LinkTiming { heartbeat: Duration::from_millis(1), lost_after: Duration::from_millis(12) };
 /// The longest that a frame is on its way.
@@ -112,8 +113,7 @@ impl World {
             Role::Backend => {
                 let fetch_within = Duration::from_millis(4);
                 let mut node = BackendNode::new(id, BackendOptions { heartbeat, lost_after, fetch_within }, self.now);
-                let slots = (0..2).map(|_| Slot { hardware: "cpu".to_owned(), device: 0, is_seat: false }).collect();
-                node.handle_offer(self.now, Offer { slots, ..Offer::default() });
+                node.handle_offer(self.now, offer("m,once", 2));
                 self.engines.insert(id, Engine::default());
                 Node::Backend(node)
             }
@@ -425,7 +425,10 @@ impl World {
         let (from, to) = (schedulers[self.random.below(schedulers.len())], all[self.random.below(all.len())]);
         let members = numbers.iter().map(|number| RequestKey { frontend: to, number: *number }).collect();
         let said = match self.random.below(4) {
-            0 => Message::Claim { batch, numbers: numbers.to_vec(), token: ClaimToken(numbers[2]) },
+            0 => {
+                let backend = all[self.random.below(all.len())];
+                Message::Claim { batch, backend, numbers: numbers.to_vec() }
+            }
             1 => {
                 let answers = numbers.iter().map(|number| (*number, Outcome::Outputs(*number))).collect();
                 Message::Answers { run: None, answers }
@@ -435,7 +438,6 @@ impl World {
                 batch,
                 slot: self.random.below(4) as u32,
                 queue: QueueAlias(self.random.below(3) as u32),
-                tokens: vec![(to, ClaimToken(numbers[2]))],
                 members,
                 size: 4,
                 starts_in: Duration::MAX,
@@ -448,8 +450,7 @@ impl World {
         }
     }
 
-    /// A liar sends messages of its role to a node, or now and then messages of another role. A lying
-    /// backend claims in any epoch, with tokens that it has guessed.
+    /// A liar sends messages of its role to a node, or now and then messages of another role.
     fn lie(&mut self) {
         let liars: Vec<NodeId> = self.liars.iter().copied().collect();
         let from = liars[self.random.below(liars.len())];
@@ -468,7 +469,7 @@ impl World {
         let said = match self.random.below(8) {
             0 => {
                 let epoch = Epoch { number: (self.epoch + self.random.next() % 9).saturating_sub(3), rank };
-                Message::Claim { batch: BatchKey { epoch, ..batch }, numbers, token: ClaimToken(self.random.next()) }
+                Message::Claim { batch: BatchKey { epoch, ..batch }, backend: from, numbers }
             }
             1 | 2 => Message::Release { batch, numbers },
             3 | 4 => {
@@ -481,8 +482,7 @@ impl World {
             }
             _ => {
                 let epoch = Epoch { number: u64::MAX, rank };
-                let is_frontend = self.nodes.get(&to).is_some_and(|(hello, _)| hello.role == Role::Frontend);
-                Message::Leads { epoch, claims: is_frontend.then(|| ClaimSecret([0; 16]).key(epoch, to)) }
+                Message::Leads(epoch)
             }
         };
         let now = self.now;

@@ -1,7 +1,5 @@
 //! The messages and actions of role scenarios, as text for their scripts and timelines.
 
-use std::collections::BTreeSet;
-
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, Reject};
 use downbeat_core::{BatchId, Duration, LatencyProfile};
 use downbeat_roles::*;
@@ -9,63 +7,17 @@ use downbeat_roles::*;
 /// Tensors: the number of the request that they belong to.
 pub type P = u64;
 
-/// The secret of all schedulers' claims, unless a line says `key=`.
-fn secret(words: &[&str]) -> ClaimSecret {
-    ClaimSecret([option(words, "key").map_or(0, |key| key.parse().unwrap()); 16])
-}
-
-/// The token of a batch's requests, as the leader makes it.
-pub fn token(batch: BatchKey, frontend: NodeId, backend: NodeId, numbers: &[u64]) -> ClaimToken {
-    secret(&[]).key(batch.epoch, frontend).token(batch, backend, numbers.iter().copied())
-}
-
-/// The claim of a backend. `planned_for`, `planned_as` and `planned` replace the backend, batch and
-/// requests of the plan that its token is from.
-fn claim(words: &[&str], from: NodeId, to: NodeId, numbers: Vec<u64>) -> Message<P> {
-    let batch = self::batch(words[1]);
-    let backend = option(words, "planned_for").map_or(from, id);
-    let as_batch = option(words, "planned_as").map_or(batch, self::batch);
-    let planned = option(words, "planned").map(|n| n.split(',').map(|n| n.parse().unwrap()).collect());
-    let planned: Vec<u64> = planned.unwrap_or_else(|| numbers.clone());
-    let frontend = option(words, "planned_at").map_or(to, id);
-    let token = secret(words).key(as_batch.epoch, frontend).token(as_batch, backend, planned);
-    Message::Claim { batch, numbers, token }
-}
-
-/// The tokens of a plan, unless the line says `tokens=none`.
-fn tokens(words: &[&str], batch: BatchKey, to: NodeId, members: &[RequestKey]) -> Vec<(NodeId, ClaimToken)> {
-    if option(words, "tokens") == Some("none") {
-        return Vec::new();
-    }
-    let frontends: BTreeSet<NodeId> = members.iter().map(|member| member.frontend).collect();
-    let of = |frontend: NodeId| {
-        let mut numbers = Vec::new();
-        for member in members.iter().filter(|member| member.frontend == frontend) {
-            // A plan that names a request twice means it once.
-            if !numbers.contains(&member.number) {
-                numbers.push(member.number);
-            }
-        }
-        (frontend, token(batch, frontend, to, &numbers))
-    };
-    frontends.into_iter().map(of).collect()
-}
-
 /// The run of a batch of `items` that took this long, for the frontend that counts the batch.
 pub fn batch_run((items, compute_infer): (u32, Duration)) -> BatchRun {
     let (compute_input, compute_output, ended_ago) = Default::default();
     BatchRun { device: 0, items, compute_input, compute_infer, compute_output, ended_ago, counts: true }
 }
 
-pub fn message(words: &[&str], from: NodeId, (to, role): (NodeId, Role)) -> Message<P> {
+pub fn message(words: &[&str], from: NodeId) -> Message<P> {
     let plain = || words[1..].iter().copied().filter(|word| !word.contains('='));
     let numbers = |skip: usize| plain().skip(skip).map(|word| word.parse().unwrap()).collect::<Vec<u64>>();
     match words[0] {
-        "leads" => {
-            let epoch = epoch(words[1]);
-            let key = || secret(words).key(epoch, to);
-            Message::Leads { epoch, claims: (role == Role::Frontend).then(key) }
-        }
+        "leads" => Message::Leads(epoch(words[1])),
         "models" => {
             let model = |word: &str| {
                 let (model, may_repeat) = word.strip_suffix(":once").map_or((word, true), |model| (model, false));
@@ -86,7 +38,10 @@ pub fn message(words: &[&str], from: NodeId, (to, role): (NodeId, Role)) -> Mess
             };
             Message::Refused(words[1..].iter().map(refusal).collect())
         }
-        "claims" => claim(words, from, to, numbers(1)),
+        "claims" => {
+            let backend = option(words, "for").map_or(from, id);
+            Message::Claim { batch: batch(words[1]), backend, numbers: numbers(1) }
+        }
         "releases" => Message::Release { batch: batch(words[1]), numbers: numbers(1) },
         "answers" => {
             let answers: Vec<_> = numbers(0).into_iter().map(|n| (n, Outcome::Outputs(n))).collect();
@@ -110,13 +65,11 @@ pub fn message(words: &[&str], from: NodeId, (to, role): (NodeId, Role)) -> Mess
         "plans" => {
             let number = |name| option(words, name).map_or(0, |value| value.parse().unwrap());
             let members: Vec<RequestKey> = plain().skip(1).map(key).collect();
-            let batch = batch(words[1]);
             Message::Plan(Plan {
-                batch,
+                batch: batch(words[1]),
                 slot: number("slot"),
                 queue: QueueAlias(number("queue")),
                 size: members.len() as u32,
-                tokens: tokens(words, batch, to, &members),
                 members,
                 starts_in: Duration::ZERO,
                 expected: option(words, "expected").map_or(Duration::from_millis(5), millis),
@@ -171,7 +124,6 @@ pub fn message_text(message: &Message<P>) -> String {
             format!("completed {}: {ran}{missed}", batch_text(*batch))
         }
         Message::Leave => "leave".to_owned(),
-        Message::Claim { batch, numbers: claimed, .. } => format!("claim {} {}", batch_text(*batch), numbers(claimed)),
         Message::Inputs { batch, granted, gone } => {
             assert!(granted.iter().all(|(number, _, payload)| number == payload));
             let granted = list(granted.iter().map(|(number, left, _)| match *left {

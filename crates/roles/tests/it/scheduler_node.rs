@@ -20,8 +20,6 @@ fn hello(node: u64, role: Role) -> Hello {
     Hello { protocol: PROTOCOL, node: NodeId(node), role, name: format!("n{node}"), address: format!("h{node}:1") }
 }
 
-const CLAIMS: ClaimSecret = ClaimSecret([7; 16]);
-
 /// A lone scheduler, or one of several, with its peers.
 pub struct World {
     pub node: SchedulerNode<P>,
@@ -58,7 +56,6 @@ impl World {
             is_rehearsed: true,
             epochs_are_allotted: false,
             sub_clusters,
-            claims: CLAIMS,
         };
         let node = SchedulerNode::new(NODE, options, Time::ZERO);
         World {
@@ -212,11 +209,6 @@ impl World {
     }
 }
 
-/// The word of the leader to a frontend.
-fn leads(epoch: Epoch, frontend: NodeId) -> Message<P> {
-    Message::Leads { epoch, claims: Some(CLAIMS.key(epoch, frontend)) }
-}
-
 pub fn queue(model: &str, shape: &[i64]) -> QueueKey {
     QueueKey { model: model.into(), version: 1, shape: shape.to_vec() }
 }
@@ -281,28 +273,25 @@ fn backends_learn_queues_and_frontends_once_before_their_plans() {
 }
 
 #[test]
-fn each_frontend_of_a_plan_has_a_token_for_its_members() {
+fn each_frontend_of_a_plan_hears_of_its_members() {
     let mut world = World::leading();
-    let epoch = Epoch { number: 1, rank: 0 };
-    let backend = world.connect(1, Role::Backend);
-    assert!(world.heard(backend).contains(&Message::Leads { epoch, claims: None }), "a backend hears no key");
-    world.say(backend, Message::UnderWay(Vec::new()));
-    world.say(backend, Message::offer(offer(1, vec![model("m", ms(5), 1)])));
+    let backend = world.backend(1, vec![], offer(1, vec![model("m", ms(5), 1)]));
     let (one, other) = (world.frontend(2), world.frontend(3));
-    assert!(world.heard(one).contains(&leads(epoch, one)) && world.heard(other).contains(&leads(epoch, other)));
+    let claims = |world: &mut World, frontend| {
+        let is_claim = |said: &Message<P>| matches!(said, Message::Claim { .. });
+        world.heard(frontend).into_iter().filter(is_claim).collect::<Vec<_>>()
+    };
     world.ask(one, &[9], ms(100));
     let first = world.plans(backend).remove(0);
-    assert_eq!(first.tokens, [(one, CLAIMS.key(epoch, one).token(first.batch, backend, [9]))]);
+    assert_eq!(claims(&mut world, one), [Message::Claim { batch: first.batch, backend, numbers: vec![9] }]);
     world.ask(one, &[0], ms(100));
     world.ask(other, &[0], ms(100));
     world.ask(one, &[1], ms(100));
     world.complete(backend, first.batch);
     let plan = world.plans(backend).remove(0);
     assert_eq!(plan.members.len(), 3);
-    let token = |frontend, numbers: &[u64]| {
-        (frontend, CLAIMS.key(epoch, frontend).token(plan.batch, backend, numbers.iter().copied()))
-    };
-    assert_eq!(plan.tokens, [token(one, &[0, 1]), token(other, &[0])]);
+    assert_eq!(claims(&mut world, one), [Message::Claim { batch: plan.batch, backend, numbers: vec![0, 1] }]);
+    assert_eq!(claims(&mut world, other), [Message::Claim { batch: plan.batch, backend, numbers: vec![0] }]);
 }
 
 #[test]
@@ -391,7 +380,7 @@ fn a_request_waits_for_backends_that_are_still_on_their_way() {
     assert_eq!((world.refused(frontend), world.node.requests()), (vec![], 1));
     let backend = world.backend(1, vec![], offer(1, vec![model("m", ms(5), 1)]));
     assert_eq!(world.plans(backend).iter().map(numbers).collect::<Vec<_>>(), [[0]]);
-    let [Message::Models(models)] = &world.heard(frontend)[..] else { panic!("models") };
+    let [Message::Claim { .. }, Message::Models(models)] = &world.heard(frontend)[..] else { panic!("models") };
     assert_eq!(models.len(), 1);
 }
 
@@ -620,7 +609,7 @@ fn a_leader_that_hears_of_a_higher_epoch_stands_by_and_forgets() {
     // next number.
     world.disconnect(other);
     assert_eq!(world.led[1..], [Epoch { number: 2, rank: 1 }]);
-    assert!(world.heard(frontend).contains(&leads(Epoch { number: 2, rank: 1 }, frontend)));
+    assert!(world.heard(frontend).contains(&Message::Leads(Epoch { number: 2, rank: 1 })));
 }
 
 #[test]
@@ -671,7 +660,7 @@ fn a_leader_that_stands_by_tells_its_followers() {
     world.pass(LOST_AFTER + ms(40));
     assert_eq!(world.led, [1, 2].map(|number| Epoch { number, rank: 0 }), "it invents the next number itself");
     assert!(world.node.has_leader());
-    assert!(world.heard(frontend).contains(&leads(Epoch { number: 2, rank: 0 }, frontend)));
+    assert!(world.heard(frontend).contains(&Message::Leads(Epoch { number: 2, rank: 0 })));
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use downbeat_core::cluster::Order;
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BatchKey, ClaimSecret, Divided, Doing, Frame, FrontendNode, FrontendOptions, Hello,
-    Loadable, NewRequest, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode,
-    SchedulerNode, SchedulerOptions, Slot, SubClusterPlan,
+    BackendNode, BackendOptions, BatchKey, Divided, Doing, Frame, FrontendNode, FrontendOptions, Hello, Loadable,
+    NewRequest, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, RoleNode, SchedulerNode,
+    SchedulerOptions, Slot, SubClusterPlan,
 };
 
 use super::rehearsing::Rehearsing;
@@ -155,7 +155,6 @@ impl Process {
                     is_rehearsed: scenario.rehearsed,
                     epochs_are_allotted: scenario.has_store,
                     sub_clusters: scenario.sub_clusters.as_ref().map(|clusters| clusters.options),
-                    claims: ClaimSecret(u128::from(node.0).to_le_bytes()),
                 };
                 Machine::Scheduler(Box::new(SchedulerNode::new(node, options, local)))
             }

@@ -7,10 +7,10 @@ use super::{NetworkRun, pair};
 use crate::network::process::{Copy, Machine, Tensors};
 use crate::network::scenario::NetworkModel;
 
-/// Messages from the scheduler's decision to the answer: plan, claim, inputs, answer.
-const MESSAGES: u64 = 4;
-/// Messages from the end of a batch to the end of the next one: end, plan, claim, inputs, answer.
-const MESSAGES_OF_A_BATCH: u64 = 5;
+/// Messages from the scheduler's decision to the answer: claim, inputs, answer.
+const MESSAGES: u64 = 3;
+/// Messages from the end of a batch to the end of the next one: end, claim, inputs, answer.
+const MESSAGES_OF_A_BATCH: u64 = 4;
 /// Measured delays may be above the true ones by this, beside a quarter.
 const GRAIN: Duration = Duration::from_millis(1);
 
@@ -19,7 +19,7 @@ impl NetworkRun<'_> {
     /// one batch after another, and each message of a batch takes as long as the worst one.
     ///
     /// Example: 3,000 requests wait for a model of 1.8 ms whose batches have one request each. A slot
-    /// has two batches under way, and the five messages of a batch take up to 10 ms each. No process
+    /// has two batches under way, and the four messages of a batch take up to 10 ms each. No process
     /// promises to end such a backlog sooner.
     pub(super) fn backlog_time(&self) -> Duration {
         let message = self.wiring.worst() + self.scenario.timing.wakes_late;

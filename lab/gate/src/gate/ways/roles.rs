@@ -77,7 +77,6 @@ impl World {
             is_rehearsed: false,
             epochs_are_allotted: false,
             sub_clusters: None,
-            claims: ClaimSecret([7; 16]),
         };
         let frontend_options = FrontendOptions { heartbeat: HEARTBEAT, lost_after: LOST_AFTER, tries: 2 };
         let fetch_within = Duration::from_millis(5);

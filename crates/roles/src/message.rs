@@ -119,9 +119,12 @@ pub enum Refusal {
     Rejected(Reject),
     /// The scheduler dropped the request from its queue.
     Dropped(DropReason),
-    /// The backend of the request's batch is lost, or could not gather the batch. The frontend may
-    /// hand the request in again if no batch has claimed it.
+    /// The backend of the request's batch is lost. The frontend may hand the request in again if no
+    /// batch has claimed it.
     Lost,
+    /// The backend has ended this batch without the request, and runs it no more. The frontend may hand
+    /// the request in again if no other batch has claimed it.
+    Missed(BatchKey),
 }
 
 /// A batch for a backend.

@@ -217,7 +217,7 @@ fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Ten
             );
             (Unanswered::QueueTimeout, ServiceError::QueueFull { message, retry_after: RETRY_AFTER })
         }
-        RequestEnd::Lost | RequestEnd::Refused(Refusal::Lost) => {
+        RequestEnd::Lost | RequestEnd::Refused(Refusal::Lost | Refusal::Missed(_)) => {
             let message = format!(
                 "the backend that ran this request of model '{model}' was lost, and the request may not run again, or was tried too often"
             );

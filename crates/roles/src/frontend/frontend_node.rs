@@ -465,15 +465,21 @@ impl<P: Clone> FrontendNode<P> {
     }
 
     fn handle_refused(&mut self, now: Time, number: u64, refusal: Refusal) {
-        let place = self.requests.get(number).map(|open| open.place);
+        let Some(open) = self.requests.get_mut(number) else { return };
+        let is_with_leader = matches!(open.place, Place::HandedIn | Place::Planned(..));
         match refusal {
-            _ if !matches!(place, Some(Place::HandedIn | Place::Planned(..))) => {}
+            // Inputs may be lost with their link long before this side hears of its loss.
+            Refusal::Missed(batch) => match open.place {
+                Place::Claimed(_, holder) if holder == batch => self.take_back(now, number, Back::NotRun),
+                // The request may have come back from the batch already, and wait anew.
+                _ if is_with_leader && batch > open.given_back => self.take_back(now, number, Back::NotRun),
+                _ => {}
+            },
+            _ if !is_with_leader => {}
             Refusal::Lost => self.take_back(now, number, Back::NotRun),
             Refusal::Rejected(_) | Refusal::Dropped(_) => {
                 // The scheduler has already removed the request, so no cancel message is needed.
-                if let Some(open) = self.requests.get_mut(number) {
-                    open.place = Place::Here;
-                }
+                open.place = Place::Here;
                 self.end(number, RequestEnd::Refused(refusal));
             }
         }

@@ -566,7 +566,7 @@ impl Lead {
             if !is_missed && took.is_some() {
                 self.load.ran(self.waiting.is_late(now, *id));
             }
-            self.waiting.end(*id, is_missed.then_some(Refusal::Lost));
+            self.waiting.end(*id, is_missed.then_some(Refusal::Missed(batch)));
         }
         self.scheduler.recycle(members);
     }

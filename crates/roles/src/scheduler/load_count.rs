@@ -64,7 +64,7 @@ impl LoadCount {
                 )
             }
             Refusal::Dropped(reason) => reason != DropReason::ModelRemoved,
-            Refusal::Lost => false,
+            Refusal::Lost | Refusal::Missed(_) => false,
         };
         self.bad += u64::from(for_want_of_time);
     }

@@ -93,7 +93,7 @@ impl Planner {
                 let lost: Vec<BatchKey> = self.under_way.iter().filter(its).map(|(key, _)| *key).collect();
                 for batch in lost {
                     let members = self.under_way.remove(&batch).map_or(Vec::new(), |(_, members)| members);
-                    self.refuse(now, members);
+                    self.refuse(now, members, Refusal::Lost);
                 }
             }
             LinkEvent::Message(from, Message::Queue { alias, key }) => drop(self.names.insert((from, alias), key)),
@@ -115,7 +115,8 @@ impl Planner {
             }
             LinkEvent::Message(_, Message::Completed { batch, missed, .. }) => {
                 if let Some((_, members)) = self.under_way.remove(&batch) {
-                    self.refuse(now, members.into_iter().filter(|member| missed.contains(member)).collect());
+                    let missed = members.into_iter().filter(|member| missed.contains(member)).collect();
+                    self.refuse(now, missed, Refusal::Missed(batch));
                 }
             }
             LinkEvent::Message(_, Message::Taken(epoch)) if Some(epoch) == self.epoch => self.epoch = None,
@@ -129,9 +130,9 @@ impl Planner {
         }
     }
 
-    fn refuse(&mut self, now: Time, members: Vec<RequestKey>) {
+    fn refuse(&mut self, now: Time, members: Vec<RequestKey>, why: Refusal) {
         for member in members {
-            self.links.say(now, member.frontend, Message::Refused(vec![(member.number, Refusal::Lost)]));
+            self.links.say(now, member.frontend, Message::Refused(vec![(member.number, why)]));
         }
     }
 

@@ -325,6 +325,7 @@ scenarios! {
     frontend_follows_the_highest_epoch
     frontend_hands_in_again_what_a_lost_backend_had
     frontend_hands_in_again_what_nobody_ran
+    frontend_hands_in_again_what_a_backend_missed
     frontend_ends_what_is_too_late
     frontend_copes_with_nonsense
     frontend_follows_the_same_leader_again

@@ -30,6 +30,7 @@ pub fn message(words: &[&str], from: NodeId) -> Message<P> {
                 let (number, why) = word.split_once('=').unwrap();
                 let why = match why {
                     "lost" => Refusal::Lost,
+                    missed if missed.contains('#') => Refusal::Missed(batch(missed)),
                     "hopeless" => Refusal::Dropped(DropReason::Hopeless),
                     "full" => Refusal::Rejected(Reject::QueueFull { bound: 1 }),
                     other => panic!("refused as {other}?"),

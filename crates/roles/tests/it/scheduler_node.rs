@@ -334,7 +334,7 @@ fn members_that_a_backend_missed_are_given_back() {
     let plan = world.batch_of_two(backend, frontend);
     let missed = vec![RequestKey { frontend, number: 1 }];
     world.say(backend, Message::Completed { batch: plan.batch, ran: Some((1, ms(1))), missed });
-    assert_eq!((world.refused(frontend), world.node.requests()), (vec![(1, Refusal::Lost)], 0));
+    assert_eq!((world.refused(frontend), world.node.requests()), (vec![(1, Refusal::Missed(plan.batch))], 0));
 }
 
 /// A request counts as bad if more devices would have helped. Two slots of a device are busy half

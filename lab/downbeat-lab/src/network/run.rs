@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
-    BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, Refusal, RequestEnd, RequestKey,
+    BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, RequestEnd, RequestKey,
     Role, SchedulerOutput, SubClusterPlan,
 };
 use downbeat_sim::random;
@@ -327,7 +327,7 @@ impl<'a> NetworkRun<'a> {
             RequestEnd::Ran(Outcome::Outputs(_), _) if in_time => &mut outcome.good,
             RequestEnd::Ran(Outcome::Outputs(_), _) => &mut outcome.late,
             RequestEnd::Ran(Outcome::Failed { .. }, _) => &mut outcome.failed,
-            RequestEnd::Refused(Refusal::Rejected(_) | Refusal::Dropped(_) | Refusal::Lost) => &mut outcome.refused,
+            RequestEnd::Refused(_) => &mut outcome.refused,
             RequestEnd::TooLate | RequestEnd::NoLeader => &mut outcome.too_late,
             RequestEnd::Lost => &mut outcome.lost,
         };

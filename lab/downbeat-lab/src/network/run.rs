@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
-    BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, RequestEnd, RequestKey,
-    Role, SchedulerOutput, SubClusterPlan,
+    BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, RequestEnd, RequestKey, Role,
+    SchedulerOutput, SubClusterPlan,
 };
 use downbeat_sim::random;
 use downbeat_sim::simulation::node::{self, Node};

@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 
 use downbeat_core::{Duration, Time};
 use downbeat_roles::{
-    BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, RequestEnd, RequestKey,
-    Role, SchedulerOutput, SubClusterPlan,
+    BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, RequestEnd, RequestKey, Role,
+    SchedulerOutput, SubClusterPlan,
 };
 use downbeat_sim::random;
 use downbeat_sim::simulation::node::{self, Node};
@@ -241,6 +241,15 @@ impl<'a> NetworkRun<'a> {
             Inbound::Ready { number, input } => {
                 self.judge.ready(RequestKey { frontend: process.node(), number });
                 process.handle(now, Inbound::Ready { number, input });
+            }
+            Inbound::Frame(frame) => {
+                let peer = frame.from;
+                let was_linked = process.is_linked(peer);
+                process.handle(now, Inbound::Frame(frame));
+                // The peer has begun a new link, and this process has not heard of the last one's end.
+                if was_linked && !process.is_linked(peer) {
+                    self.judge.lost(now, process.node(), peer);
+                }
             }
             Inbound::Done { model, doing, result } => self.model_done(at, model, doing, result),
             Inbound::Disconnected(peer) => {

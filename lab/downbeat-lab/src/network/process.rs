@@ -223,6 +223,11 @@ impl Process {
         }
     }
 
+    /// Whether the process has a link to a peer that is up.
+    pub fn is_linked(&mut self, peer: NodeId) -> bool {
+        self.machine.node_mut().is_some_and(|node| node.links().is_up(peer))
+    }
+
     /// Handles an input that any role may get.
     pub fn handle(&mut self, now: Time, inbound: Inbound) {
         let local = self.local(now);

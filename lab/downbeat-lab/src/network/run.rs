@@ -243,6 +243,15 @@ impl<'a> NetworkRun<'a> {
                 self.judge.ready(RequestKey { frontend: process.node(), number });
                 process.handle(now, Inbound::Ready { number, input });
             }
+            Inbound::Frame(frame) => {
+                let peer = frame.from;
+                let was_linked = process.is_linked(peer);
+                process.handle(now, Inbound::Frame(frame));
+                // The peer has begun a new link, and this process has not heard of the last one's end.
+                if was_linked && !process.is_linked(peer) {
+                    self.judge.lost(now, process.node(), peer);
+                }
+            }
             Inbound::Done { model, doing, result } => self.model_done(at, model, doing, result),
             Inbound::Disconnected(peer) => {
                 self.copies_part(self.processes[at].node(), peer);

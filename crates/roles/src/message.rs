@@ -11,7 +11,6 @@ use crate::at_most::at_most;
 use crate::delay::class_of;
 use crate::epoch::Epoch;
 pub use crate::ids::{BatchKey, NodeId, RequestKey};
-use crate::rollouts::MOST_DECISION;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
 use downbeat_core::profile::LatencyProfile;
 use downbeat_core::time::Duration;
@@ -24,6 +23,8 @@ pub(super) const A_MESSAGE: usize = 512;
 
 /// The most bytes of a [`Message::Ask`].
 const MOST_QUESTION: usize = 4096;
+/// The most bytes of a decision about a rollout.
+pub(super) const MOST_DECISION: usize = 4096;
 /// The most bytes of an answer to a question about the whole cluster. A frame may have 128 answers.
 pub const MOST_ANSWER: usize = 256 << 10;
 /// The most bytes of a model's name in a [`QueueKey`]. A peer may name 65,536 queues, which stay as

@@ -10,8 +10,6 @@ use crate::message::Message;
 
 /// The most models with a decision.
 const MOST_ROLLOUTS: usize = 256;
-/// The most bytes of a decision.
-pub(super) const MOST_DECISION: usize = 4096;
 
 /// A decision about the rollout of a model. Frontends define the bytes; schedulers never look into
 /// them.

@@ -10,10 +10,11 @@ use crate::following::Following;
 use crate::link::{Frame, LinkTiming};
 use crate::links::{LinkEvent, Links};
 use crate::message::{
-    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel, Told,
+    A_MESSAGE, BatchKey, BatchRun, Doing, Hello, MOST_DECISION, Message, NodeId, Outcome, Refusal, Role, ServedModel,
+    Told,
 };
 use crate::role_node::RoleNode;
-use crate::rollouts::{MOST_DECISION, Received, Rollouts};
+use crate::rollouts::{Received, Rollouts};
 use downbeat_core::time::{Duration, Time};
 
 /// A request without a deadline ends once no scheduler has led for this many times `lost_after`:

@@ -4,8 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::story::told;
-use super::text::many;
+use super::words::{many, told};
 
 /// A request as it came. As text it is a sentence.
 #[derive(Clone, PartialEq, Debug, Serialize)]

@@ -10,8 +10,7 @@ use serde::Serialize;
 use super::arrival::Arrival;
 use super::find::{Asked, LOOK, NotFound};
 use super::folder::{BadFolder, LogFolder, Span};
-use super::story::{ms, told};
-use super::text::many;
+use super::words::{many, ms, told};
 
 /// The story of one request of a cluster, with its numbers. As text it is a paragraph.
 #[derive(Clone, PartialEq, Debug, Serialize)]

@@ -14,6 +14,7 @@ mod saved;
 mod story;
 mod text;
 mod window;
+mod words;
 
 pub use arrival::Arrival;
 pub use changes::{Changes, Figures, ModelChange};

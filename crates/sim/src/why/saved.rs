@@ -7,9 +7,8 @@ use downbeat_core::{Duration, RequestId, Time};
 use serde::Serialize;
 
 use super::outcome::Outcome;
-use super::story::{ms, told};
-use super::text::many;
 use super::window::{LoggedBatch, LoggedRequest, Window};
+use super::words::{many, ms, told};
 use crate::tables::recording::MAX_REQUESTS;
 use crate::what_if::{Part, Parts, Recorded, Setting};
 

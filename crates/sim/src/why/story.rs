@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use downbeat_core::cluster::{DispatchReason, StartBound};
-use downbeat_core::{Duration, Time};
+use downbeat_core::Time;
 use serde::Serialize;
 
 use super::arrival::Arrival;
@@ -11,6 +11,7 @@ use super::folder::LogFolder;
 use super::outcome::Outcome;
 use super::saved::{Remedy, remedies};
 use super::window::{LoggedBatch, LoggedRequest, Window};
+use super::words::{ms, told};
 
 /// The story of one request, with its numbers. As text it is a paragraph.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -83,21 +84,6 @@ pub struct BatchStory {
     pub expected_ms: Option<f64>,
     /// How long the batch took.
     pub took_ms: Option<f64>,
-}
-
-pub(super) fn ms(span: Duration) -> f64 {
-    span.as_millis_f64()
-}
-
-/// A time in milliseconds with three digits.
-pub(super) fn told(ms: f64) -> String {
-    match ms {
-        ms if ms >= 10_000.0 => format!("{:.1} s", ms / 1e3),
-        ms if ms >= 100.0 => format!("{ms:.0} ms"),
-        ms if ms >= 10.0 => format!("{ms:.1} ms"),
-        ms if ms >= 0.1 => format!("{ms:.2} ms"),
-        ms => format!("{:.0} us", ms * 1e3),
-    }
 }
 
 impl Story {

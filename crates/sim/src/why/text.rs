@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::outcome::Outcome;
-use super::story::{Ahead, BatchStory, Story, told};
+use super::story::{Ahead, BatchStory, Story};
+use super::words::{many, told};
 
 impl fmt::Display for Story {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -125,14 +126,5 @@ impl fmt::Display for BatchStory {
             (Some(expected), None) => write!(f, " Its profile says {}.", told(*expected)),
             (None, None) => Ok(()),
         }
-    }
-}
-
-/// `1 request`, `2 requests`, `2 batches`.
-pub(super) fn many(count: usize, noun: &str) -> String {
-    match (count, noun.ends_with("ch")) {
-        (1, _) => format!("1 {noun}"),
-        (count, true) => format!("{count} {noun}es"),
-        (count, false) => format!("{count} {noun}s"),
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use downbeat_core::cluster::{DispatchReason, StartBound};
 use downbeat_core::Time;
+use downbeat_core::cluster::{DispatchReason, StartBound};
 use serde::Serialize;
 
 use super::arrival::Arrival;

@@ -8,7 +8,8 @@ import requests
 from serving import EXAMPLES, processes
 from test_ui import infer
 
-WITHIN_S = 120
+# The rehearsal runs at idle priority: beside other programs a trial takes minutes.
+WITHIN_S = 600
 # Without a deadline there are no trials. On a busy machine some requests miss this one.
 FLAGS = ("--slo-ms", "digits=2000")
 
@@ -49,6 +50,7 @@ def ask_until_a_trial(frontend, scheduler):
             assert time.monotonic() < deadline, status
 
 
+@pytest.mark.timeout(3 * WITHIN_S)
 def test_the_leader_rehearses_and_the_next_leader_rehearses_anew(cluster):
     schedulers, _, (frontend,) = cluster
     first = leader(schedulers)

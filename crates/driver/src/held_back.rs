@@ -7,7 +7,8 @@ use downbeat_core::{ModelId, Time};
 ///
 /// A candidate that may not be sent yet cannot get a device, so the matchmaker need not know it. In
 /// the paper the rank thread has these timers, and hears of each change. Here the matchmaker hears of
-/// a candidate once its timer fires. It does not hear of those that a growing batch had before.
+/// a candidate once its timer fires. A batch that grows has one candidate after another until then,
+/// and the matchmaker hears of the last one.
 ///
 /// In two cases the matchmaker needs the early candidates. It compares a model's candidates for
 /// several kinds of devices. It keeps devices for candidates that lent queues must not delay.
@@ -78,7 +79,7 @@ mod tests {
         assert_eq!((held.pop_due(at(69)), held.pop_due(at(69))), (Some(model), None));
         let told = held.pass(at(69), model, candidate(3, 70));
         assert_eq!(told, Some(candidate(3, 70)));
-        // It grows while it waits for a device, and is taken back when its batch has left.
+        // The candidate grows while it waits for a device. Once its batch has left, it is taken back.
         assert_eq!(held.pass(at(75), model, candidate(4, 60)), Some(candidate(4, 60)));
         assert_eq!(held.pass(at(75), model, candidate(1, 99)), Some(None));
         assert_eq!(held.pass(at(75), model, None), None);

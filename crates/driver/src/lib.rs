@@ -25,8 +25,8 @@
 //!   overtakes.
 //!
 //! **From the queues to the matchmaker.** The matchmaker hears of a candidate once the candidate may
-//! be sent: until then the shard holds it back, and has its model timer. So a batch costs three
-//! messages, however many requests it has: it may leave, it has left, it is done. The matchmaker
+//! be sent. Until then the shard keeps the candidate and the model's timer. A batch costs three
+//! messages, however many requests it has: the batch may leave, has left, is done. The matchmaker
 //! hears of all candidates at once if there are several kinds of devices, or lent queues. A thread
 //! that is in the shard and gets into the matchmaker, too, hands the news over without a message.
 //! Otherwise each model passes candidates through a place that holds only the newest. A thousand

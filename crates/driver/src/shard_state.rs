@@ -113,8 +113,8 @@ impl<H: Handler> ShardState<H> {
         }
     }
 
-    /// Passes on what was gathered: the place for a model's candidates, the news, and the model's
-    /// newest candidates by kind.
+    /// Passes on the gathered news. Each call of `pass` gets a model's place for candidates, its news, and
+    /// its newest candidates by kind.
     fn pass_candidates(
         &mut self,
         mut pass: impl FnMut(&LatestCandidates, News, &dyn Fn(DeviceKind) -> Option<Candidate>),

@@ -6,13 +6,12 @@
 //! target/ci/examples/shared_lines --threads 2 --devices 256 --requests 20000
 //! ```
 //!
-//! One thread stands for all cores: it works off each event whole, on behalf of one core, in virtual
-//! time. The program runs itself under `valgrind --tool=lackey`, which lists each access to memory.
+//! One thread plays all cores in virtual time. It works off each event whole, for one of the cores. The program runs itself under `valgrind --tool=lackey`, which lists each access to memory.
 //! A store to a place known to both tells which core works from then on. The counting process plays
 //! the caches: a line is in one cache that may write to it, or in several that may read. A *move* is
-//! an access that needs another core's cache: a read of a line that another core wrote since, or a
-//! write to a line that another core holds. The stack is private, and drawing the load is not
-//! counted. Each access is as in a run without contention, so a run in real time moves no fewer
+//! an access that needs another core's cache. Such an access reads a line that another core wrote
+//! since, or writes to a line that another core holds. The stack is private, and drawing the load is
+//! not counted. Each access is as in a run without contention, so a run in real time moves no fewer
 //! lines.
 //!
 //! - Without `--matchmaker-thread` any core posts any request, drawn at random, and works it off.
@@ -250,7 +249,7 @@ struct Owners<'a> {
     matchmaker: OwnMatchmaker<'a, Devices>,
 }
 
-/// A cache line: a bit for each core that holds it, and whether the one holder wrote to it.
+/// A cache line. `by` has a bit for each core that holds the line. `dirty`: its one holder wrote to it.
 #[derive(Default)]
 struct Held {
     by: u128,

@@ -13,7 +13,6 @@ use downbeat_roles::RehearsalEvent;
 use downbeat_service::clock::Clock;
 use downbeat_service::metrics::Metrics;
 use downbeat_service::options::ServerOptions;
-use downbeat_service::report::scheduler_status::SchedulerStatus;
 
 use super::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::node::Events;
@@ -69,11 +68,6 @@ pub fn start(rehearser: &Arc<Rehearser>, findings: &Findings, metrics: &Metrics)
     let (rehearser, findings, metrics) = (rehearser.clone(), findings.clone(), metrics.rehearsal());
     let work = move || rehearser.work(&findings, || false, &metrics);
     std::thread::Builder::new().name("rehearsal".to_owned()).spawn(work).map(drop)
-}
-
-/// The state of the rehearsal of the present lead.
-pub fn status(rehearser: &Rehearser, findings: &Findings) -> SchedulerStatus {
-    rehearser.status(findings)
 }
 
 /// Hands an event of the lead to the rehearsal.

@@ -6,7 +6,8 @@ use downbeat_core::cluster::{Behaviour, Order};
 use downbeat_core::{ModelId, Time};
 use downbeat_host::scheduler::Rehearser;
 use downbeat_roles::{
-    Divided, NodeId, PlanWanted, Role, RoleNode, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
+    Divided, Epoch, NodeId, PlanWanted, Role, RoleNode, SchedulerNode, SchedulerOptions, SchedulerOutput,
+    SubClusterPlan,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -72,6 +73,12 @@ impl SchedulerRole {
         SchedulerRole { rank, node, board, load, store, planner, rehearser, asks }
     }
 
+    /// Another lead begins, of this scheduler or of another one.
+    fn follow(&self, epoch: Epoch, leads: bool) {
+        self.board.follows(epoch, leads);
+        self.rehearser.iter().for_each(|rehearser| rehearser.begin_anew());
+    }
+
     /// Lets the rehearsal hear of the lead.
     fn rehearse(&mut self) {
         if let Some(rehearser) = &self.rehearser {
@@ -130,14 +137,8 @@ impl Machine for SchedulerRole {
             match output {
                 SchedulerOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
                 SchedulerOutput::Lost(peer) => return Some(Step::Close(peer)),
-                SchedulerOutput::Leads(epoch) => {
-                    self.board.follows(epoch, true);
-                    self.rehearser.iter().for_each(|rehearser| rehearser.begin_anew());
-                }
-                SchedulerOutput::StandsBy(epoch) => {
-                    self.board.follows(epoch, false);
-                    self.rehearser.iter().for_each(|rehearser| rehearser.begin_anew());
-                }
+                SchedulerOutput::Leads(epoch) => self.follow(epoch, true),
+                SchedulerOutput::StandsBy(epoch) => self.follow(epoch, false),
                 SchedulerOutput::Told(number, told) => {
                     let leader = self.node.leader();
                     let own = match self.node.leads() {

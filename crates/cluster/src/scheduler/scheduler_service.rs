@@ -13,7 +13,7 @@ use downbeat_service::report::scheduler_status::SchedulerStatus;
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use tokio::sync::oneshot;
 
-use super::rehearsing::{self, Findings};
+use super::rehearsing::Findings;
 use super::scheduler_role::{SchedulerEvent, SchedulerRole};
 use crate::node::Events;
 use crate::node::status::StatusBoard;
@@ -95,7 +95,7 @@ impl Service for SchedulerService {
     }
 
     fn scheduler(&self) -> Option<SchedulerStatus> {
-        self.rehearsal.as_ref().map(|(rehearser, findings)| rehearsing::status(rehearser, findings))
+        self.rehearsal.as_ref().map(|(rehearser, findings)| rehearser.status(findings))
     }
 
     fn autoscale(&self) -> Option<AutoscaleStatus> {

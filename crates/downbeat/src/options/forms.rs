@@ -215,9 +215,13 @@ pub fn steps() -> Form<Vec<Step>> {
     }
 }
 
-/// A share; the option that owns it checks its bounds.
+/// A share, from 0 to below 1. Example: 0.05 is 5%.
 pub fn share() -> Form<f64> {
-    let parse = |text: &str| text.parse().map_err(|_| format!("'{text}' is not a number"));
+    let parse = |text: &str| match text.parse() {
+        Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
+        Ok(_) => Err(format!("'{text}' is no share: a share is 0 to below 1, and 0.05 is 5%")),
+        Err(_) => Err(format!("'{text}' is not a number")),
+    };
     scalar("SHARE", "0 to below 1", Value::is_number, parse, f64::to_string)
 }
 

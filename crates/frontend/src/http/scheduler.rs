@@ -9,13 +9,16 @@ use super::answer::{HandlerResult, HttpError, ok};
 use super::sender::Sender;
 use super::state::HttpState;
 
+const NO_SCHEDULER: &str =
+    "this process has no scheduler; in a cluster, ask the leading scheduler (GET /v2/cluster names it)";
+
 pub(super) async fn status<S: Service>(
     State(state): State<HttpState<S>>,
     Sender { client, .. }: Sender,
 ) -> HandlerResult {
     let work = move || match state.service().scheduler() {
         Some(status) => ok(&status),
-        None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server has no scheduler".to_owned())),
+        None => Err(HttpError::new(StatusCode::NOT_FOUND, NO_SCHEDULER.to_owned())),
     };
     offload::run(client, 0, work).await?
 }

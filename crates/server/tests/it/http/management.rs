@@ -38,7 +38,8 @@ async fn a_server_without_autoscale_advice_says_so() {
 #[tokio::test]
 async fn a_server_without_a_scheduler_says_so() {
     let message = Server::start().await.get("/v2/scheduler").await.error(404);
-    assert_eq!(message, "this server has no scheduler");
+    let place = "in a cluster, ask the leading scheduler (GET /v2/cluster names it)";
+    assert_eq!(message, format!("this process has no scheduler; {place}"));
 }
 
 #[tokio::test]

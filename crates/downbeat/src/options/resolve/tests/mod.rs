@@ -450,6 +450,10 @@ fn contradictions_are_refused() {
     let spare = refused("autoscale.spare = 0.5", &["m"]);
     assert_eq!(spare, "[autoscale]: spare (0.5) is above idle_threshold (0.25); it must be at most that");
     assert!(refused("devices = 257", &["m"]).contains("at most 256"));
+    for share in ["5", "1", "-0.1"] {
+        let said = refused(&format!("rehearsal_cpu = {share}"), &["m"]);
+        assert!(said.contains("no share: a share is 0 to below 1, and 0.05 is 5%"), "{said}");
+    }
     let named = refused("engine = 'rten'", &["m", "--gpus", "0,1"]);
     assert_eq!(
         named,

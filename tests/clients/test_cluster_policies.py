@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import os
-import queue
 import shutil
 import signal
 import subprocess
@@ -173,26 +172,31 @@ def test_python_models_answer_behind_frontends(binary, repository, tmp_path):
                 assert reply.result().status_code == 200 and reply.result().json()["outputs"][0]["data"] == [3.0], reply.result().text
 
 
-def test_frontends_refuse_a_decoupled_model(binary, repository, tmp_path):
-    """The client and the backend's log hear where the model can be served."""
-    (repository / "repeat" / "1").mkdir(parents=True)
-    (repository / "repeat" / "1" / "model.py").write_text(test_decoupled.REPEAT)
-    (repository / "repeat" / "config.pbtxt").write_text(test_decoupled.CONFIG.format(policy=test_decoupled.DECOUPLED))
-    with processes(binary, repository, tmp_path, "--python", sys.executable, models=["repeat"]) as (_, [backend], [frontend]):
-        tensor = {"name": "IN", "datatype": "INT32", "shape": [2], "data": [1, 2]}
-        for path, body in (("infer", {"inputs": [tensor]}), ("generate", {"IN": [1, 2]}), ("generate_stream", {"IN": [1, 2]})):
-            reply = requests.post(f"{frontend.url}/v2/models/repeat/{path}", json=body, timeout=PATIENCE_S)
-            assert reply.status_code == 501 and "downbeat serve" in reply.json()["error"], (path, reply.text)
-        answers = queue.Queue()
-        with grpcclient.InferenceServerClient(frontend.grpc) as client:
-            client.start_stream(lambda result, error: answers.put((result, error)))
-            given = grpcclient.InferInput("IN", [2], "INT32")
-            given.set_data_from_numpy(np.array([1, 2], np.int32))
-            client.async_stream_infer("repeat", [given])
-            result, error = answers.get(timeout=PATIENCE_S)
-            assert result is None and "downbeat serve" in error.message()
-            client.stop_stream()
-        assert "the model is decoupled, and the cluster's frontends refuse its requests" in backend.log
+def test_answers_that_come_one_by_one_end_with_their_backend(binary, repository, tmp_path):
+    """A backend that is killed ends its streams with an error. A backend that is told to end first sends its last answers."""
+    test_decoupled.write(repository, "repeat", test_decoupled.REPEAT)
+    with processes(binary, repository, tmp_path, "--python", sys.executable, models=["repeat"], backends=2) as (_, backends, [frontend]):
+        with test_decoupled.Stream(frontend) as stream:
+            for client in "abcd":
+                stream.ask("repeat", [7] * 40, client, delay_s=0.25)
+            firsts = {stream.next()[0] for _ in range(8)}
+            assert len(firsts) >= 2, "both backends answer"
+            backends[0].process.send_signal(signal.SIGTERM)
+            ends = set()
+            while len(ends) < 4:
+                client, value, is_last = stream.next()
+                assert client is not None, value
+                ends |= {client} if is_last else set()
+            assert backends[0].process.wait(timeout=PATIENCE_S) == 0
+            for client in "ef":
+                stream.ask("repeat", [7] * 1000, client, delay_s=0.25)
+            assert stream.next()[1] == 7
+            backends[1].kill()
+            errors = []
+            while len(errors) < 2:
+                client, value, _ = stream.next()
+                errors += [value] if client is None else []
+            assert any("lost" in error for error in errors), errors
 
 
 def test_operators_run_side_by_side_behind_frontends(binary, tmp_path):

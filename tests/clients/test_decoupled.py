@@ -12,7 +12,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from serving import Server
+from serving import Server, processes
 
 CONFIG = """
 backend: "python"
@@ -103,15 +103,21 @@ def write(repository, name, code, policy=DECOUPLED, config=CONFIG):
     (repository / name / "config.pbtxt").write_text(config.format(policy=policy))
 
 
-@pytest.fixture(scope="module")
-def server(binary, tmp_path_factory):
+@pytest.fixture(scope="module", params=["serve", "cluster"])
+def server(request, binary, tmp_path_factory):
+    """A server of three models, or the frontend of a cluster with two backends."""
     folder = tmp_path_factory.mktemp("decoupled")
     repository = folder / "models"
     write(repository, "repeat", REPEAT)
     write(repository, "square", SQUARE)
     write(repository, "one", ONE, policy="")
-    with Server(binary, repository, folder, "--python", sys.executable) as server:
-        yield server
+    flags = ("--python", sys.executable)
+    if request.param == "serve":
+        with Server(binary, repository, folder, *flags) as server:
+            yield server
+    else:
+        with processes(binary, repository, folder, *flags, models=["repeat", "square", "one"], backends=2) as (_, _, [frontend]):
+            yield frontend
 
 
 class Stream:

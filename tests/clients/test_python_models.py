@@ -1,4 +1,5 @@
 """Python models as users of Triton write them, through Triton's clients."""
+import contextlib
 import io
 import json
 import os
@@ -18,6 +19,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 import ensembles
+from serving import cluster
 
 PATIENCE_S = 60
 EXPLICIT = ("--model-control-mode", "explicit")
@@ -134,6 +136,17 @@ def serve(start):
         return start(repository, "--python", str(python), *flags, engine="rten")
 
     return started
+
+
+@pytest.fixture(params=["serve", "cluster"])
+def ports(request, serve, binary, tmp_path):
+    """Starts a server of a repository, or a cluster, and gives the process that clients ask."""
+    def cluster_of(repository):
+        names = [folder.name for folder in repository.iterdir()]
+        return stack.enter_context(cluster(binary, repository, tmp_path, "--python", sys.executable, models=names))
+
+    with contextlib.ExitStack() as stack:
+        yield serve if request.param == "serve" else cluster_of
 
 
 @pytest.fixture
@@ -413,7 +426,7 @@ def test_uploaded_code_does_not_run_unless_the_options_allow_it(serve, repositor
     assert mark.exists()
 
 
-def test_a_request_has_its_parameters_and_names(serve, repository):
+def test_a_request_has_its_parameters_and_names(ports, repository):
     code = """
         import json
         import numpy as np
@@ -436,7 +449,7 @@ def test_a_request_has_its_parameters_and_names(serve, repository):
     folder = write(repository, "seen", code, config([("X", "FP32", [1])], [("SEEN", "STRING", [1])]))
     text = (folder / "config.pbtxt").read_text()
     (folder / "config.pbtxt").write_text(text + 'input [{ name: "Z" data_type: TYPE_FP32 dims: [ 2 ] optional: true }]\n')
-    server = serve(repository)
+    server = ports(repository)
     x = np.zeros(1, dtype=np.float32)
     with client_of(server) as client:
         answer = client.infer("seen", [tensor("X", x)], request_id="r1", sequence_id=42, sequence_start=True, timeout=5_000_000,
@@ -452,7 +465,7 @@ def test_a_request_has_its_parameters_and_names(serve, repository):
         assert json.loads(both.as_numpy("SEEN")[0])["inputs"] == ["X", "Z"]
 
 
-def test_a_model_hears_that_its_client_has_left(serve, repository):
+def test_a_model_hears_that_its_client_has_left(ports, repository):
     mark = repository.parent / "cancelled"
     code = f"""
         import time
@@ -471,7 +484,7 @@ def test_a_model_hears_that_its_client_has_left(serve, repository):
                 return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(1, dtype=np.float32))]) for _ in requests]
     """
     write(repository, "patient", code, config([("X", "FP32", [1])], [("Y", "FP32", [1])]))
-    server = serve(repository)
+    server = ports(repository)
     with grpcclient.InferenceServerClient(server.grpc) as client:
         heard = threading.Event()
         seven = tensor("X", np.full(1, 7, dtype=np.float32), grpcclient)
@@ -661,7 +674,7 @@ def test_instances_know_their_places(serve, repository):
     assert seen == expected, seen
 
 
-def test_an_answer_has_its_parameters(serve, repository):
+def test_an_answer_has_its_parameters(ports, repository):
     code = """
         import json
         import triton_python_backend_utils as pb_utils
@@ -680,7 +693,7 @@ def test_an_answer_has_its_parameters(serve, repository):
                 return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)], parameters=parameters)
     """
     write(repository, "told", code, config([("X", "FP32", [1])], [("Y", "FP32", [1])]))
-    server = serve(repository)
+    server = ports(repository)
     for module, address in ((httpclient, server.http), (grpcclient, server.grpc)):
         made = tensor("X", np.zeros(1, np.float32), module)
         with module.InferenceServerClient(address) as client:

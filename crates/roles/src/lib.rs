@@ -69,9 +69,9 @@ pub use frontend::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, Or
 pub use link::{Frame, LinkTiming, MOST_UNACKED};
 pub use links::{LinkEvent, Links};
 pub use message::{
-    BatchKey, BatchRun, ClockLead, Delays, Doing, HandedIn, Hello, Loadable, MOST_ANSWER, Message, NodeId, Offer,
-    OfferedModel, Outcome, PROTOCOL, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
-    Told,
+    BatchKey, BatchRun, ClockLead, Delays, Doing, HandedIn, Hello, Loadable, MOST_ANSWER, MOST_STREAMED, Message,
+    NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role, Running,
+    ServedModel, Slot, Told,
 };
 pub use role_node::RoleNode;
 pub use scheduler::{

@@ -27,6 +27,8 @@ const MOST_QUESTION: usize = 4096;
 pub(super) const MOST_DECISION: usize = 4096;
 /// The most bytes of an answer to a question about the whole cluster. A frame may have 128 answers.
 pub const MOST_ANSWER: usize = 256 << 10;
+/// The most answers of one request that a backend has sent, and that the client has not taken.
+pub const MOST_STREAMED: usize = 64;
 /// The most bytes of a model's name in a [`QueueKey`]. A peer may name 65,536 queues, which stay as
 /// long as its link.
 const MOST_NAME: usize = 1024;
@@ -365,6 +367,16 @@ pub enum Outcome<P> {
         /// Text for the client.
         message: String,
     },
+    /// The run is over. The request's answers come by [`Message::Streamed`], before this result and
+    /// after it.
+    Streamed,
+}
+
+impl<P> Outcome<P> {
+    /// Whether the request failed.
+    pub fn is_failed(&self) -> bool {
+        matches!(self, Outcome::Failed { .. })
+    }
 }
 
 /// The run of a batch, for the counts of the frontends whose requests it answers.
@@ -400,7 +412,7 @@ pub enum Message<P> {
     /// request that already waits. A request that it had in a batch has left that batch, and waits
     /// again.
     Requests(#[serde(deserialize_with = "at_most::<_, _, A_MESSAGE>")] Vec<HandedIn>),
-    /// Frontend to scheduler: the clients of these requests have gone.
+    /// Frontend to scheduler, frontend to backend: the clients of these requests have gone.
     Cancel(#[serde(deserialize_with = "at_most::<_, _, A_MESSAGE>")] Vec<u64>),
     /// Scheduler to frontend: these requests get no batch, and why.
     Refused(Vec<(u64, Refusal)>),
@@ -544,6 +556,23 @@ pub enum Message<P> {
     /// Frontend to scheduler: the inputs of these requests are ready, earlier than
     /// [said](HandedIn::ready_in).
     Ready(#[serde(deserialize_with = "at_most::<_, _, A_MESSAGE>")] Vec<u64>),
+    /// Backend to frontend: one of the answers to a request of a model that gives any number of them.
+    /// At most [`MOST_STREAMED`] wait for [`Message::Room`].
+    Streamed {
+        /// The frontend's number of the request.
+        number: u64,
+        /// The answer; `None`: the answers end without another.
+        answer: Option<Outcome<P>>,
+        /// Whether no answer follows.
+        is_last: bool,
+    },
+    /// Frontend to backend: the client has taken so many answers of a request. As many may follow.
+    Room {
+        /// The frontend's number of the request.
+        number: u64,
+        /// The number of answers.
+        answers: u32,
+    },
 }
 
 /// The budget that remains after `spent`. A budget without an end stays endless.
@@ -563,9 +592,8 @@ impl<P> Message<P> {
         use self::Role::{Backend, Frontend, Scheduler};
         match self {
             Message::Queue { .. } => matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Backend)),
-            Message::Requests(_) | Message::Cancel(_) | Message::Ready(_) => {
-                matches!((from, to), (Frontend, Scheduler { .. }))
-            }
+            Message::Requests(_) | Message::Ready(_) => matches!((from, to), (Frontend, Scheduler { .. })),
+            Message::Cancel(_) => matches!((from, to), (Frontend, Scheduler { .. } | Backend)),
             Message::Refused(_) | Message::Models(_) | Message::Claim { .. } => {
                 matches!((from, to), (Scheduler { .. }, Frontend))
             }
@@ -584,8 +612,10 @@ impl<P> Message<P> {
             | Message::UnderWay(_)
             | Message::Completed { .. }
             | Message::Leave => matches!((from, to), (Backend, Scheduler { .. })),
-            Message::Release { .. } | Message::Answers { .. } => matches!((from, to), (Backend, Frontend)),
-            Message::Inputs { .. } => matches!((from, to), (Frontend, Backend)),
+            Message::Release { .. } | Message::Answers { .. } | Message::Streamed { .. } => {
+                matches!((from, to), (Backend, Frontend))
+            }
+            Message::Inputs { .. } | Message::Room { .. } => matches!((from, to), (Frontend, Backend)),
             Message::Rollout { .. } => {
                 matches!((from, to), (Frontend, Scheduler { .. }) | (Scheduler { .. }, Frontend))
             }
@@ -599,7 +629,7 @@ impl<P> Message<P> {
 
     /// Whether the message may be large.
     pub fn has_tensors(&self) -> bool {
-        matches!(self, Message::Inputs { .. } | Message::Answers { .. })
+        matches!(self, Message::Inputs { .. } | Message::Answers { .. } | Message::Streamed { .. })
     }
 
     /// Takes `spent`, the time that the message has waited or travelled, off the budgets in the
@@ -651,6 +681,8 @@ impl<P> Message<P> {
             | Message::Ask { .. }
             | Message::Tell { .. }
             | Message::Told { .. }
+            | Message::Streamed { .. }
+            | Message::Room { .. }
             | Message::Ready(_) => {}
         }
     }

@@ -304,14 +304,6 @@ impl OfferMaker {
         if let Some(known) = known.filter(|files| std::ptr::eq(files.of.as_ptr(), Arc::as_ptr(loaded))) {
             return known.clone();
         }
-        let is_offered = |model: &OfferedModel| model.model == definition.name && model.version == number;
-        if definition.config.is_decoupled() && !self.last.iter().flat_map(|last| &last.models).any(is_offered) {
-            tracing::warn!(
-                model = %definition.name, version = number,
-                "the model is decoupled, and the cluster's frontends refuse its requests; serve it by a server of its \
-                 own (downbeat serve)"
-            );
-        }
         let recipe = loaded.preprocess.as_ref().and_then(|_| self.recipe(definition));
         let mut sum = crc32fast::Hasher::new();
         sum.update(&definition.config.encode_to_vec());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
+use downbeat_engine::RequestAbout;
 use downbeat_host::device::{QueuedCall, run_own};
 use downbeat_host::request::call::Call;
 use downbeat_host::request::queue::Queue;
@@ -11,7 +12,7 @@ use downbeat_host::request::reply::{Answer, BatchAnswers, BatchRun as BatchLaunc
 use downbeat_host::scheduler::SlotDone;
 use downbeat_models::loaded_version::LoadedVersion;
 use downbeat_models::registry::Registry;
-use downbeat_models::serving::InFlight;
+use downbeat_models::serving::{FirstAnswer, InFlight};
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_roles::{
     BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Member, NodeId, Offer, Outcome, QueueKey,
@@ -20,11 +21,13 @@ use downbeat_roles::{
 use downbeat_service::error::ServiceError;
 use tokio::sync::mpsc;
 
+use super::asked_requests::{AskedRequest, AskedRequests, Ran, RequestRun};
 use super::model_loader::Told;
 use super::slot_map::{Place, SlotMap};
 use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
 use crate::view::asks::{Asks, ViewEvent};
+use crate::wire::about::{read_about, sent_parameters};
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
 
@@ -34,6 +37,8 @@ pub enum BackendEvent {
     Ran(SlotDone),
     /// All requests of a seat's batch are answered.
     Answered(BatchId, BatchAnswers),
+    /// A request of a decoupled model has given one of its answers, and whether it is the last one.
+    Streamed(RequestRun, Option<Outcome<Tensors>>, bool),
     /// The backend's slots and models have changed.
     Offer(Offer),
     /// An ordered load or unload is done, or has failed.
@@ -75,6 +80,7 @@ pub struct BackendRole {
     /// Running batches, at most one on each slot that is no seat, by this process's ids.
     running: BTreeMap<BatchId, Running>,
     next_batch: u64,
+    asked: AskedRequests,
     /// Loads and unloads models; the result comes as an event.
     loader: mpsc::UnboundedSender<Told>,
     slots: Arc<SlotMap>,
@@ -95,6 +101,8 @@ struct Prepared {
     calls: Vec<Call>,
     /// For a device policy: the items of each member, 0 where the member does not fit.
     items: Vec<u32>,
+    /// The members, if the model takes requests instead of rows.
+    asked: Vec<(RequestRun, AskedRequest)>,
 }
 
 impl BackendRole {
@@ -109,8 +117,22 @@ impl BackendRole {
         asks: Asks,
     ) -> Self {
         let node = BackendNode::new(node, options, now);
-        let (waiting, running) = Default::default();
-        BackendRole { node, registry, waiting, running, next_batch: 0, loader, slots, seats_done, asks, board, arena }
+        let (waiting, running, asked) = Default::default();
+        let next_batch = 0;
+        BackendRole {
+            node,
+            registry,
+            waiting,
+            running,
+            next_batch,
+            asked,
+            loader,
+            slots,
+            seats_done,
+            asks,
+            board,
+            arena,
+        }
     }
 
     /// Gives a partition its next batch, if the partition is free.
@@ -122,9 +144,12 @@ impl BackendRole {
             };
             let requests: Vec<RequestKey> = members.iter().map(|member| member.request).collect();
             let answers = Arc::new(Gathered::default());
-            let prepared = self.prepare(now, &queue, members, &answers);
+            let prepared = self.prepare(now, (batch, &queue), members, &answers);
             let jobs = prepared.and_then(|prepared| match prepared {
-                Some(prepared) => self.jobs(now, partition, prepared).map(Some),
+                Some(mut prepared) => {
+                    self.asked.add(std::mem::take(&mut prepared.asked));
+                    self.jobs(now, partition, prepared).map(Some)
+                }
                 None => Ok(None),
             });
             match jobs {
@@ -155,9 +180,10 @@ impl BackendRole {
             }
         };
         let answers = Arc::new(Gathered::until_done(Box::new(answered)));
-        match self.prepare(now, &queue, members, &answers) {
+        match self.prepare(now, (batch, &queue), members, &answers) {
             Ok(None) => self.is_gone(now, batch, &queue),
-            Ok(Some(Prepared { model, loaded, calls, items })) => {
+            Ok(Some(Prepared { model, loaded, calls, items, asked })) => {
+                self.asked.add(asked);
                 let place = loaded.hosts.devices().iter().find(|(host, _)| host.device == device).cloned();
                 let running = Running { batch, slot, members: requests, answers: None, items, _model: model };
                 self.running.insert(id, running);
@@ -197,7 +223,7 @@ impl BackendRole {
     fn prepare(
         &self,
         now: Time,
-        queue: &QueueKey,
+        (batch, queue): (BatchKey, &QueueKey),
         members: Vec<Member<Tensors>>,
         answers: &Arc<Gathered>,
     ) -> Result<Option<Prepared>, ServiceError> {
@@ -208,11 +234,11 @@ impl BackendRole {
             return Err(ServiceError::Unavailable(format!("model '{name}': {reason}")));
         }
         let (mut calls, mut rows) = (Vec::with_capacity(members.len()), 0u32);
-        let mut items = Vec::new();
+        let (mut items, mut asked) = (Vec::new(), Vec::new());
         if loaded.hosts.is_routed {
             items.resize(members.len(), 0);
         }
-        for (place, Member { deadline, payload, .. }) in members.into_iter().enumerate() {
+        for (place, Member { request, deadline, payload }) in members.into_iter().enumerate() {
             let reply = Reply::gathered(answers.clone(), place);
             let admitted = match admit(&loaded, name, payload) {
                 Ok(admitted) => admitted,
@@ -233,6 +259,11 @@ impl BackendRole {
                 reply.send(Err(ServiceError::Internal(reason)));
                 continue;
             }
+            if let Some(about) = &admitted.about {
+                let _ = about.deadline.set(deadline);
+                let run = (request, batch);
+                asked.extend(self.asked_request(now, run, about, &loaded).map(|asked| (run, asked)));
+            }
             calls.push(Call {
                 admitted,
                 loaded: loaded.clone(),
@@ -246,7 +277,26 @@ impl BackendRole {
                 reply,
             });
         }
-        Ok(Some(Prepared { model, loaded, calls, items }))
+        Ok(Some(Prepared { model, loaded, calls, items, asked }))
+    }
+
+    /// A request whose model takes requests. `None`: the model has just been unloaded, or the process is
+    /// about to end.
+    fn asked_request(
+        &self,
+        now: Time,
+        run: RequestRun,
+        about: &Arc<RequestAbout>,
+        loaded: &Arc<LoadedVersion>,
+    ) -> Option<AskedRequest> {
+        let model = self.registry.serving().enter(&loaded.name)?;
+        if !model.definition.config.is_decoupled() {
+            return Some(AskedRequest::with_one_answer(about.clone()));
+        }
+        let events = self.seats_done.get()?.clone();
+        let first = FirstAnswer::of(self.registry.driver.clock(), now);
+        let arena = self.arena.clone();
+        Some(AskedRequest::decoupled(about.clone(), run, (loaded.clone(), model), (events, arena), first))
     }
 
     /// The calls of a partition's batch, with the queue of their shape.
@@ -283,12 +333,23 @@ impl BackendRole {
                 *outcome = Some(answer);
             }
         }
-        let outcome = |answer: Option<Answer>| match answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost)))
-        {
-            Ok(outputs) => Outcome::Outputs(Tensors::kept(outputs, self.arena.as_ref())),
-            Err(error) => Outcome::Failed { code: error.code(), message: error.to_string() },
+        let mut outcome = |(request, answer): (RequestKey, Option<Answer>)| {
+            let outcome = match answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost))) {
+                Ok(mut outputs) => match self.asked.ran((request, batch)) {
+                    Ran::One(parameters) => {
+                        outputs.extend(parameters.map(sent_parameters));
+                        Outcome::Outputs(Tensors::kept(outputs, self.arena.as_ref()))
+                    }
+                    Ran::Streamed => Outcome::Streamed,
+                },
+                Err(error) => {
+                    self.asked.failed((request, batch));
+                    Outcome::Failed { code: error.code(), message: error.to_string() }
+                }
+            };
+            (request, outcome)
         };
-        let outcomes = members.into_iter().zip(outcomes.into_iter().map(outcome)).collect();
+        let outcomes = members.into_iter().zip(outcomes).map(&mut outcome).collect();
         let run = run.map(|run| BatchRun {
             // The node knows the devices of its slots.
             device: 0,
@@ -338,8 +399,12 @@ fn admit(
                 data: part.data,
             }
         };
-    let inputs = loaded.codec.inputs.iter().zip(payload).map(tensor).collect();
+    let mut parts = payload.into_iter();
+    let inputs = loaded.codec.inputs.iter().zip(parts.by_ref()).map(tensor).collect();
     let mut request = InferRequest { model_name: name.to_owned(), inputs, ..InferRequest::default() };
+    if let Some(about) = parts.next().filter(|_| loaded.codec.takes_requests) {
+        read_about(&mut request, &about)?;
+    }
     let admitted = loaded.codec.admit(&mut request)?;
     loaded.check_memory(&admitted)?;
     Ok(admitted)
@@ -375,6 +440,11 @@ impl Machine for BackendRole {
             BackendEvent::Answered(batch, answers) => {
                 if let Some(Running { batch, members, items, _model, .. }) = self.running.remove(&batch) {
                     self.done(now, batch, device_time(&answers, &items), members, answers, None);
+                }
+            }
+            BackendEvent::Streamed(run, answer, is_last) => {
+                if self.asked.streamed(run, is_last) {
+                    self.node.handle_streamed(now, run.0, answer, is_last);
                 }
             }
             BackendEvent::Offer(offer) => self.node.handle_offer(now, offer),
@@ -426,6 +496,9 @@ impl Machine for BackendRole {
                     let own = leader.and_then(|leader| self.node.links().clock(leader));
                     self.asks.told(number, told, (own, leader.is_some()));
                 }
+                BackendOutput::Left(requests) => self.asked.left(&requests),
+                BackendOutput::PeerLost(peer) => self.asked.handle_lost(peer),
+                BackendOutput::Room(request, answers) => self.asked.has_room(request, answers),
                 BackendOutput::Leader(_, epoch) => self.board.follows(epoch, false),
                 BackendOutput::Drained => return Some(Step::End),
             }

@@ -100,7 +100,7 @@ impl RemoteServing {
             None => looked,
         };
         let rows = its.codec.check(&request)?;
-        let _entered = self.enter_ensemble();
+        let _entered = self.enter_long();
         let record = |reason| version.record_not_answered(reason, self.clock().now().since(arrival));
         let mut counted = Counted::new(record);
         let (id, traceparent) = (request.id.clone(), traceparent(&request).map(str::to_owned));

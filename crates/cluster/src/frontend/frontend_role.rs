@@ -19,7 +19,7 @@ use downbeat_service::metrics::Metrics;
 use downbeat_service::refusal;
 use downbeat_service::report::missed::Miss;
 use downbeat_service::unanswered::Unanswered;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::remote_ensemble::Began;
 use super::remote_models::{LONGEST_PHASE, RemoteModels, RemoteVersion};
@@ -41,6 +41,16 @@ pub struct RemoteCall {
     pub reply: Reply,
     /// Takes the times of the run; `None`: the request has neither an ensemble nor a tenant.
     pub hears: Option<Box<HearsRun>>,
+    /// Takes the answers of a decoupled model; `None`: the model gives one answer.
+    pub stream: Option<mpsc::Sender<StreamedAnswer>>,
+}
+
+/// One of the answers of a decoupled model.
+pub struct StreamedAnswer {
+    /// The answer; `None`: the answers end without another.
+    pub answer: Option<Result<Tensors, ServiceError>>,
+    /// Whether no answer follows.
+    pub is_last: bool,
 }
 
 /// Takes the times of a request's run for its ensemble and for its tenant.
@@ -74,6 +84,8 @@ pub enum FrontendEvent {
     Announced(u64, NewRequest<()>, Time, RemoteCall),
     /// The tensors of this ticket's announced request.
     Ready(u64, Tensors),
+    /// The client of this ticket's request has taken so many of its streamed answers.
+    Room(u64, u32),
     /// The client of this ticket's request has gone. The ticket has counted the request.
     Cancel(u64),
     /// This frontend has made this decision about the rollout of a model.
@@ -94,6 +106,9 @@ pub struct FrontendRole {
     node: FrontendNode<Tensors>,
     /// By the state machine's number: the request's ticket and call.
     calls: Table<(u64, RemoteCall)>,
+    /// By the state machine's number: the ticket and the client of a request whose last streamed answer
+    /// has not come.
+    streams: Table<(u64, mpsc::Sender<StreamedAnswer>)>,
     /// By ticket: the state machine's number.
     numbers: Table<u64>,
     /// By number: the clients that wait for changes of models.
@@ -117,8 +132,42 @@ impl FrontendRole {
         (asks, log): (Asks, Option<Arc<RequestLog>>),
     ) -> Self {
         let node = FrontendNode::new(node, options, now);
-        let (calls, numbers, orders) = Default::default();
-        FrontendRole { node, calls, numbers, orders, next_order: 0, asks, log, models, metrics, board }
+        let (calls, streams, numbers, orders) = Default::default();
+        FrontendRole { node, calls, streams, numbers, orders, next_order: 0, asks, log, models, metrics, board }
+    }
+
+    /// Keeps the call of a request that the node has taken.
+    fn begin(&mut self, (ticket, number): (u64, u64), mut call: RemoteCall) {
+        if let Some(stream) = call.stream.take() {
+            self.streams.insert(number, (ticket, stream));
+        }
+        self.numbers.insert(ticket, number);
+        self.calls.insert(number, (ticket, call));
+    }
+
+    /// Passes on one of the answers to a request.
+    fn stream(&mut self, now: Time, number: u64, answer: StreamedAnswer) {
+        let Some((ticket, client)) = self.streams.get(&number) else { return };
+        let (ticket, is_last) = (*ticket, answer.is_last);
+        let has_room = client.try_send(answer).is_ok();
+        if has_room && !is_last {
+            return;
+        }
+        self.streams.remove(&number);
+        // A request that still runs has its end later.
+        if !self.calls.contains_key(&number) {
+            self.numbers.remove(&ticket);
+            if !is_last {
+                self.node.handle_cancel(now, number);
+            }
+        }
+    }
+
+    /// Ends the answers to a request whose backend is lost.
+    fn end_stream(&mut self, now: Time, number: u64) {
+        let reason = "the backend of this request was lost before the last answer".to_owned();
+        let answer = Some(Err(ServiceError::Unavailable(reason)));
+        self.stream(now, number, StreamedAnswer { answer, is_last: true });
     }
 
     /// Notes the way of a request in the decision log.
@@ -143,11 +192,22 @@ impl FrontendRole {
     /// Answers a request.
     fn end(&mut self, now: Time, number: u64, end: RequestEnd<Tensors>, way: Way) {
         let Some((ticket, call)) = self.calls.remove(&number) else { return };
-        self.numbers.remove(&ticket);
-        let run = match &end {
-            RequestEnd::Ran(Outcome::Outputs(_), run) => run.map(|run| call.version.run_of(run)),
-            _ => None,
+        let (goes_on, run) = match &end {
+            RequestEnd::Ran(outcome, run) if !outcome.is_failed() => {
+                (matches!(outcome, Outcome::Streamed), run.map(|run| call.version.run_of(run)))
+            }
+            _ => (false, None),
         };
+        if !goes_on {
+            self.streams.remove(&number);
+        }
+        if !self.streams.contains_key(&number) {
+            self.numbers.remove(&ticket);
+            if goes_on {
+                // Nobody takes more answers.
+                self.node.handle_cancel(now, number);
+            }
+        }
         if let Some(log) = &self.log {
             self.note(log, (ticket, &call), now, way, run);
         }
@@ -191,6 +251,13 @@ fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Ten
     let (model, full) = (&call.version.name, call.version.definition.full);
     Err(match end {
         RequestEnd::Ran(Outcome::Outputs(outputs), _) => return Ok(outputs),
+        RequestEnd::Ran(Outcome::Streamed, _) if call.version.definition.config.is_decoupled() => {
+            return Ok(Tensors::default());
+        }
+        RequestEnd::Ran(Outcome::Streamed, _) => {
+            let message = format!("the backend of model '{model}' sent no answer: this is a defect");
+            (Unanswered::Engine, ServiceError::Internal(message))
+        }
         RequestEnd::Ran(Outcome::Failed { code, message }, _) => {
             let error = ServiceError::of_code(code, message);
             (Unanswered::of(&error), error)
@@ -246,18 +313,22 @@ impl Machine for FrontendRole {
         match event {
             FrontendEvent::Request(ticket, request, call) => {
                 let number = self.node.handle_request(now, request);
-                self.numbers.insert(ticket, number);
-                self.calls.insert(number, (ticket, call));
+                self.begin((ticket, number), call);
             }
             FrontendEvent::Announced(ticket, request, ready_at, call) => {
                 let number = self.node.handle_announced(now, request, ready_at);
-                self.numbers.insert(ticket, number);
-                self.calls.insert(number, (ticket, call));
+                self.begin((ticket, number), call);
             }
             FrontendEvent::Ready(ticket, payload) => {
                 // The scheduler may have refused the request meanwhile.
                 if let Some(number) = self.numbers.get(&ticket) {
                     self.node.handle_ready(now, *number, payload);
+                }
+            }
+            FrontendEvent::Room(ticket, answers) => {
+                // The last answer may have come meanwhile.
+                if let Some(number) = self.numbers.get(&ticket) {
+                    self.node.handle_room(now, *number, answers);
                 }
             }
             FrontendEvent::Order(model, doing, client) => {
@@ -275,6 +346,7 @@ impl Machine for FrontendRole {
             FrontendEvent::Cancel(ticket) => {
                 if let Some(number) = self.numbers.remove(&ticket) {
                     self.calls.remove(&number);
+                    self.streams.remove(&number);
                     self.node.handle_cancel(now, number);
                 }
             }
@@ -293,6 +365,15 @@ impl Machine for FrontendRole {
                 FrontendOutput::Lost(peer) => return Some(Step::Close(peer)),
                 FrontendOutput::Rollout { model, decision } => self.models.decide(&model, decision),
                 FrontendOutput::End { number, end, way } => self.end(now, number, end, way),
+                FrontendOutput::Streamed { number, answer, is_last } => {
+                    let answer = answer.map(|outcome| match outcome {
+                        Outcome::Outputs(outputs) => Ok(outputs),
+                        Outcome::Failed { code, message } => Err(ServiceError::of_code(code, message)),
+                        Outcome::Streamed => Err(ServiceError::Internal("the backend sent no answer".to_owned())),
+                    });
+                    self.stream(now, number, StreamedAnswer { answer, is_last });
+                }
+                FrontendOutput::StreamLost(number) => self.end_stream(now, number),
                 FrontendOutput::Ordered { number, result } => {
                     // The client may have gone.
                     if let Some(client) = self.orders.remove(&number) {

@@ -7,4 +7,5 @@ pub(crate) mod remote_ensemble;
 pub(crate) mod remote_models;
 mod remote_rollout;
 pub(crate) mod remote_serving;
+mod remote_streams;
 pub(crate) mod tenant_counts;

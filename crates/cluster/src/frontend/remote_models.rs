@@ -221,6 +221,11 @@ impl RemoteVersion {
         model
     }
 
+    /// Notes that the first answer of a decoupled model came `after` the arrival of its request.
+    pub fn record_first_answer(&self, after: Duration) {
+        self.metrics.record_first_answer(after);
+    }
+
     /// Counts a request that got no result, and ended `after` its arrival.
     pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
         self.metrics.record_not_answered(reason);

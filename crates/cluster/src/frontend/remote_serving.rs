@@ -15,6 +15,7 @@ use downbeat_models::serving::{
 };
 use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
 use downbeat_roles::{Doing, NewRequest, OrderFailure, QueueKey};
+use downbeat_service::answers::Answers;
 use downbeat_service::budget::{ByteBudget, Reservation};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
@@ -34,11 +35,13 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot};
 
 use super::frontend_figures::FrontendFigures;
-use super::frontend_role::{FrontendEvent, HearsRun, RemoteCall};
+use super::frontend_role::{FrontendEvent, HearsRun, RemoteCall, StreamedAnswer};
 use super::remote_ensemble::{Began, Due};
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
 use super::remote_rollout::RemoteRequests;
+use super::remote_streams;
 use crate::view::View;
+use crate::wire::about::{sent_about, take_parameters};
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
 
@@ -98,6 +101,18 @@ struct Ticket<'a> {
     is_handed_in: bool,
     /// Gets the time when the run began; `None`: the request is no step of an ensemble.
     began: Option<Began>,
+    /// Takes the answers of a decoupled model, until the node has the request.
+    stream: Option<mpsc::Sender<StreamedAnswer>>,
+}
+
+/// How a request is asked.
+pub(super) struct Asking<'a> {
+    /// The request's number at this frontend.
+    pub number: u64,
+    /// The request's entry in the decision log; `None`: there is none.
+    pub trail: Option<&'a RequestTrail<'a>>,
+    /// Takes any number of answers; `None`: the caller wants one answer.
+    pub stream: Option<mpsc::Sender<StreamedAnswer>>,
 }
 
 /// A request that the scheduler hears of while its tensors are made.
@@ -112,13 +127,9 @@ impl Drop for Ticket<'_> {
         if let Some(reason) = self.end {
             self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
         }
-        if !self.is_handed_in {
-            return;
+        if self.is_handed_in {
+            self.serving.cancel(self.number);
         }
-        flush();
-        // A node that has ended has no requests. A node that has not heard of the request yet has
-        // none of this number.
-        let _ = self.serving.events.send(FrontendEvent::Cancel(self.number));
     }
 }
 
@@ -181,7 +192,7 @@ impl RemoteServing {
 
     /// Passes an event to the node at the end of the event loop's turn. The node wakes once for all
     /// events of the turn, and they share a message.
-    fn hand_over(&self, event: FrontendEvent) {
+    pub(super) fn hand_over(&self, event: FrontendEvent) {
         let is_first = OUTBOX.with_borrow_mut(|outbox| {
             outbox.push((self.events.clone(), event));
             outbox.len() == 1
@@ -191,10 +202,19 @@ impl RemoteServing {
         }
     }
 
+    /// Tells the node that the client of a request has gone.
+    pub(super) fn cancel(&self, number: u64) {
+        flush();
+        // A node that has ended has no requests. A node that has not heard of the request yet has
+        // none of this number.
+        let _ = self.events.send(FrontendEvent::Cancel(number));
+    }
+
     /// Takes a place among the requests in flight.
     fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time, number: u64) -> Result<Ticket<'a>, ServiceError> {
         let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
-        let ticket = Ticket { serving: self, version, number, arrival, end: None, is_handed_in: false, began: None };
+        let (end, is_handed_in, began, stream) = (None, false, None, None);
+        let ticket = Ticket { serving: self, version, number, arrival, end, is_handed_in, began, stream };
         if in_flight >= MOST_IN_FLIGHT {
             version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
             let message =
@@ -208,7 +228,7 @@ impl RemoteServing {
     fn asked<P>(
         &self,
         version: &Arc<RemoteVersion>,
-        (ticket, limits): (&Ticket<'_>, &Limits),
+        (ticket, limits): (&mut Ticket<'_>, &Limits),
         (shape, rows): (Vec<i64>, u32),
         payload: P,
     ) -> (NewRequest<P>, RemoteCall, oneshot::Receiver<Answered>) {
@@ -226,8 +246,8 @@ impl RemoteServing {
         let tenant = limits.tenant.as_deref().and_then(|name| Some((tenants.clone(), tenants.arrived(name)?)));
         let hears = (ticket.began.is_some() || tenant.is_some())
             .then(|| Box::new(HearsRun { began: ticket.began.clone(), tenant }));
-        let (version, arrival) = (version.clone(), ticket.arrival);
-        (asked, RemoteCall { version, arrival, deadline, deadline_is_slo, rows, reply, hears }, answer)
+        let (version, arrival, stream) = (version.clone(), ticket.arrival, ticket.stream.take());
+        (asked, RemoteCall { version, arrival, deadline, deadline_is_slo, rows, reply, hears, stream }, answer)
     }
 
     /// Tells the scheduler of a request whose tensors are about to be made: its metadata waits in
@@ -313,7 +333,7 @@ fn early(answered: Option<Answered>) -> Refused {
     Refused { reason, error: error.unwrap_or_else(lost) }
 }
 
-/// A request of an ensemble that is in flight.
+/// A request that is in flight for longer than one run.
 pub(super) struct Entered<'a>(&'a AtomicU64);
 
 impl Drop for Entered<'_> {
@@ -352,8 +372,9 @@ impl RemoteServing {
         self.clock
     }
 
-    /// Counts a request of an ensemble in flight, also between its steps.
-    pub(super) fn enter_ensemble(&self) -> Entered<'_> {
+    /// Counts a request in flight for longer than one run: between the steps of an ensemble, or between
+    /// the answers of a decoupled model.
+    pub(super) fn enter_long(&self) -> Entered<'_> {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         Entered(&self.in_flight)
     }
@@ -367,14 +388,32 @@ impl RemoteServing {
         let arrival = self.clock.now();
         let step = async move {
             let model = self.models.get(&request.model_name)?;
-            self.infer_of(&model, (arrival, Some(due)), request, (self.number(), None)).await
+            self.infer_of(&model, (arrival, Some(due)), request, self.asking()).await
         };
         step.boxed()
     }
 
     /// The number of a new request.
-    fn number(&self) -> u64 {
+    pub(super) fn number(&self) -> u64 {
         self.next_ticket.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// How a request is asked that is not in the decision log.
+    fn asking(&self) -> Asking<'_> {
+        Asking { number: self.number(), trail: None, stream: None }
+    }
+
+    /// The decision log; `None`: there is none.
+    pub(super) fn log(&self) -> Option<&RequestLog> {
+        self.log.as_deref()
+    }
+
+    /// The model of a request.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    pub(super) fn model(&self, request: &InferRequest) -> Result<Arc<RemoteModel>, ServiceError> {
+        self.models.get(&request.model_name)
     }
 
     /// Tells the other frontends of the rollout's state.
@@ -400,12 +439,13 @@ impl RemoteServing {
         arrival: Time,
         request: InferRequest,
     ) -> Result<InferResponse, ServiceError> {
-        let number = self.number();
-        let Some(log) = &self.log else {
-            return self.infer_of(model, (arrival, None), request, (number, None)).await;
+        let Some(log) = self.log() else {
+            return self.infer_of(model, (arrival, None), request, self.asking()).await;
         };
+        let number = self.number();
         let trail = log.begin(RequestId(number), &request);
-        let result = self.infer_of(model, (arrival, None), request, (number, Some(&trail))).await;
+        let asking = Asking { number, trail: Some(&trail), stream: None };
+        let result = self.infer_of(model, (arrival, None), request, asking).await;
         trail.ended(&result);
         result
     }
@@ -420,28 +460,27 @@ impl RemoteServing {
         arrival: Time,
         copy: InferRequest,
     ) -> Result<InferResponse, ServiceError> {
-        self.infer_of(model, (arrival, Some(OF_A_COPY)), copy, (self.number(), None)).await
+        self.infer_of(model, (arrival, Some(OF_A_COPY)), copy, self.asking()).await
     }
 
     /// Runs a request of this model that came at `arrival`. `due`: the time of a step of an ensemble.
-    async fn infer_of(
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    pub(super) async fn infer_of(
         &self,
         model: &RemoteModel,
         (arrival, due): (Time, Option<Due>),
         mut request: InferRequest,
-        (number, trail): (u64, Option<&RequestTrail<'_>>),
+        Asking { number, trail, stream }: Asking<'_>,
     ) -> Result<InferResponse, ServiceError> {
         let version = model.version(&request.model_name, &request.model_version)?;
         if let Some(ensemble) = &version.ensemble {
             return Box::pin(self.infer_ensemble((version, ensemble), request, due)).await;
         }
         let its = &version.definition;
-        if its.config.is_decoupled() {
-            return Err(ServiceError::Unimplemented(format!(
-                "model '{}' is decoupled, and a cluster serves models with one answer to each request; serve the model \
-                 by a server of its own (downbeat serve)",
-                request.model_name
-            )));
+        if its.config.is_decoupled() && stream.is_none() {
+            return Err(ServiceError::Decoupled(request.model_name));
         }
         let wishes = Wishes { codec: &its.codec, batching: &its.batching, slo: its.slo };
         let mut looked = wishes.look(&request, arrival)?;
@@ -462,7 +501,7 @@ impl RemoteServing {
         let note =
             |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
         let mut ticket = self.enter(version, arrival, number).map_err(|error| note(&request, error.into()))?;
-        ticket.began = began;
+        (ticket.began, ticket.stream) = (began, stream);
         let (_prepared, announced) = match version.preprocess_of(&request)? {
             // Boxed, because its large state would burden all other requests.
             Some(steps) => {
@@ -486,7 +525,10 @@ impl RemoteServing {
         if let Some(trail) = trail {
             trail.has_terms(rows, limits.deadline);
         }
-        let payload = Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref());
+        let about = admitted.about.as_deref().map(sent_about);
+        let mut inputs = its.codec.client_inputs(admitted);
+        inputs.extend(about);
+        let payload = Tensors::kept(inputs, self.arena.as_ref());
         if !self.is_live() {
             return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
         }
@@ -500,7 +542,7 @@ impl RemoteServing {
                 return Err(ServiceError::Internal(format!("{message}, and the request of others: this is a defect")));
             }
             None => {
-                let (asked, call, answer) = self.asked(version, (&ticket, &limits), (shape, rows), payload);
+                let (asked, call, answer) = self.asked(version, (&mut ticket, &limits), (shape, rows), payload);
                 self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
                 answer
             }
@@ -515,8 +557,13 @@ impl RemoteServing {
         if let Some(miss) = miss {
             terms().note(self.clock.now(), &version.missed, &request, *miss, outputs.as_ref().err());
         }
-        let outputs = if is_empty { its.codec.without_rows(outputs)? } else { outputs? };
-        Ok(response(request, &its.codec, &version.version, wanted.as_deref(), outputs))
+        let mut outputs = if is_empty { its.codec.without_rows(outputs)? } else { outputs? };
+        let parameters = take_parameters(&its.codec, &mut outputs)?;
+        let mut response = response(request, &its.codec, &version.version, wanted.as_deref(), outputs);
+        if let Some(parameters) = parameters {
+            response.parameters = parameters;
+        }
+        Ok(response)
     }
 }
 
@@ -638,6 +685,18 @@ impl Service for RemoteServing {
             }
             _ => self.infer_logged(&model, self.clock.now(), request).await,
         }
+    }
+
+    async fn infer_stream(&self, request: InferRequest) -> Result<Answers, ServiceError> {
+        let is_decoupled = self.is_decoupled(&request.model_name, &request.model_version);
+        match self.this.upgrade().filter(|_| is_decoupled) {
+            Some(serving) => remote_streams::infer_many(serving, request).await,
+            None => self.infer(request).await.map(Answers::one),
+        }
+    }
+
+    fn is_decoupled(&self, name: &str, version: &str) -> bool {
+        self.models.version(name, version).is_ok_and(|version| version.definition.config.is_decoupled())
     }
 
     fn rollout_header(&self, name: &str) -> Option<String> {

@@ -1,6 +1,7 @@
 //! The encoding of frames on a connection: the length of a head, the head's CRC-32, the head, and
 //! the bytes of its tensors in order.
 
+pub(crate) mod about;
 pub(crate) mod arena;
 pub(crate) mod greeting;
 mod metered;
@@ -163,29 +164,30 @@ fn decoded(head: &[u8]) -> Result<Frame<Tensors>, postcard::Error> {
 /// The tensors of messages, in the order of their bytes.
 fn tensors(messages: &[Message<Tensors>]) -> impl Iterator<Item = &Tensors> {
     messages.iter().flat_map(|message| {
-        let (granted, answers) = match message {
-            Message::Inputs { granted, .. } => (&granted[..], &[][..]),
-            Message::Answers { answers, .. } => (&[][..], &answers[..]),
-            _ => (&[][..], &[][..]),
+        let (granted, answers, streamed) = match message {
+            Message::Inputs { granted, .. } => (&granted[..], &[][..], None),
+            Message::Answers { answers, .. } => (&[][..], &answers[..], None),
+            Message::Streamed { answer, .. } => (&[][..], &[][..], answer.as_ref()),
+            _ => (&[][..], &[][..], None),
         };
-        granted.iter().map(|(_, _, inputs)| inputs).chain(answers.iter().filter_map(|(_, outcome)| match outcome {
+        let outcomes = answers.iter().map(|(_, outcome)| outcome).chain(streamed);
+        granted.iter().map(|(_, _, inputs)| inputs).chain(outcomes.filter_map(|outcome| match outcome {
             Outcome::Outputs(outputs) => Some(outputs),
-            Outcome::Failed { .. } => None,
+            Outcome::Failed { .. } | Outcome::Streamed => None,
         }))
     })
 }
 
 /// The tensors of a message, mutable, in the same order.
 fn tensors_mut(message: &mut Message<Tensors>) -> Vec<&mut Tensors> {
+    let outputs = |outcome| match outcome {
+        &mut Outcome::Outputs(ref mut outputs) => Some(outputs),
+        Outcome::Failed { .. } | Outcome::Streamed => None,
+    };
     match message {
         Message::Inputs { granted, .. } => granted.iter_mut().map(|(_, _, inputs)| inputs).collect(),
-        Message::Answers { answers, .. } => {
-            let outputs = answers.iter_mut().filter_map(|(_, outcome)| match outcome {
-                Outcome::Outputs(outputs) => Some(outputs),
-                Outcome::Failed { .. } => None,
-            });
-            outputs.collect()
-        }
+        Message::Answers { answers, .. } => answers.iter_mut().filter_map(|(_, outcome)| outputs(outcome)).collect(),
+        Message::Streamed { answer, .. } => answer.iter_mut().filter_map(outputs).collect(),
         _ => Vec::new(),
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use downbeat_core::Time;
+use downbeat_core::{Duration, Time};
 use downbeat_engine::{Answered, RunError, TakesAnswers};
-use downbeat_host::request::batch_codec::Admitted;
-use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_host::request::batch_codec::{Admitted, BatchCodec, Outputs};
+use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 use downbeat_service::answers::{AnswerSender, Answers, PATIENCE, StreamAnswer, channel};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
@@ -26,6 +26,58 @@ impl Drop for EndOnDrop {
     }
 }
 
+/// Begins a request with any number of answers. `work` sends the answers, or one error before the
+/// first answer. Dropping the answers ends the work.
+///
+/// # Errors
+/// The error before the first answer.
+pub async fn begin_many<W: Future<Output = ()> + Send + 'static>(
+    work: impl FnOnce(AnswerSender, oneshot::Sender<ServiceError>) -> W,
+) -> Result<Answers, ServiceError> {
+    let (sender, answers) = channel(PATIENCE);
+    let (early, failed) = oneshot::channel();
+    let work = tokio::spawn(work(sender, early));
+    let mut answers = answers.holding(EndOnDrop(work));
+    tokio::select! {
+        biased;
+        Ok(error) = failed => return Err(error),
+        () = answers.begun() => {}
+    }
+    Ok(answers)
+}
+
+/// The form of the answers to a request of a decoupled model.
+pub struct AnswerForm {
+    model: String,
+    id: String,
+    /// The names of the wanted outputs; empty: all.
+    wanted: Vec<String>,
+}
+
+impl AnswerForm {
+    /// The form of the answers to this request.
+    pub fn of(request: &InferRequest) -> Self {
+        let wanted = request.outputs.iter().map(|output| output.name.clone()).collect();
+        AnswerForm { model: request.model_name.clone(), id: request.id.clone(), wanted }
+    }
+
+    /// An answer with these outputs of a version, and with these parameters.
+    pub fn answer(
+        &self,
+        (codec, version): (&BatchCodec, &str),
+        outputs: Outputs,
+        parameters: Option<Parameters>,
+    ) -> InferResponse {
+        let request = InferRequest { model_name: self.model.clone(), id: self.id.clone(), ..InferRequest::default() };
+        let mut response = response(request, codec, version, None, outputs);
+        response.parameters = parameters.unwrap_or_default();
+        if !self.wanted.is_empty() {
+            response.outputs.retain(|output| self.wanted.contains(&output.name));
+        }
+        response
+    }
+}
+
 impl Serving {
     /// Runs an inference of a decoupled model. The model's deadline and the request's timeout hold
     /// until `execute` returns. Dropping the answers cancels the request.
@@ -37,16 +89,7 @@ impl Serving {
         served: InFlight,
         request: InferRequest,
     ) -> Result<Answers, ServiceError> {
-        let (sender, answers) = channel(PATIENCE);
-        let (early, failed) = oneshot::channel();
-        let work = tokio::spawn(self.clone().answer_many(served, request, Arc::new(sender), early));
-        let mut answers = answers.holding(EndOnDrop(work));
-        tokio::select! {
-            biased;
-            Ok(error) = failed => return Err(error),
-            () = answers.begun() => {}
-        }
-        Ok(answers)
+        begin_many(|sender, early| self.clone().answer_many(served, request, Arc::new(sender), early)).await
     }
 
     async fn answer_many(
@@ -56,13 +99,12 @@ impl Serving {
         sender: Arc<AnswerSender>,
         early: oneshot::Sender<ServiceError>,
     ) {
-        let wanted = request.outputs.iter().map(|output| output.name.clone()).collect();
-        let (model, id) = (request.model_name.clone(), request.id.clone());
-        let (clock, arrival) = (self.driver.clock(), self.now());
+        let form = AnswerForm::of(&request);
+        let arrival = self.now();
+        let first = FirstAnswer::of(self.driver.clock(), arrival);
         let taker = |admitted: &Admitted, loaded: &Arc<LoadedVersion>| {
             let (sender, runtime) = (sender.clone(), Handle::current());
-            let first = FirstAnswer { clock, arrival, has_come: AtomicBool::new(false) };
-            let taker = Taker { sender, runtime, loaded: loaded.clone(), model, id, wanted, first };
+            let taker = Taker { sender, runtime, loaded: loaded.clone(), form, first };
             if let Some(about) = &admitted.about {
                 let _ = about.answers.0.set(Arc::new(taker));
             }
@@ -87,26 +129,26 @@ struct Taker {
     sender: Arc<AnswerSender>,
     runtime: Handle,
     loaded: Arc<LoadedVersion>,
-    model: String,
-    id: String,
-    /// The names of the wanted outputs; empty: all.
-    wanted: Vec<String>,
+    form: AnswerForm,
     first: FirstAnswer,
 }
 
 /// Measures the time until the first answer to a request.
-struct FirstAnswer {
+pub struct FirstAnswer {
     clock: Clock,
     arrival: Time,
     has_come: AtomicBool,
 }
 
 impl FirstAnswer {
-    /// An answer has come.
-    fn came(&self, loaded: &LoadedVersion) {
-        if !self.has_come.swap(true, Ordering::Relaxed) {
-            loaded.record_first_answer(self.clock.now().since(self.arrival));
-        }
+    /// The first answer to a request that came at `arrival`.
+    pub fn of(clock: Clock, arrival: Time) -> Self {
+        FirstAnswer { clock, arrival, has_come: AtomicBool::new(false) }
+    }
+
+    /// An answer has come. Returns the time since the request's arrival, if it is the first answer.
+    pub fn came(&self) -> Option<Duration> {
+        (!self.has_come.swap(true, Ordering::Relaxed)).then(|| self.clock.now().since(self.arrival))
     }
 }
 
@@ -114,15 +156,8 @@ impl Taker {
     fn response(&self, answered: Answered, parameters: Option<String>) -> Result<InferResponse, ServiceError> {
         let codec = &self.loaded.codec;
         let outputs = codec.answered(answered).map_err(ServiceError::Internal)?;
-        let request = InferRequest { model_name: self.model.clone(), id: self.id.clone(), ..InferRequest::default() };
-        let mut response = response(request, codec, &self.loaded.version, None, outputs);
-        if let Some(parameters) = parameters {
-            response.parameters = answer_parameters(&parameters)?;
-        }
-        if !self.wanted.is_empty() {
-            response.outputs.retain(|output| self.wanted.contains(&output.name));
-        }
-        Ok(response)
+        let parameters = parameters.as_deref().map(answer_parameters).transpose()?;
+        Ok(self.form.answer((codec, &self.loaded.version), outputs, parameters))
     }
 }
 
@@ -134,8 +169,8 @@ impl TakesAnswers for Taker {
         is_final: bool,
         done: Box<dyn FnOnce(bool) + Send>,
     ) {
-        if answer.is_some() {
-            self.first.came(&self.loaded);
+        if let Some(after) = answer.as_ref().and_then(|_| self.first.came()) {
+            self.loaded.record_first_answer(after);
         }
         let answer = answer.map(|answer| match answer {
             Ok(answered) => self.response(answered, parameters),

@@ -50,6 +50,7 @@ use pipeline::Weighing;
 use crate::loaded_version::LoadedVersion;
 
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
+pub use many::{AnswerForm, FirstAnswer, begin_many};
 pub use missed::{Refused, Terms};
 pub use model::{InFlight, Model, version_of};
 pub use pipeline::{
@@ -701,7 +702,10 @@ impl Drop for Leaving {
 }
 
 /// The parameters of a model's answer, which the model's code gives as a JSON object.
-fn answer_parameters(json: &str) -> Result<Parameters, ServiceError> {
+///
+/// # Errors
+/// If the text is no JSON object.
+pub fn answer_parameters(json: &str) -> Result<Parameters, ServiceError> {
     serde_json::from_str(json)
         .map_err(|error| ServiceError::Internal(format!("the parameters of the model's answer are wrong: {error}")))
 }

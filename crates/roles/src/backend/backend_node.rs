@@ -7,6 +7,7 @@ use super::early_inputs::{Early, EarlyInputs};
 use super::gathering::{Batch, Member};
 use super::late_fetches::LateFetches;
 use super::loading::Loading;
+use super::streams::Streams;
 use super::under_way::UnderWay;
 use crate::asking::Asking;
 use crate::delay::FetchEstimate;
@@ -90,6 +91,13 @@ pub enum BackendOutput<P> {
     },
     /// An answer to the [question](BackendNode::handle_ask) of this number; `None`: it has ended.
     Told(u64, Option<Told>),
+    /// The clients of these requests have gone. Answers to them reach nobody.
+    Left(Vec<RequestKey>),
+    /// The link to this peer is lost. If the peer is a frontend, the clients of its requests have gone.
+    PeerLost(NodeId),
+    /// The client of this request has taken so many of the
+    /// [streamed answers](BackendNode::handle_streamed).
+    Room(RequestKey, u32),
     /// Another scheduler leads.
     Leader(NodeId, Epoch),
     /// The link to this peer is given up: close what carried it.
@@ -141,6 +149,7 @@ pub struct BackendNode<P> {
     met: BTreeMap<NodeId, Met>,
     fetches: FetchEstimate,
     late_fetches: LateFetches,
+    streams: Streams,
     asking: Asking,
     /// The delays that the leader last heard, and when.
     said: Option<(Delays, Time)>,
@@ -173,6 +182,7 @@ impl<P: Clone> BackendNode<P> {
             met: BTreeMap::new(),
             fetches: FetchEstimate::new(1_000, HALF_LIFE),
             late_fetches: LateFetches::default(),
+            streams: Streams::default(),
             asking: Asking::default(),
             said: None,
             checks_at: now + CHECKS_EVERY,
@@ -198,6 +208,12 @@ impl<P: Clone> BackendNode<P> {
     /// The number of batches that the backend has.
     pub fn batches(&self) -> usize {
         self.under_way.len()
+    }
+
+    /// The number of requests that have given a [streamed answer](BackendNode::handle_streamed) or have
+    /// run, and may give more answers.
+    pub fn streams(&self) -> usize {
+        self.streams.len()
     }
 
     /// Plans so far from schedulers that the backend no longer obeys.
@@ -294,14 +310,19 @@ impl<P: Clone> BackendNode<P> {
         let mut answers: BTreeMap<NodeId, Vec<(u64, Outcome<P>)>> = BTreeMap::new();
         for (request, outcome) in outcomes {
             if done.take_ran(request) {
+                match &outcome {
+                    Outcome::Streamed => self.streams.ran(request),
+                    Outcome::Failed { .. } => self.streams.failed(request),
+                    Outcome::Outputs(_) => {}
+                }
                 answers.entry(request.frontend).or_default().push((request.number, outcome));
             }
         }
         let not_run = done.left_ran();
         for (frontend, answers) in answers {
-            let has_outputs = answers.iter().any(|(_, outcome)| matches!(outcome, Outcome::Outputs(_)));
-            let its = run.map(|run| BatchRun { counts: run.counts && has_outputs, device, ..run });
-            if has_outputs && let Some(run) = &mut run {
+            let has_run = answers.iter().any(|(_, outcome)| !outcome.is_failed());
+            let its = run.map(|run| BatchRun { counts: run.counts && has_run, device, ..run });
+            if has_run && let Some(run) = &mut run {
                 run.counts = false;
             }
             self.links.say(now, frontend, Message::Answers { run: its, answers });
@@ -311,6 +332,16 @@ impl<P: Clone> BackendNode<P> {
         }
         self.complete(now, batch, ran, missed);
         self.start(now, slot);
+        self.settle(now);
+    }
+
+    /// Sends an answer of a request that may have any number of them; `None`: the answers end without
+    /// another. The request is in a running batch, or [`BackendNode::handle_ran`] has had
+    /// [`Outcome::Streamed`] for it. The caller sends at most [`MOST_STREAMED`](crate::MOST_STREAMED) answers
+    /// before it hears of [room](BackendOutput::Room).
+    pub fn handle_streamed(&mut self, now: Time, request: RequestKey, answer: Option<Outcome<P>>, is_last: bool) {
+        self.streams.answered(request, is_last);
+        self.links.say(now, request.frontend, Message::Streamed { number: request.number, answer, is_last });
         self.settle(now);
     }
 
@@ -341,7 +372,8 @@ impl<P: Clone> BackendNode<P> {
         if let Some((peer, frame)) = self.links.poll_frame(now) {
             return Some(BackendOutput::Send(peer, frame));
         }
-        let has_nothing = self.is_let_go && self.under_way.len() == 0 && self.links.is_acknowledged();
+        let has_no_work = self.under_way.len() == 0 && self.streams.len() == 0;
+        let has_nothing = self.is_let_go && has_no_work && self.links.is_acknowledged();
         if has_nothing && !self.is_drained {
             self.is_drained = true;
             return Some(BackendOutput::Drained);
@@ -400,6 +432,13 @@ impl<P: Clone> BackendNode<P> {
             }
             (Role::Frontend, Message::Inputs { batch, granted, gone }) => {
                 self.handle_inputs(now, from, batch, granted, gone);
+            }
+            (Role::Frontend, Message::Cancel(numbers)) => {
+                let left = numbers.into_iter().map(|number| RequestKey { frontend: from, number });
+                self.outputs.push_back(BackendOutput::Left(left.collect()));
+            }
+            (Role::Frontend, Message::Room { number, answers }) => {
+                self.outputs.push_back(BackendOutput::Room(RequestKey { frontend: from, number }, answers));
             }
             // No message that a backend handles.
             _ => {}
@@ -602,6 +641,8 @@ impl<P: Clone> BackendNode<P> {
         }
         self.under_way.handle_lost(peer);
         self.late_fetches.handle_lost(peer);
+        self.streams.handle_lost(peer);
+        self.outputs.push_back(BackendOutput::PeerLost(peer));
         self.early.handle_lost(peer);
         for slot in 0..self.under_way.slots() {
             self.start(now, slot);

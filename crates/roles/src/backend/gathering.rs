@@ -152,8 +152,7 @@ impl<P> Batch<P> {
         }
     }
 
-    /// Gives up a frontend's members that do not run yet, because the frontend is lost or its
-    /// address unknown.
+    /// Gives up a frontend's members, because the frontend is lost or its address unknown.
     pub fn handle_lost(&mut self, frontend: NodeId) {
         self.fetches.retain(|(of, _)| *of != frontend);
         for (_, place) in self.members.iter_mut().filter(|(request, _)| request.frontend == frontend) {
@@ -163,9 +162,9 @@ impl<P> Batch<P> {
                     self.expected_inputs -= 1;
                 }
                 // The frontend knows that the batch had claimed them, and that its link to this
-                // backend is lost.
-                Place::Here(_) => *place = Place::Done,
-                Place::Runs | Place::Missed | Place::Done => {}
+                // backend is lost. It takes no answer to them.
+                Place::Here(_) | Place::Runs => *place = Place::Done,
+                Place::Missed | Place::Done => {}
             }
         }
     }

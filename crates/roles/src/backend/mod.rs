@@ -5,6 +5,7 @@ mod early_inputs;
 mod gathering;
 mod late_fetches;
 mod loading;
+mod streams;
 mod under_way;
 
 pub use backend_node::{BackendNode, BackendOptions, BackendOutput};

@@ -1,9 +1,9 @@
 //! A frontend: keeps its clients' requests until they are answered, and decides which batch runs
 //! each of them.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::open_requests::{NewRequest, Open, OpenRequests, Place, Way};
+use super::open_requests::{NewRequest, Open, OpenRequests, Place, Streamed, Way};
 use crate::asking::Asking;
 use crate::epoch::Epoch;
 use crate::following::Following;
@@ -33,7 +33,7 @@ const HELD_FOR: Duration = Duration::from_millis(2);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RequestEnd<P> {
     /// A backend ran the request, in the batch with this run. `None`: the batch did not run as a
-    /// whole.
+    /// whole. After [`Outcome::Streamed`] answers may still come, by [`FrontendOutput::Streamed`].
     Ran(Outcome<P>, Option<BatchRun>),
     /// The scheduler rejected or dropped the request.
     Refused(Refusal),
@@ -60,6 +60,18 @@ pub enum FrontendOutput<P> {
         /// The way of the request to its end.
         way: Way,
     },
+    /// One of the answers to a request, before its end or after [`Outcome::Streamed`].
+    /// [`FrontendNode::handle_room`] follows once the client has taken the answer.
+    Streamed {
+        /// The number of the request.
+        number: u64,
+        /// The answer; `None`: the answers end without another.
+        answer: Option<Outcome<P>>,
+        /// Whether no answer follows.
+        is_last: bool,
+    },
+    /// The backend of this request is lost after the request's end, and before its last answer.
+    StreamLost(u64),
     /// Clients may ask for these models from now on, and for no others.
     Models(Vec<ServedModel>),
     /// Another scheduler leads.
@@ -157,6 +169,9 @@ pub struct FrontendNode<P> {
     /// Requests that batches have claimed before their tensors were ready, by the time until which
     /// the batches wait. An entry stays until then, also if the tensors are ready earlier.
     held: BTreeSet<(Time, u64)>,
+    /// Requests that have ended with [`Outcome::Streamed`] and whose last answer has not come, by number:
+    /// the backend of each.
+    streams: BTreeMap<u64, NodeId>,
     /// The name, version and [`ServedModel::may_repeat`] of each model.
     models: Vec<(String, u64, bool)>,
     /// The numbers of orders that the leader has.
@@ -182,6 +197,7 @@ impl<P: Clone> FrontendNode<P> {
             to_cancel: Vec::new(),
             ready: Vec::new(),
             held: BTreeSet::new(),
+            streams: BTreeMap::new(),
             models: Vec::new(),
             orders: BTreeSet::new(),
             rollouts: Rollouts::default(),
@@ -196,6 +212,12 @@ impl<P: Clone> FrontendNode<P> {
     /// The number of requests that have not ended.
     pub fn open(&self) -> usize {
         self.requests.len()
+    }
+
+    /// The number of requests that have ended with [`Outcome::Streamed`], and whose last answer has not
+    /// come.
+    pub fn streams(&self) -> usize {
+        self.streams.len()
     }
 
     /// Requests so far that were handed in again because the backend that had them was lost.
@@ -330,12 +352,33 @@ impl<P: Clone> FrontendNode<P> {
     /// Removes the request of a client that has gone, or whose tensors cannot be made. No
     /// [`FrontendOutput::End`] follows.
     pub fn handle_cancel(&mut self, now: Time, number: u64) {
-        if let Some(Open { payload: None, place: Place::Claimed(backend, batch), .. }) = self.requests.get(number) {
+        let claimed = self.requests.get(number).and_then(|open| match open.place {
+            Place::Claimed(backend, batch) => Some((backend, batch, open.payload.is_some())),
+            _ => None,
+        });
+        match claimed {
             // The batch need not wait for the tensors any longer.
-            let (backend, batch) = (*backend, *batch);
-            self.links.say(now, backend, Message::Inputs { batch, granted: Vec::new(), gone: vec![number] });
+            Some((backend, batch, false)) => {
+                self.links.say(now, backend, Message::Inputs { batch, granted: Vec::new(), gone: vec![number] });
+            }
+            Some((backend, _, true)) => self.links.say(now, backend, Message::Cancel(vec![number])),
+            None => {}
+        }
+        if let Some(backend) = self.streams.remove(&number) {
+            self.links.say(now, backend, Message::Cancel(vec![number]));
         }
         self.remove(number);
+    }
+
+    /// The client has taken so many of a request's [streamed answers](FrontendOutput::Streamed).
+    pub fn handle_room(&mut self, now: Time, number: u64, answers: u32) {
+        let running = || match self.requests.get(number)?.place {
+            Place::Claimed(backend, _) => Some(backend),
+            _ => None,
+        };
+        if let Some(backend) = self.streams.get(&number).copied().or_else(running) {
+            self.links.say(now, backend, Message::Room { number, answers });
+        }
     }
 
     /// The next action that the frontend asks for.
@@ -420,16 +463,19 @@ impl<P: Clone> FrontendNode<P> {
             }
             (Role::Backend, Message::Answers { mut run, answers }) => {
                 for (number, outcome) in answers {
-                    let has_outputs = matches!(outcome, Outcome::Outputs(_));
+                    let has_run = !outcome.is_failed();
                     let has_ended = self.handle_answer(from, number, (outcome, run));
                     // The first answer takes the count of the batch along.
                     if has_ended
-                        && has_outputs
+                        && has_run
                         && let Some(run) = &mut run
                     {
                         run.counts = false;
                     }
                 }
+            }
+            (Role::Backend, Message::Streamed { number, answer, is_last }) => {
+                self.handle_streamed(now, from, number, (answer, is_last));
             }
             // From a scheduler that does not lead, or no message that a frontend handles.
             _ => {}
@@ -442,13 +488,35 @@ impl<P: Clone> FrontendNode<P> {
         let has_inputs = |open: &Open<P>| {
             open.payload.is_some() && matches!(open.place, Place::Claimed(holder, _) if holder == from)
         };
-        let has_ended = self.requests.get(number).is_some_and(has_inputs);
-        if has_ended {
-            self.end(number, RequestEnd::Ran(outcome, run));
-        } else {
+        let Some(open) = self.requests.get(number).filter(|open| has_inputs(open)) else {
             self.late_answers += 1;
+            return false;
+        };
+        if matches!(outcome, Outcome::Streamed) && open.streamed != Streamed::All {
+            self.streams.insert(number, from);
         }
-        has_ended
+        self.end(number, RequestEnd::Ran(outcome, run));
+        true
+    }
+
+    /// Takes one of the answers to a request, which may be before the end of its run or after.
+    fn handle_streamed(&mut self, now: Time, from: NodeId, number: u64, (answer, is_last): (Option<Outcome<P>>, bool)) {
+        if self.streams.get(&number) == Some(&from) {
+            if is_last {
+                self.streams.remove(&number);
+            }
+        } else {
+            let is_its = |open: &&mut Open<P>| {
+                let is_claimed = matches!(open.place, Place::Claimed(holder, _) if holder == from);
+                is_claimed && open.payload.is_some() && open.streamed != Streamed::All
+            };
+            let Some(open) = self.requests.get_mut(number).filter(is_its) else {
+                // The client has gone, or its request has ended for another reason.
+                return self.links.say(now, from, Message::Cancel(vec![number]));
+            };
+            open.streamed = if is_last { Streamed::All } else { Streamed::Some };
+        }
+        self.outputs.push_back(FrontendOutput::Streamed { number, answer, is_last });
     }
 
     fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
@@ -548,6 +616,8 @@ impl<P: Clone> FrontendNode<P> {
             let has_inputs = self.requests.get(number).is_some_and(|open| open.payload.is_some());
             self.take_back(now, number, if has_inputs { Back::PerhapsRun } else { Back::NotRun });
         }
+        let lost = self.streams.extract_if(.., |_, backend| *backend == peer);
+        self.outputs.extend(lost.map(|(number, _)| FrontendOutput::StreamLost(number)));
     }
 
     /// Tells batches that have waited long enough for tensors to go on without them.
@@ -586,7 +656,7 @@ impl<P: Clone> FrontendNode<P> {
                 open.returned < times || now < open.first_returned + self.options.lost_after.saturating_mul(spans)
             }
             Back::PerhapsRun => open.tried < self.options.tries && self.models.iter().any(may_repeat),
-        };
+        } && open.streamed == Streamed::None;
         let Some(open) = self.requests.get_mut(number) else { return };
         if let Place::Claimed(_, batch) = std::mem::replace(&mut open.place, Place::Here) {
             open.given_back = batch;
@@ -653,6 +723,9 @@ impl<P: Clone> FrontendNode<P> {
         let grace = if is_led || is_claimed { self.options.lost_after } else { Duration::ZERO };
         let last = open.deadline + grace;
         if last <= now {
+            if let Place::Claimed(backend, _) = open.place {
+                self.links.say(now, backend, Message::Cancel(vec![number]));
+            }
             self.end(number, RequestEnd::TooLate);
         } else {
             self.requests.watch(last, number);

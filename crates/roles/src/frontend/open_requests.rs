@@ -89,6 +89,19 @@ pub(super) struct Open<P> {
     size: u32,
     /// Whether the request is among the expiries.
     is_watched: bool,
+    /// The answers that came one by one, if any did.
+    pub streamed: Streamed,
+}
+
+/// The answers to a request that come one by one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Streamed {
+    /// No answer has come.
+    None,
+    /// Some answers have come. The request must not run again.
+    Some,
+    /// The last answer has come.
+    All,
 }
 
 impl<P> Open<P> {
@@ -154,6 +167,7 @@ impl<P> OpenRequests<P> {
             level,
             size,
             is_watched,
+            streamed: Streamed::None,
         })
     }
 

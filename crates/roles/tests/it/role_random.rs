@@ -216,6 +216,9 @@ impl World {
                         }
                         Some(FrontendOutput::Note(_)) => None,
                         Some(FrontendOutput::Models(_) | FrontendOutput::Leader { .. }) => None,
+                        Some(FrontendOutput::Streamed { .. } | FrontendOutput::StreamLost(_)) => {
+                            panic!("no model gives any number of answers")
+                        }
                         Some(FrontendOutput::Rollout { .. }) => panic!("no frontend rolls out"),
                         Some(FrontendOutput::Ordered { .. }) => panic!("no client has ordered a change"),
                         Some(FrontendOutput::Asked { .. } | FrontendOutput::Told(..)) => panic!("no client asks"),
@@ -240,7 +243,8 @@ impl World {
                             None
                         }
                         Some(BackendOutput::Note(_)) => None,
-                        Some(BackendOutput::Leader(..)) => None,
+                        Some(BackendOutput::Leader(..) | BackendOutput::Left(_) | BackendOutput::PeerLost(_)) => None,
+                        Some(BackendOutput::Room(..)) => panic!("no model gives any number of answers"),
                         Some(BackendOutput::Model(model, _) | BackendOutput::Order { model, .. }) => {
                             panic!("nobody told it to have {model}")
                         }

@@ -21,6 +21,9 @@
 //! at 1 cancel 0
 //! at 1 offer m [slots=2]                 a backend's own
 //! at 1 ran 1/0#7 f1:0 f1:1               members of which something came; "nothing" before them: no items ran
+//! at 1 ran 1/0#7 f1:0:streamed          the run is over, and its answers come one by one
+//! at 1 streamed f1:0 [last]              one of them; a peer's: at 1 b1 streams 0 [last], at 1 b1 answers 0:streamed
+//! at 1 room 0 2                          the client of request 0 has taken two of them; a peer's: at 1 f1 room 0 2
 //! at 1 drain
 //! ```
 
@@ -144,6 +147,10 @@ impl World {
                     FrontendOutput::Leader { scheduler, epoch, handed_in } => {
                         format!("follows {} as {}, hands in {handed_in}", name(scheduler), epoch_text(epoch))
                     }
+                    FrontendOutput::Streamed { number, answer, is_last } => {
+                        format!("{} of {number}", streamed_text(answer.as_ref(), is_last))
+                    }
+                    FrontendOutput::StreamLost(number) => format!("further answers of {number} are lost"),
                     FrontendOutput::Lost(peer) => format!("gives {} up", name(peer)),
                     FrontendOutput::Note(note) => note,
                 },
@@ -167,6 +174,14 @@ impl World {
                     BackendOutput::Told(number, told) => {
                         format!("answer to question {number} of {}", told.map_or("nobody else".into(), |t| t.name))
                     }
+                    BackendOutput::Left(left) => {
+                        format!("no client waits for {}", list(left.into_iter().map(key_text)))
+                    }
+                    BackendOutput::Room(request, answers) => {
+                        format!("{} has room for {answers} answers", key_text(request))
+                    }
+                    // The link's end is in the timeline.
+                    BackendOutput::PeerLost(_) => continue,
                     BackendOutput::Leader(who, epoch) => format!("obeys {} as {}", name(who), epoch_text(epoch)),
                     BackendOutput::Lost(peer) => format!("gives {} up", name(peer)),
                     BackendOutput::Note(note) => note,
@@ -295,8 +310,18 @@ impl World {
                     ["nothing", members @ ..] => (None, members),
                     members => (Some((members.len() as u32, Duration::from_millis(5))), members),
                 };
-                let outcomes = members.iter().map(|member| (key(member), Outcome::Outputs(0))).collect();
+                let outcome = |member: &&str| match member.strip_suffix(":streamed") {
+                    Some(member) => (key(member), Outcome::Streamed),
+                    None => (key(member), Outcome::Outputs(0)),
+                };
+                let outcomes = members.iter().map(outcome).collect();
                 node.handle_ran(now, crate::role_texts::batch(batch), ran, ran.map(batch_run), outcomes);
+            }
+            (["streamed", member, last @ ..], Node::Backend(node)) => {
+                node.handle_streamed(now, key(member), Some(Outcome::Outputs(0)), !last.is_empty());
+            }
+            (["room", number, answers], Node::Frontend(node)) => {
+                node.handle_room(now, number.parse().unwrap(), answers.parse().unwrap());
             }
             (["unloaded", model], Node::Backend(node)) => node.handle_unloaded(now, model, 1),
             (["drain"], Node::Backend(node)) => node.handle_drain(now),
@@ -339,6 +364,9 @@ scenarios! {
     frontend_grants_no_claim_twice
     frontend_sends_inputs_once_a_backend_is_there
     frontend_announces_requests_before_they_are_ready
+    frontend_passes_on_any_number_of_answers
+    frontend_runs_no_request_again_after_an_answer
+    frontend_stops_answers_that_nobody_takes
     backend_keeps_inputs_until_their_plan_comes
     backend_keeps_no_inputs_without_a_plan
     backend_has_a_batch_counted_once
@@ -353,7 +381,9 @@ scenarios! {
     backend_obeys_the_highest_epoch
     backend_drops_members_of_a_lost_frontend
     backend_copes_with_nonsense
+    backend_sends_any_number_of_answers
     backend_leaves
+    backend_leaves_after_its_last_answer
     backend_leaves_once_it_is_let_go
     backend_loads_and_unloads_as_it_is_told
 }

@@ -45,10 +45,20 @@ pub fn message(words: &[&str], from: NodeId) -> Message<P> {
         }
         "releases" => Message::Release { batch: batch(words[1]), numbers: numbers(1) },
         "answers" => {
-            let answers: Vec<_> = numbers(0).into_iter().map(|n| (n, Outcome::Outputs(n))).collect();
+            let answer = |word: &str| match word.strip_suffix(":streamed") {
+                Some(number) => (number.parse().unwrap(), Outcome::Streamed),
+                None => (word.parse().unwrap(), Outcome::Outputs(word.parse().unwrap())),
+            };
+            let answers: Vec<_> = plain().map(answer).collect();
             let run = batch_run((answers.len() as u32, Duration::from_millis(5)));
             Message::Answers { run: Some(run), answers }
         }
+        "streams" => {
+            let number = words[1].parse().unwrap();
+            Message::Streamed { number, answer: Some(Outcome::Outputs(number)), is_last: words.len() > 2 }
+        }
+        "room" => Message::Room { number: words[1].parse().unwrap(), answers: words[2].parse().unwrap() },
+        "cancels" => Message::Cancel(numbers(0)),
         "names" => {
             let (alias, model) = words[1].split_once('=').unwrap();
             Message::Queue { alias: QueueAlias(alias.parse().unwrap()), key: queue(model) }
@@ -139,14 +149,31 @@ pub fn message_text(message: &Message<P>) -> String {
         }
         Message::Answers { run, answers } => {
             let counted = if run.is_some_and(|run| !run.counts) { ", counted elsewhere" } else { "" };
-            format!("answers {}{counted}", list(answers.iter().map(|(number, _)| number.to_string())))
+            let answer = |(number, outcome): &(u64, Outcome<P>)| match outcome {
+                Outcome::Streamed => format!("{number} is streamed"),
+                _ => number.to_string(),
+            };
+            format!("answers {}{counted}", list(answers.iter().map(answer)))
         }
+        Message::Streamed { number, answer, is_last } => {
+            format!("{} of {number}", streamed_text(answer.as_ref(), *is_last))
+        }
+        Message::Room { number, answers } => format!("room for {answers} answers of {number}"),
         other => format!("{other:?}"),
+    }
+}
+
+pub fn streamed_text(answer: Option<&Outcome<P>>, is_last: bool) -> String {
+    let which = if is_last { "the last" } else { "an" };
+    match answer {
+        Some(_) => format!("{which} answer"),
+        None => format!("the end, without {which} answer,"),
     }
 }
 
 pub fn end_text(end: &RequestEnd<P>) -> String {
     match end {
+        RequestEnd::Ran(Outcome::Streamed, _) => "ran, answers come one by one".to_owned(),
         RequestEnd::Ran(..) => "ran".to_owned(),
         RequestEnd::Refused(refusal) => format!("refused, {refusal:?}"),
         RequestEnd::TooLate => "too late".to_owned(),

@@ -423,6 +423,7 @@ impl ModelText {
             drop: policy.drop(),
             may_repeat: self.may_repeat,
             prepares: self.prepare_ms.map(|expected| Preparation { expected, fails: 0.0 }),
+            streams: None,
         })
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use downbeat_core::{Duration, Time};
-use downbeat_roles::{BatchKey, Epoch, Frame, Member, Message, NodeId, RequestEnd, RequestKey};
+use downbeat_roles::{BatchKey, Epoch, Frame, Member, Message, NodeId, Outcome, RequestEnd, RequestKey};
+
+use super::streams;
 
 /// A broken rule. Only the first one of a run counts: the others may be its consequences.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
@@ -28,6 +30,10 @@ struct Asked {
     is_over: bool,
     /// The number of times that it has begun to run.
     runs: u32,
+    /// The number of its streamed answers that have come.
+    answers: u64,
+    /// No more streamed answers may come.
+    has_last: bool,
     /// The places where it runs, with the start of each run.
     running: Vec<(NodeId, BatchKey, Time)>,
     /// The batches that its inputs were sent to, with the most time that was left then.
@@ -43,6 +49,8 @@ struct Asked {
 /// - *one backend*: a request runs in two places at once only if its frontend and one of the two
 ///   places have lost each other;
 /// - *one run*: a request runs twice only if its model may repeat requests;
+/// - *answers in order*: the answers of a model that gives any number of them come once and in
+///   order, up to the last one or the loss of the backend, and only to a request that runs once;
 /// - *inputs are ready*: no request runs before its frontend has made its inputs;
 /// - *budgets shrink*: no process states, or is given, more time than is left until the client's
 ///   deadline, or more than was stated before;
@@ -62,6 +70,8 @@ pub struct NetworkJudge {
     requests: HashMap<RequestKey, Asked>,
     /// Requests of living frontends that have not ended.
     open: BTreeSet<RequestKey>,
+    /// Requests of living frontends that have ended, and whose last streamed answer has not come.
+    streaming: BTreeSet<RequestKey>,
     obeyed: BTreeMap<NodeId, Epoch>,
     slots: BTreeMap<(NodeId, u32), Epoch>,
     led: BTreeMap<u64, NodeId>,
@@ -82,6 +92,7 @@ impl NetworkJudge {
             claimed_before,
             requests: HashMap::new(),
             open: BTreeSet::new(),
+            streaming: BTreeSet::new(),
             obeyed: BTreeMap::new(),
             slots: BTreeMap::new(),
             led: BTreeMap::new(),
@@ -102,9 +113,9 @@ impl NetworkJudge {
         self.broken.as_ref()
     }
 
-    /// Returns the number of open requests of living frontends.
+    /// Returns the number of requests of living frontends that are open, or wait for answers.
     pub fn open(&self) -> usize {
-        self.open.len()
+        self.open.len() + self.streaming.len()
     }
 
     /// Returns the number of open requests of living frontends that have no deadline.
@@ -124,8 +135,9 @@ impl NetworkJudge {
     /// Records that a client asks.
     pub fn asked(&mut self, now: Time, request: RequestKey, deadline: Time, input: u64, may_repeat: bool) {
         let (running, inputs) = (Vec::new(), Vec::new());
-        let (is_ready, is_over, runs) = (true, false, 0);
-        let asked = Asked { at: now, deadline, input, may_repeat, is_ready, is_over, runs, running, inputs };
+        let (is_ready, is_over, runs, answers, has_last) = (true, false, 0, 0, false);
+        let asked =
+            Asked { at: now, deadline, input, may_repeat, is_ready, is_over, runs, answers, has_last, running, inputs };
         self.open.insert(request);
         if self.requests.insert(request, asked).is_some() {
             self.breaks(now, "ends once", || format!("{request:?} is the name of two requests"));
@@ -149,7 +161,43 @@ impl NetworkJudge {
     /// Records that a client has gone. Returns true if its request was open.
     pub fn cancelled(&mut self, request: RequestKey) -> bool {
         self.open.remove(&request);
-        self.requests.get_mut(&request).is_some_and(|asked| !std::mem::replace(&mut asked.is_over, true))
+        self.streaming.remove(&request);
+        let Some(asked) = self.requests.get_mut(&request) else { return false };
+        asked.has_last = true;
+        !std::mem::replace(&mut asked.is_over, true)
+    }
+
+    /// Records one of the answers to a request. `answer`: its tensors.
+    pub fn streamed(&mut self, now: Time, request: RequestKey, answer: Option<u64>, is_last: bool) {
+        let rule = "answers in order";
+        let Some(asked) = self.requests.get_mut(&request) else {
+            return self.breaks(now, rule, || format!("{request:?}, which nobody asked, has an answer"));
+        };
+        let (had_last, due) = (asked.has_last, streams::answer(asked.input, asked.answers));
+        asked.answers += u64::from(answer.is_some());
+        asked.has_last |= is_last;
+        if is_last {
+            self.streaming.remove(&request);
+        }
+        if had_last {
+            self.breaks(now, rule, || format!("{request:?} has an answer after its last one, or without a client"));
+        }
+        if let Some(answer) = answer.filter(|answer| *answer != due) {
+            self.breaks(now, rule, || format!("{request:?} has the answer {answer:#x} in the place of {due:#x}"));
+        }
+    }
+
+    /// Records that a frontend gives up the answers to a request, whose backend it has lost.
+    pub fn stream_lost(&mut self, now: Time, request: RequestKey) {
+        let was_open = self.streaming.remove(&request);
+        let Some(asked) = self.requests.get_mut(&request) else { return };
+        let (asked_at, had_last) = (asked.at, std::mem::replace(&mut asked.has_last, true));
+        if !was_open || had_last {
+            self.breaks(now, "answers in order", || format!("{request:?} waits for no answer, and is given up"));
+        }
+        if self.last_lost.is_none_or(|lost| lost < asked_at) {
+            self.breaks(now, "losses have causes", || format!("the answers to {request:?} are lost without a loss"));
+        }
     }
 
     /// Records that a frontend ends a request. Returns true if it ends in time.
@@ -160,13 +208,17 @@ impl NetworkJudge {
             return false;
         };
         let was_over = std::mem::replace(&mut asked.is_over, true);
+        match end {
+            RequestEnd::Ran(Outcome::Streamed, _) if !asked.has_last => drop(self.streaming.insert(request)),
+            _ => asked.has_last = true,
+        }
         let (asked_at, deadline, input, runs) = (asked.at, asked.deadline, asked.input, asked.runs);
         if was_over {
             self.breaks(now, "ends once", || format!("{request:?} ends once more, or without a client: {end:?}"));
         }
         match end {
             RequestEnd::Ran(outcome, _) => {
-                if let downbeat_roles::Outcome::Outputs(outputs) = outcome
+                if let Outcome::Outputs(outputs) = outcome
                     && *outputs != input
                 {
                     self.breaks(now, "ends once", || format!("{request:?} gets the answer of another"));
@@ -265,7 +317,7 @@ impl NetworkJudge {
         let said = asked.inputs.iter().find(|(to, _)| *to == batch).map(|(_, left)| *left);
         let left = if member.deadline == Time::MAX { Duration::MAX } else { member.deadline.since(local) };
         let is_wrong_input = asked.input != member.payload;
-        let is_second = asked.runs > 1 && !asked.may_repeat;
+        let is_second = asked.runs > 1 && (!asked.may_repeat || asked.answers > 0);
         let earliest = Time::from_nanos(
             asked
                 .running
@@ -286,7 +338,7 @@ impl NetworkJudge {
             self.breaks(now, "ends once", || format!("{request:?} runs with inputs of another"));
         }
         if is_second {
-            self.breaks(now, "one backend", || format!("{request:?} runs twice, and its model must not"));
+            self.breaks(now, "one backend", || format!("{request:?} runs twice, and must not"));
         }
         // The frontend may have lost either of the two: the place that goes on without its frontend
         // may begin later.
@@ -342,6 +394,7 @@ impl NetworkJudge {
         for request in &dead {
             self.open.remove(request);
         }
+        self.streaming.retain(|request| request.frontend != process);
         dead.len() as u64
     }
 

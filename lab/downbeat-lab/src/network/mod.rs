@@ -12,6 +12,7 @@
 //! | `wires.rs` | what becomes of a frame |
 //! | `process.rs` | a process: its clock, its machine, its slots |
 //! | `run.rs` | what happens when |
+//! | `streams.rs` | how a model gives any number of answers |
 //! | `sub_clusters.rs` | which models backends have, where the scheduler says so |
 //! | `judge.rs`, `copies.rs`, `refusals.rs` | the rules: of requests, of models, of refusals |
 //! | `outcome.rs` | what came of it |
@@ -28,6 +29,7 @@ mod refusals;
 mod rehearsing;
 mod run;
 mod scenario;
+mod streams;
 mod sub_clusters;
 mod wires;
 
@@ -36,4 +38,5 @@ pub use judge::{Broken, NetworkJudge};
 pub use outcome::{NetworkOutcome, NetworkResults, SeedResults};
 pub use refusals::RefusalJudge;
 pub use scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Preparation, Roles, Timing, Wires};
+pub use streams::Streaming;
 pub use sub_clusters::{MODEL_BYTES, SubClusters};

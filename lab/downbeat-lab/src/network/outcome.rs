@@ -38,6 +38,8 @@ pub struct NetworkOutcome {
     pub unserved: u64,
     /// Requests that began to run a second time.
     pub repeated: u64,
+    /// Answers of models that give any number of them.
+    pub streamed: u64,
     /// The number of times that a scheduler began to lead.
     pub leads: u64,
     /// Trials of rehearsals that changed the behaviour of models.
@@ -69,7 +71,7 @@ impl NetworkOutcome {
     /// Adds the counts of another run.
     pub fn add(&mut self, other: &NetworkOutcome) {
         let NetworkOutcome { requests, good, late, failed, refused, too_late, lost, cancelled, died, .. } = self;
-        let NetworkOutcome { needless, unserved, repeated, leads, rehearsed, .. } = self;
+        let NetworkOutcome { needless, unserved, repeated, streamed, leads, rehearsed, .. } = self;
         let NetworkOutcome { plans, batches, frames, faults, .. } = self;
         for (sum, more) in [
             (requests, other.requests),
@@ -85,6 +87,7 @@ impl NetworkOutcome {
             (unserved, other.unserved),
             (repeated, other.repeated),
             (leads, other.leads),
+            (streamed, other.streamed),
             (rehearsed, other.rehearsed),
             (plans, other.plans),
             (batches, other.batches),
@@ -209,6 +212,7 @@ impl fmt::Display for SeedResults {
             ("run again", sum.repeated),
             ("faults", sum.faults),
             ("leads", sum.leads),
+            ("streamed answers", sum.streamed),
             ("changes by trials", sum.rehearsed),
             ("times that models were divided", sum.plans),
             ("batches", sum.batches),

@@ -12,6 +12,7 @@ use downbeat_roles::{
 
 use super::rehearsing::Rehearsing;
 use super::scenario::{Host, NetworkScenario};
+use super::streams::{OpenStreams, Turn};
 use super::sub_clusters::{MODEL_BYTES, SubClusters};
 
 /// Stands for tensors: the number of the request that they belong to.
@@ -34,6 +35,10 @@ pub(super) enum Inbound {
         input: u64,
     },
     Cancel(u64),
+    /// The code of a request has a turn, and may give an answer.
+    Turn(RequestKey),
+    /// The client of a request, by the frontend's number, has taken an answer.
+    Taken(u64),
     /// A slot is done with a batch.
     Ran {
         batch: BatchKey,
@@ -118,6 +123,8 @@ pub(super) struct Process {
     pub models: Vec<bool>,
     /// The rehearsal of its lead, if the process is a scheduler.
     pub rehearsing: Option<Rehearsing>,
+    /// Its requests that give any number of answers, if the process is a backend.
+    pub streams: OpenStreams,
 }
 
 impl Process {
@@ -183,6 +190,7 @@ impl Process {
             copies,
             models: vec![false; scenario.models.len()],
             rehearsing: None,
+            streams: OpenStreams::default(),
         }
     }
 
@@ -240,6 +248,7 @@ impl Process {
         }
         match (&mut self.machine, inbound) {
             (Machine::Frontend(node), Inbound::Cancel(number)) => node.handle_cancel(local, number),
+            (Machine::Frontend(node), Inbound::Taken(number)) => node.handle_room(local, number, 1),
             (Machine::Frontend(node), Inbound::Ready { number, input }) => node.handle_ready(local, number, input),
             (Machine::Scheduler(node), Inbound::Epoch(number, plan)) => {
                 plan.into_iter().for_each(|plan| node.handle_kept_plan(plan));
@@ -280,6 +289,17 @@ impl Process {
         })
     }
 
+    /// Lets the code of a request go on. Returns when it next has a turn.
+    pub fn turn(&mut self, now: Time, request: RequestKey) -> Option<Duration> {
+        let local = self.local(now);
+        let Machine::Backend(node) = &mut self.machine else { return None };
+        let Turn { gives, next } = self.streams.turn(request)?;
+        if let Some((answer, is_last)) = gives {
+            node.handle_streamed(local, request, answer.map(Outcome::Outputs), is_last);
+        }
+        next
+    }
+
     /// Lets the rehearsal of a scheduler's lead go on. Returns the number of trials that changed the
     /// behaviour of models.
     pub fn rehearse(&mut self, now: Time) -> u64 {
@@ -293,9 +313,9 @@ impl Process {
     /// Returns the number of items that its machine still keeps.
     pub fn keeps(&self) -> usize {
         match &self.machine {
-            Machine::Frontend(node) => node.open(),
+            Machine::Frontend(node) => node.open() + node.streams(),
             Machine::Scheduler(node) => node.requests(),
-            Machine::Backend(node) => node.batches(),
+            Machine::Backend(node) => node.batches() + node.streams(),
             Machine::None => 0,
         }
     }

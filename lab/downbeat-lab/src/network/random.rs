@@ -7,6 +7,7 @@ use rand::RngExt;
 use rand_pcg::Pcg64;
 
 use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Preparation, Roles, Timing, Wires};
+use super::streams::Streaming;
 use super::sub_clusters::SubClusters;
 use downbeat_sim::random;
 
@@ -101,6 +102,7 @@ impl NetworkScenario {
         scenario.delay(&mut random(seed, 5));
         scenario.prepare(&mut random(seed, 6));
         scenario.rehearsed = chance(&mut random(seed, 7), 0.25);
+        scenario.stream(&mut random(seed, 8));
         scenario
     }
 }
@@ -131,6 +133,19 @@ impl NetworkScenario {
         let fails = if chance(rng, 0.5) { 0.1 } else { 0.0 };
         for model in &mut self.models {
             model.prepares = chance(rng, 0.7).then(|| Preparation { expected: micros(rng, 100..20_000), fails });
+        }
+    }
+}
+
+impl NetworkScenario {
+    /// Has some models give any number of answers in a quarter of the cases.
+    fn stream(&mut self, rng: &mut Pcg64) {
+        if !chance(rng, 0.25) {
+            return;
+        }
+        for model in &mut self.models {
+            let streaming = Streaming { most: rng.random_range(1..=200), every: micros(rng, 5..1_000) };
+            model.streams = chance(rng, 0.6).then_some(streaming);
         }
     }
 }
@@ -195,7 +210,16 @@ fn model(rng: &mut Pcg64) -> NetworkModel {
         1 => DropPolicy::Adaptive,
         _ => DropPolicy::WindowDrop,
     };
-    NetworkModel { profile, rate: 0.0, slo, dispatch, drop, may_repeat: chance(rng, 0.6), prepares: None }
+    NetworkModel {
+        profile,
+        rate: 0.0,
+        slo,
+        dispatch,
+        drop,
+        may_repeat: chance(rng, 0.6),
+        prepares: None,
+        streams: None,
+    }
 }
 
 fn fault(rng: &mut Pcg64, scenario: &NetworkScenario) -> Fault {

@@ -26,6 +26,7 @@ use super::process::{Copy, Inbound, Machine, Process, Tensors, model_name, model
 use super::refusals::RefusalJudge;
 use super::rehearsing::Rehearsing;
 use super::scenario::{Fault, Host, NetworkScenario, Preparation};
+use super::streams::Streaming;
 use super::wires::Wiring;
 
 /// The time within which everything must have ended after all faults were mended. Requests without
@@ -39,6 +40,8 @@ const STORE: Duration = Duration::from_millis(1);
 const STORE_AWAY: Duration = Duration::from_millis(20);
 /// A gap between answers counts towards a fault within this time.
 const GAP_WITHIN: Duration = Duration::from_millis(150);
+/// The longest time that a client needs for one of any number of answers.
+const SLOWEST_CLIENT: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) enum Event {
@@ -265,6 +268,11 @@ impl<'a> NetworkRun<'a> {
                 let process = &mut self.processes[at];
                 process.handle(now, Inbound::Ran { batch, model, members, took, outcomes });
             }
+            Inbound::Turn(request) => {
+                if let Some(next) = process.turn(now, request) {
+                    self.events.push(now + next, Event::Comes(at, Inbound::Turn(request)));
+                }
+            }
             inbound => process.handle(now, inbound),
         }
         self.pump(at);
@@ -307,6 +315,10 @@ impl<'a> NetworkRun<'a> {
         match output {
             FrontendOutput::Send(to, frame) => self.send(at, to, frame),
             FrontendOutput::End { number, end, .. } => self.ends(at, number, &end),
+            FrontendOutput::Streamed { number, answer, is_last } => self.streamed(at, number, answer, is_last),
+            FrontendOutput::StreamLost(number) => {
+                self.judge.stream_lost(self.now, RequestKey { frontend: self.processes[at].node(), number });
+            }
             FrontendOutput::Models(models) => {
                 let known = |number: usize| models.iter().any(|model| model.model == model_name(number));
                 self.processes[at].models = (0..self.scenario.models.len()).map(known).collect();
@@ -333,8 +345,8 @@ impl<'a> NetworkRun<'a> {
         }
         let outcome = &mut self.outcome;
         let count = match end {
-            RequestEnd::Ran(Outcome::Outputs(_), _) if in_time => &mut outcome.good,
-            RequestEnd::Ran(Outcome::Outputs(_), _) => &mut outcome.late,
+            RequestEnd::Ran(Outcome::Outputs(_) | Outcome::Streamed, _) if in_time => &mut outcome.good,
+            RequestEnd::Ran(Outcome::Outputs(_) | Outcome::Streamed, _) => &mut outcome.late,
             RequestEnd::Ran(Outcome::Failed { .. }, _) => &mut outcome.failed,
             RequestEnd::Refused(_) => &mut outcome.refused,
             RequestEnd::TooLate | RequestEnd::NoLeader => &mut outcome.too_late,
@@ -343,6 +355,21 @@ impl<'a> NetworkRun<'a> {
         *count += 1;
         if matches!(end, RequestEnd::Ran(..)) {
             self.answers.push(self.now);
+        }
+    }
+
+    /// A client gets one of the answers to its request, and takes it after a while.
+    fn streamed(&mut self, at: usize, number: u64, answer: Option<Outcome<Tensors>>, is_last: bool) {
+        let request = RequestKey { frontend: self.processes[at].node(), number };
+        let answer = answer.and_then(|outcome| match outcome {
+            Outcome::Outputs(answer) => Some(answer),
+            Outcome::Failed { .. } | Outcome::Streamed => None,
+        });
+        self.judge.streamed(self.now, request, answer, is_last);
+        self.outcome.streamed += u64::from(answer.is_some());
+        if !is_last {
+            let takes = Duration::from_nanos(self.rng.random_range(0..=SLOWEST_CLIENT.as_nanos()));
+            self.events.push(self.now + takes, Event::Comes(at, Inbound::Taken(number)));
         }
     }
 
@@ -383,6 +410,9 @@ impl<'a> NetworkRun<'a> {
             }
             BackendOutput::Run { batch, slot, queue, members } => self.run_batch(at, batch, slot, &queue, &members),
             BackendOutput::Model(name, doing) => self.model_does(at, &name, doing),
+            BackendOutput::Left(requests) => self.processes[at].streams.left(&requests),
+            BackendOutput::PeerLost(peer) => self.processes[at].streams.handle_lost(peer),
+            BackendOutput::Room(request, answers) => self.processes[at].streams.has_room(request, answers),
             BackendOutput::Order { .. } | BackendOutput::Asked { .. } | BackendOutput::Told(..) => {}
             BackendOutput::Leader(_, epoch) => self.judge.obeys(self.now, self.processes[at].node(), epoch),
             BackendOutput::Lost(peer) => self.close(at, peer),
@@ -420,16 +450,30 @@ impl<'a> NetworkRun<'a> {
         let Some(free) = process.slots.get_mut(slot as usize) else { return };
         *free = (*free).max(self.now) + took;
         let (at_time, failed) = (*free, self.scenario.failed);
+        let streaming = model.streams;
+        let mut turns = Vec::new();
         let mut outcome = |member: &Member<Tensors>| {
             let fails = failed > 0.0 && self.rng.random::<f64>() < failed;
             let outcome = match fails {
                 true => Outcome::Failed { code: 1, message: "the model says so".into() },
-                false => Outcome::Outputs(member.payload),
+                false => match streaming {
+                    Some(Streaming { most, every }) => {
+                        let of = self.rng.random_range(1..=u64::from(most));
+                        process.streams.begin(member.request, member.payload, (of, every));
+                        let begins = Duration::from_nanos(self.rng.random_range(0..=2 * took.as_nanos()));
+                        turns.push((self.now + begins, member.request));
+                        Outcome::Streamed
+                    }
+                    None => Outcome::Outputs(member.payload),
+                },
             };
             (member.request, outcome)
         };
         let outcomes = members.iter().map(&mut outcome).collect();
         let members = members.iter().map(|member| member.request).collect();
+        for (comes, request) in turns {
+            self.events.push(comes, Event::Comes(at, Inbound::Turn(request)));
+        }
         self.events.push(at_time, Event::Comes(at, Inbound::Ran { batch, model: number, members, took, outcomes }));
     }
 

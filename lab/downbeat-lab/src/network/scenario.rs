@@ -7,6 +7,7 @@ use downbeat_core::{Duration, LatencyProfile, Time};
 
 use super::outcome::NetworkOutcome;
 use super::run::NetworkRun;
+use super::streams::Streaming;
 use super::sub_clusters::SubClusters;
 
 /// A machine that one process runs on, by its role and number.
@@ -63,6 +64,8 @@ pub struct NetworkModel {
     pub may_repeat: bool,
     /// How the frontends make a request's inputs; `None`: clients send the inputs.
     pub prepares: Option<Preparation>,
+    /// The answers of a model that gives any number of them; `None`: it gives one.
+    pub streams: Option<Streaming>,
 }
 
 /// The making of a request's inputs at its frontend (Symphony §4.3).

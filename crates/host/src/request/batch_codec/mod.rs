@@ -92,12 +92,13 @@ pub struct CodecParts {
     defaults: Vec<Option<(Vec<i64>, Vec<u8>)>>,
     /// 0: the model has no batch dimension.
     max_batch: u32,
+    takes_requests: bool,
 }
 
 impl From<CodecParts> for BatchCodec {
     fn from(parts: CodecParts) -> Self {
-        let CodecParts { inputs, outputs, defaults, max_batch } = parts;
-        let mut codec = BatchCodec::new(inputs, outputs, max_batch);
+        let CodecParts { inputs, outputs, defaults, max_batch, takes_requests } = parts;
+        let mut codec = BatchCodec::new(inputs, outputs, max_batch).taking_requests(takes_requests);
         for (default, left_out) in codec.defaults.iter_mut().zip(defaults) {
             *default = left_out.map(|(shape, item)| LeftOut { shape: shape.into(), item: item.into() });
         }
@@ -265,6 +266,7 @@ impl BatchCodec {
             outputs: self.outputs.clone(),
             defaults: self.defaults.iter().map(|default| default.as_ref().map(left_out)).collect(),
             max_batch: if self.batched { self.max_batch } else { 0 },
+            takes_requests: self.takes_requests,
         }
     }
 

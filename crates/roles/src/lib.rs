@@ -39,6 +39,7 @@
 //! | `epoch.rs`, `scheduler/election.rs` | the choice of the leader |
 //! | `assignment.rs`, `scheduler/assigner.rs`, `backend/loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
 //! | `frontend/frontend_node.rs`, `scheduler/scheduler_node.rs`, `backend/backend_node.rs` | the roles |
+//! | `backend/streams.rs` | requests with any number of answers, until the last answer |
 //! | `asking.rs`, `scheduler/questions.rs` | questions about the whole cluster, from any process to all others |
 //! | `rollouts.rs` | the decisions about rollouts that all frontends share |
 //! | `role_node.rs`, `following.rs` | the inputs that all roles have; the leader that a frontend or a backend follows |

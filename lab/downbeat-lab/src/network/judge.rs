@@ -50,7 +50,8 @@ struct Asked {
 ///   places have lost each other;
 /// - *one run*: a request runs twice only if its model may repeat requests;
 /// - *answers in order*: the answers of a model that gives any number of them come once and in
-///   order, up to the last one or the loss of the backend, and only to a request that runs once;
+///   order, up to the last one or the loss of the backend. After the first one no other batch gets
+///   the inputs of the request;
 /// - *inputs are ready*: no request runs before its frontend has made its inputs;
 /// - *budgets shrink*: no process states, or is given, more time than is left until the client's
 ///   deadline, or more than was stated before;
@@ -256,10 +257,16 @@ impl NetworkJudge {
                     for (number, left, _) in granted {
                         let request = RequestKey { frontend: frame.from, number: *number };
                         self.check_left(now, request, *left);
-                        if let Some(asked) = self.requests.get_mut(&request) {
-                            match asked.inputs.iter_mut().find(|(to, _)| to == batch) {
-                                Some((_, before)) => *before = (*before).max(*left),
-                                None => asked.inputs.push((*batch, *left)),
+                        let Some(asked) = self.requests.get_mut(&request) else { continue };
+                        match asked.inputs.iter_mut().find(|(to, _)| to == batch) {
+                            Some((_, before)) => *before = (*before).max(*left),
+                            None => {
+                                let has_answers = asked.answers > 0;
+                                asked.inputs.push((*batch, *left));
+                                if has_answers {
+                                    let what = || format!("{request:?} is to run again after an answer");
+                                    self.breaks(now, "answers in order", what);
+                                }
                             }
                         }
                     }
@@ -317,7 +324,7 @@ impl NetworkJudge {
         let said = asked.inputs.iter().find(|(to, _)| *to == batch).map(|(_, left)| *left);
         let left = if member.deadline == Time::MAX { Duration::MAX } else { member.deadline.since(local) };
         let is_wrong_input = asked.input != member.payload;
-        let is_second = asked.runs > 1 && (!asked.may_repeat || asked.answers > 0);
+        let is_second = asked.runs > 1 && !asked.may_repeat;
         let earliest = Time::from_nanos(
             asked
                 .running
@@ -338,7 +345,7 @@ impl NetworkJudge {
             self.breaks(now, "ends once", || format!("{request:?} runs with inputs of another"));
         }
         if is_second {
-            self.breaks(now, "one backend", || format!("{request:?} runs twice, and must not"));
+            self.breaks(now, "one backend", || format!("{request:?} runs twice, and its model must not"));
         }
         // The frontend may have lost either of the two: the place that goes on without its frontend
         // may begin later.

@@ -276,7 +276,7 @@ mod tests {
         let (sender, heard) = std::sync::mpsc::channel();
         let send = move |window: &Window, bytes| {
             let sender = sender.clone();
-            window.sent(bytes, Box::new(move |more| drop(sender.send(more))));
+            window.sent(bytes, Box::new(move |more| assert!(sender.send(more).is_ok())));
         };
         (Window::default(), send, heard)
     }

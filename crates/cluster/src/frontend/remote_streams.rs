@@ -7,7 +7,7 @@ use downbeat_core::RequestId;
 use downbeat_models::serving::{AnswerForm, FirstAnswer, begin_many};
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_roles::MOST_STREAMED;
-use downbeat_service::answers::{AnswerSender, Answers, NoReader, StreamAnswer};
+use downbeat_service::answers::{AnswerSender, Answers, MOST_BYTES, NoReader, StreamAnswer};
 use downbeat_service::error::ServiceError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -16,6 +16,11 @@ use super::remote_models::RemoteVersion;
 use super::remote_serving::{Asking, RemoteServing};
 use crate::wire::about::take_parameters;
 use crate::wire::tensors::Tensors;
+
+/// After so many answers, or bytes of them, the backend hears that the client has taken them. These are
+/// quarters of its limits, so that the model's code does not wait for a client that reads.
+const ROOM_AFTER: u32 = MOST_STREAMED as u32 / 4;
+const ROOM_AFTER_BYTES: u64 = MOST_BYTES as u64 / 4;
 
 /// Runs an inference of a decoupled model. The model's deadline and the request's timeout hold until the
 /// run is over. Dropping the answers cancels the request.
@@ -94,7 +99,9 @@ impl Passing<'_> {
         mut answers: mpsc::Receiver<StreamedAnswer>,
         sender: &AnswerSender,
     ) -> Result<bool, NoReader> {
+        let (mut taken, mut bytes) = (0, 0);
         while let Some(StreamedAnswer { answer, is_last }) = answers.recv().await {
+            bytes += answer.as_ref().and_then(|answer| answer.as_ref().ok()).map_or(0, Tensors::bytes);
             if let Some(after) = answer.as_ref().and_then(|_| self.first.came()) {
                 self.version.record_first_answer(after);
             }
@@ -104,7 +111,11 @@ impl Passing<'_> {
             if is_last {
                 return Ok(true);
             }
-            self.serving.hand_over(FrontendEvent::Room(self.number, 1));
+            taken += 1;
+            if taken >= ROOM_AFTER || bytes >= ROOM_AFTER_BYTES {
+                self.serving.hand_over(FrontendEvent::Room(self.number, taken));
+                (taken, bytes) = (0, 0);
+            }
         }
         Ok(false)
     }

@@ -73,13 +73,20 @@ pub fn take_parameters(codec: &BatchCodec, outputs: &mut Outputs) -> Result<Opti
 
 #[cfg(test)]
 mod tests {
+    use downbeat_core::tensor::DataType;
     use downbeat_protocol::InferTensor;
 
     use super::*;
 
     fn with_inputs(names: &[&str]) -> InferRequest {
-        let inputs = names.iter().map(|name| InferTensor { name: (*name).to_owned(), ..InferTensor::default() });
-        InferRequest { inputs: inputs.collect(), ..InferRequest::default() }
+        let input = |name: &&str| InferTensor {
+            name: (*name).to_owned(),
+            datatype: DataType::Int32,
+            shape: vec![1],
+            parameters: Parameters::default(),
+            data: Bytes::from_static(&[0; 4]),
+        };
+        InferRequest { inputs: names.iter().map(input).collect(), ..InferRequest::default() }
     }
 
     #[test]

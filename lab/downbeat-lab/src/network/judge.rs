@@ -50,7 +50,7 @@ struct Asked {
 ///   places have lost each other;
 /// - *one run*: a request runs twice only if its model may repeat requests;
 /// - *answers in order*: the answers of a model that gives any number of them come once and in
-///   order, up to the last one or the loss of the backend. After the first one no other batch gets
+///   order, up to the last one or the loss of the backend. After the first one no later batch gets
 ///   the inputs of the request;
 /// - *inputs are ready*: no request runs before its frontend has made its inputs;
 /// - *budgets shrink*: no process states, or is given, more time than is left until the client's
@@ -261,9 +261,11 @@ impl NetworkJudge {
                         match asked.inputs.iter_mut().find(|(to, _)| to == batch) {
                             Some((_, before)) => *before = (*before).max(*left),
                             None => {
-                                let has_answers = asked.answers > 0;
+                                // Inputs of an earlier batch may have waited on a link.
+                                let is_new = asked.inputs.iter().all(|(to, _)| to < batch);
+                                let runs_again = is_new && asked.answers > 0;
                                 asked.inputs.push((*batch, *left));
-                                if has_answers {
+                                if runs_again {
                                     let what = || format!("{request:?} is to run again after an answer");
                                     self.breaks(now, "answers in order", what);
                                 }

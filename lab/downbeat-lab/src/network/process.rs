@@ -1,6 +1,6 @@
 //! A process of a network: its clock, its state machine, its slots.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use downbeat_core::cluster::Order;
 use downbeat_core::{Duration, Time};
@@ -11,6 +11,7 @@ use downbeat_roles::{
 };
 
 use super::rehearsing::Rehearsing;
+use super::run::ROOM_EVERY;
 use super::scenario::{Host, NetworkScenario};
 use super::streams::{OpenStreams, Turn};
 use super::sub_clusters::{MODEL_BYTES, SubClusters};
@@ -37,7 +38,7 @@ pub(super) enum Inbound {
     Cancel(u64),
     /// The code of a request has a turn, and may give an answer.
     Turn(RequestKey),
-    /// The client of a request, by the frontend's number, has taken an answer.
+    /// The client of a request, by the frontend's number, has taken [`ROOM_EVERY`] answers.
     Taken(u64),
     /// A slot is done with a batch.
     Ran {
@@ -125,6 +126,8 @@ pub(super) struct Process {
     pub rehearsing: Option<Rehearsing>,
     /// Its requests that give any number of answers, if the process is a backend.
     pub streams: OpenStreams,
+    /// By a frontend's number: the answers that a client has since it last told of room.
+    pub taken: BTreeMap<u64, u32>,
 }
 
 impl Process {
@@ -191,6 +194,7 @@ impl Process {
             models: vec![false; scenario.models.len()],
             rehearsing: None,
             streams: OpenStreams::default(),
+            taken: BTreeMap::new(),
         }
     }
 
@@ -248,7 +252,7 @@ impl Process {
         }
         match (&mut self.machine, inbound) {
             (Machine::Frontend(node), Inbound::Cancel(number)) => node.handle_cancel(local, number),
-            (Machine::Frontend(node), Inbound::Taken(number)) => node.handle_room(local, number, 1),
+            (Machine::Frontend(node), Inbound::Taken(number)) => node.handle_room(local, number, ROOM_EVERY),
             (Machine::Frontend(node), Inbound::Ready { number, input }) => node.handle_ready(local, number, input),
             (Machine::Scheduler(node), Inbound::Epoch(number, plan)) => {
                 plan.into_iter().for_each(|plan| node.handle_kept_plan(plan));

@@ -144,7 +144,7 @@ impl NetworkScenario {
             return;
         }
         for model in &mut self.models {
-            let streaming = Streaming { most: rng.random_range(1..=200), every: micros(rng, 5..1_000) };
+            let streaming = Streaming { most: rng.random_range(1..=200), every: micros(rng, 50..2_000) };
             model.streams = chance(rng, 0.6).then_some(streaming);
         }
     }

@@ -40,7 +40,9 @@ const STORE: Duration = Duration::from_millis(1);
 const STORE_AWAY: Duration = Duration::from_millis(20);
 /// A gap between answers counts towards a fault within this time.
 const GAP_WITHIN: Duration = Duration::from_millis(150);
-/// The longest time that a client needs for one of any number of answers.
+/// The number of answers after which a client's frontend tells the backend that there is room.
+pub const ROOM_EVERY: u32 = 16;
+/// The longest time that a client needs for these answers.
 const SLOWEST_CLIENT: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
@@ -367,9 +369,15 @@ impl<'a> NetworkRun<'a> {
         });
         self.judge.streamed(self.now, request, answer, is_last);
         self.outcome.streamed += u64::from(answer.is_some());
-        if !is_last {
+        let taken = self.processes[at].taken.entry(number).or_default();
+        *taken += 1;
+        if !is_last && *taken == ROOM_EVERY {
+            *taken = 0;
             let takes = Duration::from_nanos(self.rng.random_range(0..=SLOWEST_CLIENT.as_nanos()));
             self.events.push(self.now + takes, Event::Comes(at, Inbound::Taken(number)));
+        }
+        if is_last {
+            self.processes[at].taken.remove(&number);
         }
     }
 

@@ -25,7 +25,7 @@ fn no_rule_is_broken_under_random_faults() {
     for seed in 0..200 {
         all.add(&judged(seed, 250));
     }
-    assert!(all.requests > 20_000 && all.good > all.requests / 4, "{all:?}");
+    assert!(all.requests > 20_000 && all.good > all.requests / 4 && all.streamed > 20_000, "{all:?}");
     assert!(all.repeated > 0 && all.lost > 0 && all.too_late > 0 && all.died > 0, "{all:?}");
 }
 

@@ -54,7 +54,11 @@ async fn frames_come_as_they_were_sent_however_they_are_written() {
     let failed = Outcome::Failed { code: 3, message: "no".to_owned() };
     let answers = vec![(1, failed), (2, Outcome::Outputs(tensors_of(&[0, 100_000])))];
     let answers = Message::Answers { run: None, answers };
-    let sent = [frame(vec![inputs(vec![tensors_of(&[3, 5000]), tensors_of(&[])]), answers]), frame(Vec::new())];
+    let streamed = [Some(Outcome::Outputs(tensors_of(&[7000]))), None];
+    let streamed = streamed.map(|answer| Message::Streamed { number: 4, is_last: answer.is_none(), answer });
+    let mut messages = vec![inputs(vec![tensors_of(&[3, 5000]), tensors_of(&[])]), answers];
+    messages.extend(streamed);
+    let sent = [frame(messages), frame(Vec::new())];
     for most in [1, 100, 1 << 20] {
         let mut outbox = Outbox::default();
         for frame in &sent {

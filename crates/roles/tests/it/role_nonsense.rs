@@ -108,6 +108,11 @@ fn message(step: &Step) -> Message<P> {
             Message::Told { number: a, told: (b > 0).then_some(told) }
         }
         21 => Message::Release { batch, numbers: vec![a, b, c] },
+        22 if c % 4 == 1 => {
+            let answer = [None, Some(Outcome::Outputs(())), Some(Outcome::Streamed)][a as usize % 3].clone();
+            Message::Streamed { number: b, answer, is_last: a % 2 == 0 }
+        }
+        22 if c % 4 == 2 => Message::Room { number: b, answers: a as u32 },
         _ => Message::Answers {
             run: Some(BatchRun {
                 device: c as u32,
@@ -118,7 +123,7 @@ fn message(step: &Step) -> Message<P> {
                 ended_ago: long,
                 counts: b == 0,
             }),
-            answers: vec![(a, Outcome::Outputs(())), (b, Outcome::Outputs(())), (c, Outcome::Outputs(()))],
+            answers: vec![(a, Outcome::Outputs(())), (b, Outcome::Streamed), (c, Outcome::Outputs(()))],
         },
     }
 }
@@ -213,10 +218,15 @@ impl World {
                 let (batch, members) = self.ran.pop().unwrap_or_else(|| {
                     (BatchKey { epoch: Epoch::NONE, batch: BatchId(a) }, vec![RequestKey { frontend: ME, number: b }])
                 });
-                let outcomes = members.iter().map(|member| (*member, Outcome::Outputs(()))).collect();
+                let outcome = if c % 2 == 0 { Outcome::Outputs(()) } else { Outcome::Streamed };
+                let outcomes = members.iter().map(|member| (*member, outcome.clone())).collect();
                 node.handle_ran(now, batch, Some((u32::MAX, Duration::MAX)), None, outcomes);
             }
             (27, Node::Backend(node)) if a == 0 => node.handle_drain(now),
+            (27, Node::Backend(node)) if a % 2 == 0 => {
+                let request = RequestKey { frontend: PEERS[step.peer].0, number: b };
+                node.handle_streamed(now, request, Some(Outcome::Outputs(())), c % 2 == 0);
+            }
             _ => self.peers[step.peer].say(now, ME, message(step)),
         }
         self.now += Duration::from_nanos(step.wait);
@@ -261,7 +271,7 @@ proptest! {
         let world = play(Node::Frontend(FrontendNode::new(ME, options, start)), start, &steps);
         let requests = steps.iter().filter(|step| step.what == 25).count();
         let Node::Frontend(node) = &world.node else { panic!("it is one") };
-        prop_assert!(node.open() <= requests);
+        prop_assert!(node.open() + node.streams() <= requests);
     }
 
     #[test]

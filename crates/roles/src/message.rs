@@ -556,8 +556,8 @@ pub enum Message<P> {
     /// Frontend to scheduler: the inputs of these requests are ready, earlier than
     /// [said](HandedIn::ready_in).
     Ready(#[serde(deserialize_with = "at_most::<_, _, A_MESSAGE>")] Vec<u64>),
-    /// Backend to frontend: one of the answers to a request of a model that gives any number of them.
-    /// At most [`MOST_STREAMED`] wait for [`Message::Room`].
+    /// Backend to frontend: the next answer of a decoupled model to a request. At most
+    /// [`MOST_STREAMED`] answers wait for [`Message::Room`].
     Streamed {
         /// The frontend's number of the request.
         number: u64,

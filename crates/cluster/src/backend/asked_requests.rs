@@ -1,6 +1,5 @@
 //! The requests on a backend whose model takes requests instead of rows, such as a Python model. The
-//! model's code can see that a client has left. The answers of a decoupled model go to the frontend one
-//! by one.
+//! model's code can see that a client has left. A decoupled model streams its answers to the frontend.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -30,7 +29,7 @@ pub struct AskedRequest {
     stream: Option<Stream>,
 }
 
-/// The answers to a request, one by one.
+/// A request's stream of answers.
 struct Stream {
     window: Arc<Window>,
     has_run: bool,
@@ -43,7 +42,7 @@ struct Stream {
 pub enum Ran {
     /// The model gave one answer, with these parameters (a JSON object).
     One(Option<String>),
-    /// The answers come one by one.
+    /// The model streams its answers.
     Streamed,
 }
 
@@ -146,8 +145,8 @@ impl AskedRequests {
 /// Tells the model's code whether the client waits for more answers.
 type Done = Box<dyn FnOnce(bool) + Send>;
 
-/// Bounds the answers that are on their way to a client: [`MOST_STREAMED`] answers, and [`MOST_BYTES`]
-/// bytes if there is more than one.
+/// Bounds the answers that are on their way to a client, in number ([`MOST_STREAMED`]) and in bytes
+/// ([`MOST_BYTES`]). A single answer may have more bytes.
 #[derive(Default)]
 struct Window(Mutex<WindowState>);
 

@@ -37,7 +37,7 @@ pub enum BackendEvent {
     Ran(SlotDone),
     /// All requests of a seat's batch are answered.
     Answered(BatchId, BatchAnswers),
-    /// A request of a decoupled model has given one of its answers, and whether it is the last one.
+    /// A decoupled model has sent an answer to a request. True: no answer follows.
     Streamed(RequestRun, Option<Outcome<Tensors>>, bool),
     /// The backend's slots and models have changed.
     Offer(Offer),

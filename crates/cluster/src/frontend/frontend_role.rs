@@ -45,7 +45,7 @@ pub struct RemoteCall {
     pub stream: Option<mpsc::Sender<StreamedAnswer>>,
 }
 
-/// One of the answers of a decoupled model.
+/// An answer of a decoupled model.
 pub struct StreamedAnswer {
     /// The answer; `None`: the answers end without another.
     pub answer: Option<Result<Tensors, ServiceError>>,

@@ -105,7 +105,7 @@ struct Ticket<'a> {
     stream: Option<mpsc::Sender<StreamedAnswer>>,
 }
 
-/// How a request is asked.
+/// The number of a request, and the takers of its log and its answers.
 pub(super) struct Asking<'a> {
     /// The request's number at this frontend.
     pub number: u64,
@@ -398,7 +398,7 @@ impl RemoteServing {
         self.next_ticket.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// How a request is asked that is not in the decision log.
+    /// A new number, without an entry in the decision log.
     fn asking(&self) -> Asking<'_> {
         Asking { number: self.number(), trail: None, stream: None }
     }

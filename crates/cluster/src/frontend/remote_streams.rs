@@ -93,7 +93,7 @@ struct Passing<'a> {
 }
 
 impl Passing<'_> {
-    /// Passes on answers until the last one. Returns false if there was no last one.
+    /// Passes on all answers. Returns false if the last answer is missing.
     async fn pass_on(
         mut self,
         mut answers: mpsc::Receiver<StreamedAnswer>,

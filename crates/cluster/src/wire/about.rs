@@ -1,5 +1,5 @@
-//! The parts of a request beside its tensors. They travel behind the tensors, and only to models that
-//! take requests instead of rows, such as Python models.
+//! The parts of a request beside its tensors, such as its parameters. A Python model takes requests
+//! instead of rows, so its frontend sends these parts behind the tensors.
 
 use bytes::Bytes;
 use downbeat_engine::RequestAbout;

@@ -162,7 +162,7 @@ impl<P> Batch<P> {
                     self.expected_inputs -= 1;
                 }
                 // The frontend knows that the batch had claimed them, and that its link to this
-                // backend is lost. It takes no answer to them.
+                // backend is lost. The frontend ignores their answers.
                 Place::Here(_) | Place::Runs => *place = Place::Done,
                 Place::Missed | Place::Done => {}
             }

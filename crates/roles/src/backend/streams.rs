@@ -1,4 +1,4 @@
-//! The requests of a backend whose answers come one by one.
+//! The streams of a backend: requests of decoupled models, which may give any number of answers.
 
 use std::collections::BTreeMap;
 

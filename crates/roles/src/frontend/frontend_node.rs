@@ -60,8 +60,8 @@ pub enum FrontendOutput<P> {
         /// The way of the request to its end.
         way: Way,
     },
-    /// One of the answers to a request, before its end or after [`Outcome::Streamed`].
-    /// [`FrontendNode::handle_room`] follows once the client has taken the answer.
+    /// The next answer of a decoupled model to a request. The request may have ended with
+    /// [`Outcome::Streamed`]. [`FrontendNode::handle_room`] follows once the client has taken the answer.
     Streamed {
         /// The number of the request.
         number: u64,

@@ -89,11 +89,11 @@ pub(super) struct Open<P> {
     size: u32,
     /// Whether the request is among the expiries.
     is_watched: bool,
-    /// The answers that came one by one, if any did.
+    /// Whether streamed answers have come.
     pub streamed: Streamed,
 }
 
-/// The answers to a request that come one by one.
+/// How many streamed answers to a request have come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Streamed {
     /// No answer has come.

@@ -49,9 +49,9 @@ struct Asked {
 /// - *one backend*: a request runs in two places at once only if its frontend and one of the two
 ///   places have lost each other;
 /// - *one run*: a request runs twice only if its model may repeat requests;
-/// - *answers in order*: the answers of a model that gives any number of them come once and in
-///   order, up to the last one or the loss of the backend. After the first one no later batch gets
-///   the inputs of the request;
+/// - *answers in order*: the answers of a decoupled model come once and in order, until the last
+///   answer or the loss of the backend. After the first answer no later batch gets the inputs of
+///   the request;
 /// - *inputs are ready*: no request runs before its frontend has made its inputs;
 /// - *budgets shrink*: no process states, or is given, more time than is left until the client's
 ///   deadline, or more than was stated before;

@@ -38,7 +38,7 @@ pub struct NetworkOutcome {
     pub unserved: u64,
     /// Requests that began to run a second time.
     pub repeated: u64,
-    /// Answers of models that give any number of them.
+    /// Answers of decoupled models.
     pub streamed: u64,
     /// The number of times that a scheduler began to lead.
     pub leads: u64,

@@ -124,9 +124,9 @@ pub(super) struct Process {
     pub models: Vec<bool>,
     /// The rehearsal of its lead, if the process is a scheduler.
     pub rehearsing: Option<Rehearsing>,
-    /// Its requests that give any number of answers, if the process is a backend.
+    /// The streams of a backend's decoupled models.
     pub streams: OpenStreams,
-    /// By a frontend's number: the answers that a client has since it last told of room.
+    /// By a frontend's number: the answers since the last [`Inbound::Taken`].
     pub taken: BTreeMap<u64, u32>,
 }
 

@@ -64,7 +64,7 @@ pub struct NetworkModel {
     pub may_repeat: bool,
     /// How the frontends make a request's inputs; `None`: clients send the inputs.
     pub prepares: Option<Preparation>,
-    /// The answers of a model that gives any number of them; `None`: it gives one.
+    /// The answers of a decoupled model; `None`: the model gives one answer to a request.
     pub streams: Option<Streaming>,
 }
 

@@ -1,4 +1,4 @@
-//! Models with any number of answers to a request: what their code does on a backend.
+//! The code of decoupled models on a backend, which gives any number of answers to a request.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use downbeat_roles::{MOST_STREAMED, NodeId, RequestKey};
 /// The bits of an answer's tensors below the answer's number. They are the request's input.
 const INPUT_BITS: u32 = 40;
 
-/// The answers of a model that gives any number of them.
+/// The answers of a decoupled model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Streaming {
-    /// The most answers to a request; the least is one.
+    /// The largest number of answers to a request, from 1.
     pub most: u32,
     /// The time from one answer to the next.
     pub every: Duration,

@@ -623,7 +623,12 @@ lie("a backend speaks in another's name", BACKEND, message(roles_peer.LEAVE), no
 lie("a backend claims the requests of the moment, as only the leader does", BACKEND,
     lambda cluster: claim(batch(now(cluster), 1 << 40), 7, range(1_000)), at="frontend")
 lie("a backend answers 1,000 requests that others run", BACKEND,
-    message(roles_peer.ANSWERS, many(number(n) + b"\1\3" + text("no") for n in range(1_000))), at="frontend")
+    message(roles_peer.ANSWERS, b"\0", many(number(n) + b"\1\3" + text("no") for n in range(1_000))), at="frontend")
+lie("a backend says that it streams the answers of 1,000 requests that others run", BACKEND,
+    message(roles_peer.ANSWERS, b"\0", many(number(n) + b"\2" for n in range(1_000))), at="frontend")
+lie("a backend streams a last answer to each of 1,000 requests that others run", BACKEND,
+    *(message(roles_peer.STREAMED, number(n), b"\1\1\3" + text("no"), b"\1") for n in range(1_000)), at="frontend")
+lie("a frontend tells the scheduler that clients have room for answers", FRONTEND, message(roles_peer.ROOM, number(0), number(1 << 20)))
 lie("a backend releases 1,000 requests that others run", BACKEND,
     lambda cluster: message(roles_peer.RELEASE, batch(now(cluster), 0), many(map(number, range(1_000)))), at="frontend")
 lie("a backend speaks to a frontend as a scheduler does", BACKEND, message(roles_peer.LET_GO), at="frontend")

@@ -372,9 +372,8 @@ impl<P: Clone> BackendNode<P> {
         if let Some((peer, frame)) = self.links.poll_frame(now) {
             return Some(BackendOutput::Send(peer, frame));
         }
-        let has_no_work = self.under_way.len() == 0 && self.streams.len() == 0;
-        let has_nothing = self.is_let_go && has_no_work && self.links.is_acknowledged();
-        if has_nothing && !self.is_drained {
+        let has_nothing = || self.under_way.len() == 0 && self.streams.len() == 0 && self.links.is_acknowledged();
+        if self.is_let_go && !self.is_drained && has_nothing() {
             self.is_drained = true;
             return Some(BackendOutput::Drained);
         }

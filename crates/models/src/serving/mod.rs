@@ -1,5 +1,6 @@
 //! The models in service, and the way of a request from a frontend to the driver and back.
 
+mod answering;
 mod comparison;
 mod handover;
 mod intake;
@@ -30,7 +31,7 @@ use downbeat_host::request::ticket::{Decider, Ticket};
 use downbeat_host::request_log::RequestTrail;
 use downbeat_host::run::watchdog::Watchdog;
 use downbeat_host::scheduler::Driver;
-use downbeat_protocol::{InferRequest, InferResponse, Parameters, inference as pb};
+use downbeat_protocol::{InferRequest, InferResponse, inference as pb};
 use downbeat_repository::ModelDefinition;
 use downbeat_service::budget::ByteBudget;
 use downbeat_service::error::ServiceError;
@@ -49,8 +50,8 @@ use pipeline::Weighing;
 
 use crate::loaded_version::LoadedVersion;
 
+pub use answering::{AnswerForm, FirstAnswer, answer_parameters, begin_many};
 pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
-pub use many::{AnswerForm, FirstAnswer, begin_many};
 pub use missed::{Refused, Terms};
 pub use model::{InFlight, Model, version_of};
 pub use pipeline::{
@@ -699,15 +700,6 @@ impl Drop for Leaving {
             about.left.leave();
         }
     }
-}
-
-/// The parameters of a model's answer, which the model's code gives as a JSON object.
-///
-/// # Errors
-/// If the text is no JSON object.
-pub fn answer_parameters(json: &str) -> Result<Parameters, ServiceError> {
-    serde_json::from_str(json)
-        .map_err(|error| ServiceError::Internal(format!("the parameters of the model's answer are wrong: {error}")))
 }
 
 /// A model, and all models that are reached from it by `next_of`, each once. For example, `next_of` has

@@ -29,6 +29,10 @@ const MOST_RETURNS: (u8, u64) = (16, 30);
 /// Other requests of the batch, and its slot, wait as well.
 const HELD_FOR: Duration = Duration::from_millis(2);
 
+/// The most streams that a frontend has refused and whose last answer has not come. Only a lying
+/// backend has more.
+const MOST_REFUSED_STREAMS: usize = 65_536;
+
 /// The end of a request, reported once for each request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RequestEnd<P> {
@@ -172,6 +176,8 @@ pub struct FrontendNode<P> {
     /// Requests that have ended with [`Outcome::Streamed`] and whose last answer has not come, by number:
     /// the backend of each.
     streams: BTreeMap<u64, NodeId>,
+    /// The requests whose backend has heard at an answer that they are gone, until the last answer.
+    refused_streams: BTreeSet<(NodeId, u64)>,
     /// The name, version and [`ServedModel::may_repeat`] of each model.
     models: Vec<(String, u64, bool)>,
     /// The numbers of orders that the leader has.
@@ -198,6 +204,7 @@ impl<P: Clone> FrontendNode<P> {
             ready: Vec::new(),
             held: BTreeSet::new(),
             streams: BTreeMap::new(),
+            refused_streams: BTreeSet::new(),
             models: Vec::new(),
             orders: BTreeSet::new(),
             rollouts: Rollouts::default(),
@@ -511,12 +518,21 @@ impl<P: Clone> FrontendNode<P> {
                 is_claimed && open.payload.is_some() && open.streamed != Streamed::All
             };
             let Some(open) = self.requests.get_mut(number).filter(is_its) else {
-                // The client has gone, or its request has ended for another reason.
-                return self.links.say(now, from, Message::Cancel(vec![number]));
+                return self.refuse_stream(now, from, number, is_last);
             };
             open.streamed = if is_last { Streamed::All } else { Streamed::Some };
         }
         self.outputs.push_back(FrontendOutput::Streamed { number, answer, is_last });
+    }
+
+    /// Tells a backend that a request is gone, at its first answer. An earlier `Cancel` may have come
+    /// before the request's run began. Later answers are only on their way.
+    fn refuse_stream(&mut self, now: Time, backend: NodeId, number: u64, is_last: bool) {
+        if is_last {
+            self.refused_streams.remove(&(backend, number));
+        } else if self.refused_streams.len() < MOST_REFUSED_STREAMS && self.refused_streams.insert((backend, number)) {
+            self.links.say(now, backend, Message::Cancel(vec![number]));
+        }
     }
 
     fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
@@ -616,6 +632,7 @@ impl<P: Clone> FrontendNode<P> {
             let has_inputs = self.requests.get(number).is_some_and(|open| open.payload.is_some());
             self.take_back(now, number, if has_inputs { Back::PerhapsRun } else { Back::NotRun });
         }
+        self.refused_streams.retain(|(backend, _)| *backend != peer);
         let lost = self.streams.extract_if(.., |_, backend| *backend == peer);
         self.outputs.extend(lost.map(|(number, _)| FrontendOutput::StreamLost(number)));
     }

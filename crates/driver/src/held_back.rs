@@ -7,8 +7,8 @@ use downbeat_core::{ModelId, Time};
 ///
 /// A candidate that may not be sent yet cannot get a device, so the matchmaker need not know it. In
 /// the paper the rank thread has these timers, and hears of each change. Here the matchmaker hears of
-/// a candidate once its timer fires. A batch that grows has one candidate after another until then,
-/// and the matchmaker hears of the last one.
+/// a candidate once its timer fires. Until then a growing batch replaces its candidate again and
+/// again. The matchmaker hears of the last candidate only.
 ///
 /// In two cases the matchmaker needs the early candidates. It compares a model's candidates for
 /// several kinds of devices. It keeps devices for candidates that lent queues must not delay.

@@ -77,7 +77,7 @@ impl MatchmakerState {
         let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
         let MatchmakerState { matchmaker, models, .. } = self;
         let latest = &models[grant.model.0 as usize].1;
-        // A thread in both the shard and the matchmaker hands candidates over, and leaves none here.
+        // No candidate is here if a thread in both the shard and the matchmaker has handed it over.
         if latest.is_told() {
             latest.take(|kind, newest| matchmaker.inform_candidate(grant.model, kind, newest.unwrap_or(None)));
         }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use downbeat_core::BatchId;
 use downbeat_engine::{Answered, RequestAbout, RunError, TakesAnswers};
+use downbeat_host::request::reply::Answer;
 use downbeat_models::loaded_version::LoadedVersion;
 use downbeat_models::serving::{FirstAnswer, InFlight};
 use downbeat_roles::{BatchKey, Epoch, MOST_STREAMED, NodeId, Outcome, RequestKey};
 use downbeat_service::answers::MOST_BYTES;
-use downbeat_service::error::ServiceError;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -36,6 +36,17 @@ struct Stream {
     has_last: bool,
     /// Keeps the model from being unloaded until the last answer.
     _model: InFlight,
+}
+
+/// An answer as its frontend hears it. `parameters`: those of the answer, as a JSON object.
+pub fn outcome(answer: Answer, parameters: Option<String>, arena: Option<&Arc<Arena>>) -> Outcome<Tensors> {
+    match answer {
+        Ok(outputs) => {
+            let parts = outputs.into_iter().chain(parameters.map(sent_parameters));
+            Outcome::Outputs(Tensors::kept(parts, arena))
+        }
+        Err(error) => Outcome::Failed { code: error.code(), message: error.to_string() },
+    }
 }
 
 /// The result of a request's run.
@@ -87,8 +98,14 @@ impl AskedRequests {
         self.0.extend(asked);
     }
 
-    /// The run of a request has succeeded.
-    pub fn ran(&mut self, run: RequestRun) -> Ran {
+    /// The run of a request is over. A request that has failed has no more answers.
+    pub fn ran(&mut self, run: RequestRun, has_succeeded: bool) -> Ran {
+        if !has_succeeded {
+            if let Some(asked) = self.0.remove(&run) {
+                asked.leave();
+            }
+            return Ran::One(None);
+        }
         let Some(asked) = self.0.get_mut(&run) else { return Ran::One(None) };
         let Some(stream) = &mut asked.stream else {
             let parameters = asked.about.answer_parameters.get().cloned();
@@ -100,13 +117,6 @@ impl AskedRequests {
             self.0.remove(&run);
         }
         Ran::Streamed
-    }
-
-    /// A request has failed, and has no more answers.
-    pub fn failed(&mut self, run: RequestRun) {
-        if let Some(asked) = self.0.remove(&run) {
-            asked.leave();
-        }
     }
 
     /// A request has given one of its answers. Returns whether its frontend must hear of the answer.
@@ -218,14 +228,6 @@ struct StreamTaker {
     arena: Option<Arc<Arena>>,
 }
 
-impl StreamTaker {
-    fn outputs(&self, answered: Answered, parameters: Option<String>) -> Result<Tensors, ServiceError> {
-        let mut outputs = self.loaded.codec.answered(answered).map_err(ServiceError::Internal)?;
-        outputs.extend(parameters.map(sent_parameters));
-        Ok(Tensors::kept(outputs, self.arena.as_ref()))
-    }
-}
-
 impl TakesAnswers for StreamTaker {
     fn take(
         &self,
@@ -234,19 +236,8 @@ impl TakesAnswers for StreamTaker {
         is_final: bool,
         done: Box<dyn FnOnce(bool) + Send>,
     ) {
-        if let Some(after) = answer.as_ref().and_then(|_| self.first.came()) {
-            self.loaded.record_first_answer(after);
-        }
-        let answer = answer.map(|answer| {
-            let outputs = match answer {
-                Ok(answered) => self.outputs(answered, parameters),
-                Err(error) => Err(self.loaded.failed_answer(error)),
-            };
-            match outputs {
-                Ok(outputs) => Outcome::Outputs(outputs),
-                Err(error) => Outcome::Failed { code: error.code(), message: error.to_string() },
-            }
-        });
+        let outputs = self.first.outputs(&self.loaded, answer);
+        let answer = outputs.map(|outputs| outcome(outputs, parameters, self.arena.as_ref()));
         let bytes = match &answer {
             Some(Outcome::Outputs(outputs)) => usize::try_from(outputs.bytes()).unwrap_or(usize::MAX),
             _ => 0,

@@ -21,13 +21,13 @@ use downbeat_roles::{
 use downbeat_service::error::ServiceError;
 use tokio::sync::mpsc;
 
-use super::asked_requests::{AskedRequest, AskedRequests, Ran, RequestRun};
+use super::asked_requests::{self, AskedRequest, AskedRequests, Ran, RequestRun};
 use super::model_loader::Told;
 use super::slot_map::{Place, SlotMap};
 use crate::node::machine::{Machine, Step};
 use crate::node::status::StatusBoard;
 use crate::view::asks::{Asks, ViewEvent};
-use crate::wire::about::{read_about, sent_parameters};
+use crate::wire::about::read_about;
 use crate::wire::arena::Arena;
 use crate::wire::tensors::Tensors;
 
@@ -334,18 +334,11 @@ impl BackendRole {
             }
         }
         let mut outcome = |(request, answer): (RequestKey, Option<Answer>)| {
-            let outcome = match answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost))) {
-                Ok(mut outputs) => match self.asked.ran((request, batch)) {
-                    Ran::One(parameters) => {
-                        outputs.extend(parameters.map(sent_parameters));
-                        Outcome::Outputs(Tensors::kept(outputs, self.arena.as_ref()))
-                    }
-                    Ran::Streamed => Outcome::Streamed,
-                },
-                Err(error) => {
-                    self.asked.failed((request, batch));
-                    Outcome::Failed { code: error.code(), message: error.to_string() }
-                }
+            let answer = answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost)));
+            let run = (request, batch);
+            let outcome = match self.asked.ran(run, answer.is_ok()) {
+                Ran::One(parameters) => asked_requests::outcome(answer, parameters, self.arena.as_ref()),
+                Ran::Streamed => Outcome::Streamed,
             };
             (request, outcome)
         };

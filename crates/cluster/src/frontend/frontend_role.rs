@@ -204,7 +204,7 @@ impl FrontendRole {
         if !self.streams.contains_key(&number) {
             self.numbers.remove(&ticket);
             if goes_on {
-                // Nobody takes more answers.
+                // The client has no stream, or has had its last answer.
                 self.node.handle_cancel(now, number);
             }
         }

@@ -9,7 +9,7 @@ use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_roles::MOST_STREAMED;
 use downbeat_service::answers::{AnswerSender, Answers, MOST_BYTES, NoReader, StreamAnswer};
 use downbeat_service::error::ServiceError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::frontend_role::{FrontendEvent, StreamedAnswer};
 use super::remote_models::RemoteVersion;
@@ -28,20 +28,7 @@ const ROOM_AFTER_BYTES: u64 = MOST_BYTES as u64 / 4;
 /// # Errors
 /// Any [`ServiceError`], if the request ends before its first answer without the model's doing.
 pub(super) async fn infer_many(serving: Arc<RemoteServing>, request: InferRequest) -> Result<Answers, ServiceError> {
-    begin_many(|sender, early| answer_many(serving, request, sender, early)).await
-}
-
-async fn answer_many(
-    serving: Arc<RemoteServing>,
-    request: InferRequest,
-    sender: AnswerSender,
-    early: oneshot::Sender<ServiceError>,
-) {
-    match run(&serving, request, &sender).await {
-        Ok(()) => {}
-        Err(error) if sender.is_unused() => drop(early.send(error)),
-        Err(error) => drop(sender.send(StreamAnswer::last(Err(error))).await),
-    }
+    begin_many(|sender| async move { run(&serving, request, &sender).await }).await
 }
 
 /// Runs a request until its last answer, or until no reader is left.

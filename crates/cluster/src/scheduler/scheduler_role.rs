@@ -73,7 +73,7 @@ impl SchedulerRole {
         SchedulerRole { rank, node, board, load, store, planner, rehearser, asks }
     }
 
-    /// Another lead begins, of this scheduler or of another one.
+    /// Another lead begins. Either this scheduler or another scheduler leads now.
     fn follow(&self, epoch: Epoch, leads: bool) {
         self.board.follows(epoch, leads);
         self.rehearser.iter().for_each(|rehearser| rehearser.begin_anew());

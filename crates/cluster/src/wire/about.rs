@@ -21,7 +21,7 @@ struct SentAbout {
     left_out: Vec<usize>,
 }
 
-/// What comes behind the tensors.
+/// A part of a message behind its tensors.
 fn behind(data: impl Into<Bytes>) -> OutputPart {
     OutputPart { shape: Vec::new(), data: data.into() }
 }

@@ -77,7 +77,7 @@ fn settle(shard: &mut OwnShard<'_, Timed>, matchmaker: &mut OwnMatchmaker<'_, Ti
 }
 
 /// Symphony §5.5: the matchmaker "only needs to pick up the latest candidate". A batch of any size
-/// costs three messages. They say that the batch may leave, that it has left, and that it is done.
+/// costs three messages: the batch may leave, the batch has left, the batch is done.
 #[test]
 fn a_deferred_batch_costs_three_messages_whatever_its_size() {
     for requests in [1, 5, 40] {

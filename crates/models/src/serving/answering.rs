@@ -1,17 +1,20 @@
 //! The answers of models that take requests: any number of them, and answers with parameters.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::{Duration, Time};
+use downbeat_engine::{Answered, RunError};
 use downbeat_host::request::batch_codec::{BatchCodec, Outputs};
 use downbeat_protocol::{InferRequest, InferResponse, Parameters};
-use downbeat_service::answers::{AnswerSender, Answers, PATIENCE, channel};
+use downbeat_service::answers::{AnswerSender, Answers, PATIENCE, StreamAnswer, channel};
 use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::intake::response;
+use crate::loaded_version::LoadedVersion;
 
 /// Ends a request when its answers are dropped.
 struct EndOnDrop(JoinHandle<()>);
@@ -22,17 +25,25 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// Begins a request with any number of answers. `work` sends the answers, or one error before the
-/// first answer. Dropping the answers ends the work.
+/// Begins a request with any number of answers. `work` sends the answers, or fails. Its error is the
+/// last answer. Dropping the answers ends the work.
 ///
 /// # Errors
-/// The error before the first answer.
-pub async fn begin_many<W: Future<Output = ()> + Send + 'static>(
-    work: impl FnOnce(AnswerSender, oneshot::Sender<ServiceError>) -> W,
+/// The error of `work`, if it has sent no answer.
+pub async fn begin_many<W: Future<Output = Result<(), ServiceError>> + Send + 'static>(
+    work: impl FnOnce(Arc<AnswerSender>) -> W,
 ) -> Result<Answers, ServiceError> {
     let (sender, answers) = channel(PATIENCE);
     let (early, failed) = oneshot::channel();
-    let work = tokio::spawn(work(sender, early));
+    let sender = Arc::new(sender);
+    let work = work(sender.clone());
+    let work = tokio::spawn(async move {
+        match work.await {
+            Ok(()) => {}
+            Err(error) if sender.is_unused() => drop(early.send(error)),
+            Err(error) => drop(sender.send(StreamAnswer::last(Err(error))).await),
+        }
+    });
     let mut answers = answers.holding(EndOnDrop(work));
     tokio::select! {
         biased;
@@ -90,6 +101,22 @@ impl FirstAnswer {
     /// An answer has come. Returns the time since the request's arrival, if it is the first answer.
     pub fn came(&self) -> Option<Duration> {
         (!self.has_come.swap(true, Ordering::Relaxed)).then(|| self.clock.now().since(self.arrival))
+    }
+
+    /// The outputs of an answer of a loaded model, which counts its first answer.
+    pub fn outputs(
+        &self,
+        loaded: &LoadedVersion,
+        answer: Option<Result<Answered, RunError>>,
+    ) -> Option<Result<Outputs, ServiceError>> {
+        let answer = answer?;
+        if let Some(after) = self.came() {
+            loaded.record_first_answer(after);
+        }
+        Some(match answer {
+            Ok(answered) => loaded.codec.answered(answered).map_err(ServiceError::Internal),
+            Err(error) => Err(loaded.failed_answer(error)),
+        })
     }
 }
 

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use downbeat_engine::{Answered, RunError, TakesAnswers};
-use downbeat_host::request::batch_codec::Admitted;
+use downbeat_host::request::batch_codec::{Admitted, Outputs};
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_service::answers::{AnswerSender, Answers, StreamAnswer};
 use downbeat_service::error::ServiceError;
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 
 use super::answering::{AnswerForm, FirstAnswer, answer_parameters, begin_many};
 use super::{InFlight, Origin, Serving};
@@ -25,7 +24,7 @@ impl Serving {
         served: InFlight,
         request: InferRequest,
     ) -> Result<Answers, ServiceError> {
-        begin_many(|sender, early| self.clone().answer_many(served, request, Arc::new(sender), early)).await
+        begin_many(|sender| self.clone().answer_many(served, request, sender)).await
     }
 
     async fn answer_many(
@@ -33,8 +32,7 @@ impl Serving {
         served: InFlight,
         request: InferRequest,
         sender: Arc<AnswerSender>,
-        early: oneshot::Sender<ServiceError>,
-    ) {
+    ) -> Result<(), ServiceError> {
         let form = AnswerForm::of(&request);
         let arrival = self.now();
         let first = FirstAnswer::of(self.driver.clock(), arrival);
@@ -51,12 +49,10 @@ impl Serving {
         if let Some(trail) = trail {
             trail.ended(&result);
         }
-        match result {
-            // The code may go on: its answers are sent by the taker.
-            Ok(_) => sender.closed().await,
-            Err(error) if sender.is_unused() => drop(early.send(error)),
-            Err(error) => drop(sender.send(StreamAnswer::last(Err(error))).await),
-        }
+        result?;
+        // The code may go on: its answers are sent by the taker.
+        sender.closed().await;
+        Ok(())
     }
 }
 
@@ -70,11 +66,9 @@ struct Taker {
 }
 
 impl Taker {
-    fn response(&self, answered: Answered, parameters: Option<String>) -> Result<InferResponse, ServiceError> {
-        let codec = &self.loaded.codec;
-        let outputs = codec.answered(answered).map_err(ServiceError::Internal)?;
+    fn response(&self, outputs: Outputs, parameters: Option<String>) -> Result<InferResponse, ServiceError> {
         let parameters = parameters.as_deref().map(answer_parameters).transpose()?;
-        Ok(self.form.answer((codec, &self.loaded.version), outputs, parameters))
+        Ok(self.form.answer((&self.loaded.codec, &self.loaded.version), outputs, parameters))
     }
 }
 
@@ -86,13 +80,8 @@ impl TakesAnswers for Taker {
         is_final: bool,
         done: Box<dyn FnOnce(bool) + Send>,
     ) {
-        if let Some(after) = answer.as_ref().and_then(|_| self.first.came()) {
-            self.loaded.record_first_answer(after);
-        }
-        let answer = answer.map(|answer| match answer {
-            Ok(answered) => self.response(answered, parameters),
-            Err(error) => Err(self.loaded.failed_answer(error)),
-        });
+        let outputs = self.first.outputs(&self.loaded, answer);
+        let answer = outputs.map(|outputs| outputs.and_then(|outputs| self.response(outputs, parameters)));
         let sender = self.sender.clone();
         self.runtime.spawn(async move {
             let sent = sender.send(StreamAnswer { answer, is_final }).await;

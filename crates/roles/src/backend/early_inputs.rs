@@ -18,7 +18,7 @@ pub(super) struct Early<P> {
 }
 
 impl<P> Early<P> {
-    /// The room for a frontend's inputs. It is the number of named requests, or one if there are none.
+    /// The room for a frontend's inputs: the number of named requests, but at least one.
     fn takes(&self) -> usize {
         (self.granted.len() + self.gone.len()).max(1)
     }

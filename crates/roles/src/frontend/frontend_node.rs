@@ -359,33 +359,27 @@ impl<P: Clone> FrontendNode<P> {
     /// Removes the request of a client that has gone, or whose tensors cannot be made. No
     /// [`FrontendOutput::End`] follows.
     pub fn handle_cancel(&mut self, now: Time, number: u64) {
-        let claimed = self.requests.get(number).and_then(|open| match open.place {
-            Place::Claimed(backend, batch) => Some((backend, batch, open.payload.is_some())),
-            _ => None,
-        });
-        match claimed {
+        if let Some(Open { payload: None, place: Place::Claimed(backend, batch), .. }) = self.requests.get(number) {
             // The batch need not wait for the tensors any longer.
-            Some((backend, batch, false)) => {
-                self.links.say(now, backend, Message::Inputs { batch, granted: Vec::new(), gone: vec![number] });
-            }
-            Some((backend, _, true)) => self.links.say(now, backend, Message::Cancel(vec![number])),
-            None => {}
-        }
-        if let Some(backend) = self.streams.remove(&number) {
+            let (backend, batch) = (*backend, *batch);
+            self.links.say(now, backend, Message::Inputs { batch, granted: Vec::new(), gone: vec![number] });
+        } else if let Some(backend) = self.answering(number) {
             self.links.say(now, backend, Message::Cancel(vec![number]));
         }
+        self.streams.remove(&number);
         self.remove(number);
     }
 
     /// The client has taken so many of a request's [streamed answers](FrontendOutput::Streamed).
     pub fn handle_room(&mut self, now: Time, number: u64, answers: u32) {
-        let running = || match self.requests.get(number)?.place {
-            Place::Claimed(backend, _) => Some(backend),
-            _ => None,
-        };
-        if let Some(backend) = self.streams.get(&number).copied().or_else(running) {
+        if let Some(backend) = self.answering(number) {
             self.links.say(now, backend, Message::Room { number, answers });
         }
+    }
+
+    /// The backend that answers a request, during its run or after.
+    fn answering(&self, number: u64) -> Option<NodeId> {
+        self.streams.get(&number).copied().or_else(|| self.requests.get(number)?.holder())
     }
 
     /// The next action that the frontend asks for.
@@ -492,10 +486,7 @@ impl<P: Clone> FrontendNode<P> {
     /// Ends a request if its answer comes from the backend that has claimed it. Returns whether it
     /// does.
     fn handle_answer(&mut self, from: NodeId, number: u64, (outcome, run): (Outcome<P>, Option<BatchRun>)) -> bool {
-        let has_inputs = |open: &Open<P>| {
-            open.payload.is_some() && matches!(open.place, Place::Claimed(holder, _) if holder == from)
-        };
-        let Some(open) = self.requests.get(number).filter(|open| has_inputs(open)) else {
+        let Some(open) = self.requests.get(number).filter(|open| open.may_run_on(from)) else {
             self.late_answers += 1;
             return false;
         };
@@ -513,10 +504,7 @@ impl<P: Clone> FrontendNode<P> {
                 self.streams.remove(&number);
             }
         } else {
-            let is_its = |open: &&mut Open<P>| {
-                let is_claimed = matches!(open.place, Place::Claimed(holder, _) if holder == from);
-                is_claimed && open.payload.is_some() && open.streamed != Streamed::All
-            };
+            let is_its = |open: &&mut Open<P>| open.may_run_on(from) && open.streamed != Streamed::All;
             let Some(open) = self.requests.get_mut(number).filter(is_its) else {
                 return self.refuse_stream(now, from, number, is_last);
             };
@@ -740,7 +728,7 @@ impl<P: Clone> FrontendNode<P> {
         let grace = if is_led || is_claimed { self.options.lost_after } else { Duration::ZERO };
         let last = open.deadline + grace;
         if last <= now {
-            if let Place::Claimed(backend, _) = open.place {
+            if let Some(backend) = open.holder() {
                 self.links.say(now, backend, Message::Cancel(vec![number]));
             }
             self.end(number, RequestEnd::TooLate);

@@ -111,6 +111,19 @@ impl<P> Open<P> {
         Way { returned: self.returned, lost: self.tried, claim }
     }
 
+    /// The backend whose batch has claimed the request.
+    pub fn holder(&self) -> Option<NodeId> {
+        match self.place {
+            Place::Claimed(backend, _) => Some(backend),
+            _ => None,
+        }
+    }
+
+    /// Whether a backend has claimed the request and has its inputs.
+    pub fn may_run_on(&self, backend: NodeId) -> bool {
+        self.holder() == Some(backend) && self.payload.is_some()
+    }
+
     /// The time left until the deadline; `Duration::MAX`: no deadline.
     pub fn left(&self, now: Time) -> Duration {
         left(now, self.deadline)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use downbeat_core::Duration;
 use downbeat_roles::{MOST_STREAMED, NodeId, RequestKey};
 
-/// The bits of an answer's tensors below the answer's number. They are the request's input.
+/// An answer's tensors have the request's input in so many lower bits, and the answer's number above.
 const INPUT_BITS: u32 = 40;
 
 /// The answers of a decoupled model.

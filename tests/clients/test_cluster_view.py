@@ -38,6 +38,18 @@ def until(get_it, is_right):
     return answer
 
 
+def whole(process, path, count=4, **more):
+    """The answer of `process` once all `count` processes of the cluster are part of it.
+
+    On a busy machine a process may be silent for longer than the cluster waits. Its last counts then
+    stand in the answer.
+    """
+    def has_all(told):
+        return len(told["processes"]) == count and {its["state"] for its in told["processes"]} == {"answers"}
+
+    return until(lambda: get(process, path, **more), has_all)
+
+
 def digits(report):
     return next(model for model in report["models"] if model["model"] == "digits")
 
@@ -65,10 +77,10 @@ def states(live):
 def test_every_process_tells_the_sums_that_the_client_has_counted(cluster):
     schedulers, backends, frontends = cluster
     everybody = [*schedulers, *backends, *frontends]
-    before = digits(until(lambda: get(frontends[0], "/v2/live"), lambda live: len(live["processes"]) == 4))["in_time"]
+    before = digits(whole(frontends[0], "/v2/live"))["in_time"]
     sent = use_both(backends, frontends)
     for process in everybody:
-        live = until(lambda process=process: get(process, "/v2/live"), lambda live: len(live["processes"]) == 4)
+        live = whole(process, "/v2/live")
         its = digits(live)
         assert (its["in_time"], its["late"], its["unanswered"], its["items"]) == (before + sent, 0, {}, before + sent)
         assert sum(its["latency"]) == before + sent and 1 <= sum(its["batches"]) <= before + sent
@@ -90,18 +102,20 @@ def test_statistics_are_those_of_all_frontends_and_of_each_process(cluster):
     def of(statistics):
         return next(model for model in statistics["model_stats"] if model["name"] == "digits")
 
-    before = int(of(get(frontends[0], "/v2/cluster/stats")["cluster"])["inference_count"])
+    before = int(of(whole(frontends[0], "/v2/cluster/stats")["cluster"])["inference_count"])
     send(frontends, 16)
     for process in [*schedulers, *backends, *frontends]:
-        told = until(lambda process=process: get(process, "/v2/cluster/stats"), lambda told: len(told["processes"]) == 4)
-        whole = of(told["cluster"])
-        assert (int(whole["inference_count"]), int(whole["inference_stats"]["success"]["count"])) == (before + 16, before + 16)
-        assert 1 <= int(whole["execution_count"]) <= before + 16
+        told = whole(process, "/v2/cluster/stats")
+        sums = of(told["cluster"])
+        assert (int(sums["inference_count"]), int(sums["inference_stats"]["success"]["count"])) == (before + 16, before + 16)
+        assert 1 <= int(sums["execution_count"]) <= before + 16
         by_role = {role: [of(its["statistics"]) for its in told["processes"] if its["role"] == role] for role in ("frontend", "backend")}
         assert sum(int(its["inference_count"]) for its in by_role["frontend"]) == before + 16
-        # Each batch ran on one backend, and one frontend has counted it.
-        ran = [sum(int(its["execution_count"]) for its in by_role[role]) for role in ("backend", "frontend")]
-        assert ran[0] == ran[1] == int(whole["execution_count"])
+        # Each batch ran on one backend, and one frontend has counted it. A batch runs twice if its answers are lost with a link.
+        by_backends, by_frontends = (sum(int(its["execution_count"]) for its in by_role[role]) for role in ("backend", "frontend"))
+        assert by_frontends == int(sums["execution_count"]) <= by_backends
+        has_lost = any("lost peer=" in backend.log for backend in backends)
+        assert by_frontends == by_backends or has_lost, (by_frontends, by_backends)
     assert requests.get(f"{frontends[0].url}/v2/models/stats", timeout=60).json()["model_stats"], "a frontend's own share"
 
 
@@ -128,14 +142,20 @@ def test_one_timeline_has_the_launches_of_all_backends(cluster, binary, tmp_path
 def test_top_shows_the_cluster(cluster, binary):
     schedulers, _, frontends = cluster
     for process in (schedulers[0], frontends[1]):
-        until(lambda process=process: get(process, "/v2/live"), lambda live: len(live["processes"]) == 4)
-        told = subprocess.run([binary, "top", process.url, "--once", "--interval", "0.2"], capture_output=True, text=True, timeout=60)
-        assert told.returncode == 0 and "of 2 frontends and 2 backends" in told.stdout and "digits 1" in told.stdout, told
+        whole(process, "/v2/live")
+        def top(process=process):
+            told = subprocess.run([binary, "top", process.url, "--once", "--interval", "0.2"], capture_output=True, text=True, timeout=60)
+            assert told.returncode == 0 and "digits 1" in told.stdout, told
+            return told.stdout
+
+        until(top, lambda told: "of 2 frontends and 2 backends" in told)
 
 
 def test_a_frontend_tells_the_policy_of_the_backends(cluster):
     _, backends, frontends = cluster
-    report = get(frontends[0], "/v2/models/digits/policy")
+    # Backends that are silent for a moment tell nothing.
+    path = "/v2/models/digits/policy"
+    report = until(lambda: requests.get(f"{frontends[0].url}{path}", timeout=60), lambda reply: reply.status_code == 200).json()
     assert (report["policy"], report["asked"]) == ("exclusive", "exclusive") and "backends" not in report
     assert report["reason"] == get(backends[0], "/v2/models/digits/policy")["reason"]
     assert requests.get(f"{frontends[0].url}/v2/models/nobody/policy", timeout=60).status_code == 404
@@ -162,12 +182,12 @@ def test_the_page_of_each_process_shows_the_whole_cluster(cluster, tmp_path):
 
 def test_numbers_do_not_go_back_when_processes_die(binary, copied_examples, tmp_path):
     with processes(binary, copied_examples, tmp_path, *SLOS, models=["digits"], backends=2, frontends=2, engine="rten") as (scheduler, backends, frontends):
-        until(lambda: get(scheduler, "/v2/live"), lambda live: len(live["processes"]) == 4)
+        whole(scheduler, "/v2/live")
         sent = use_both(backends, frontends)
         watchers = [scheduler, frontends[0]]
         for watcher in watchers:
-            assert digits(get(watcher, "/v2/live"))["in_time"] == sent
-            assert len(get(watcher, "/v2/cluster/stats")["processes"]) == 4
+            assert digits(whole(watcher, "/v2/live"))["in_time"] == sent
+            whole(watcher, "/v2/cluster/stats")
         frontends[1].kill()
         backends[1].kill()
         for watcher in watchers:
@@ -179,7 +199,8 @@ def test_numbers_do_not_go_back_when_processes_die(binary, copied_examples, tmp_
             top = subprocess.run([binary, "top", watcher.url, "--once", "--interval", "0.2"], capture_output=True, text=True, timeout=60)
             assert top.stdout.count("is gone, its last counts stand") >= 1, top
         send(frontends[:1], 8)
-        assert [digits(get(watcher, "/v2/live"))["in_time"] for watcher in watchers] == [sent + 8] * 2
+        for watcher in watchers:
+            until(lambda watcher=watcher: digits(get(watcher, "/v2/live"))["in_time"], lambda counted: counted == sent + 8)
         # Without a scheduler, a frontend has its own figures and the last ones of the others.
         scheduler.kill()
         live = until(lambda: get(frontends[0], "/v2/live"), lambda live: ("backend", "answers") not in states(live))
@@ -220,14 +241,14 @@ def test_steps_of_an_ensemble_are_those_of_all_frontends(pipeline):
     took = time.monotonic() - begin
     assert infer(frontends[0], "both", {"inputs": [{"name": "nothing", **ONE}]}).status_code == 400
     for process in [scheduler, backend, *frontends]:
-        whole = named(until(lambda process=process: get(process, "/v2/live"), lambda live: len(live["processes"]) == 3), "both")
-        assert (whole["ensemble"], whole["in_time"], whole["items"], sum(whole["latency"]), whole["slo_ms"]) == (True, 5, 5, 5, 3600000.0)
-        assert [(step["model"], step["done"], step["dropped"], step["failed"]) for step in whole["steps"]] == [("first", 5, 0, 0), ("second", 5, 0, 0)]
-        assert sum(step["share"] for step in whole["steps"]) == pytest.approx(1)
+        both = named(whole(process, "/v2/live", count=3), "both")
+        assert (both["ensemble"], both["in_time"], both["items"], sum(both["latency"]), both["slo_ms"]) == (True, 5, 5, 5, 3600000.0)
+        assert [(step["model"], step["done"], step["dropped"], step["failed"]) for step in both["steps"]] == [("first", 5, 0, 0), ("second", 5, 0, 0)]
+        assert sum(step["share"] for step in both["steps"]) == pytest.approx(1)
         # The emulated engine takes its time, the wait is part of the rest, and the client has waited for both.
-        ran, waited = (sum(step[part] for step in whole["steps"]) for part in ("ran_s", "waited_s"))
-        assert all(step["ran_s"] >= 5 * 0.02 and step["waited_s"] > 0 for step in whole["steps"]) and ran + waited <= took, (whole, took)
-        [statistics] = [its for its in get(process, "/v2/cluster/stats")["cluster"]["model_stats"] if its["name"] == "both"]
+        ran, waited = (sum(step[part] for step in both["steps"]) for part in ("ran_s", "waited_s"))
+        assert all(step["ran_s"] >= 5 * 0.02 and step["waited_s"] > 0 for step in both["steps"]) and ran + waited <= took, (both, took)
+        [statistics] = [its for its in whole(process, "/v2/cluster/stats", count=3)["cluster"]["model_stats"] if its["name"] == "both"]
         times = {part: int(statistics["inference_stats"][part]["ns"]) / 1e9 for part in ("queue", "compute_infer", "success")}
         assert int(statistics["inference_stats"]["success"]["count"]) == int(statistics["inference_count"]) == 5
         assert times["compute_infer"] == pytest.approx(ran) and times["queue"] == pytest.approx(waited) and times["success"] >= ran + waited
@@ -267,7 +288,7 @@ def test_tenants_are_those_of_all_frontends(binary, tmp_path):
             assert reply.status_code == 200, reply.text
         headers = {"Authorization": f"Bearer {reader}"}
         for process in [scheduler, backend, *frontends]:
-            live = until(lambda process=process: get(process, "/v2/live", headers=headers), lambda live: len(live["processes"]) == 3)
+            live = whole(process, "/v2/live", count=3, headers=headers)
             counted = [(tenant["tenant"], tenant["within"], tenant["beyond"], tenant["refused"]) for tenant in live["tenants"]]
             assert counted == [("ads", 1, 0, 0), ("search", 3, 0, 0), ("others", 1, 0, 0)]
             assert all(tenant["device_s"] >= 0.02 * tenant["within"] for tenant in live["tenants"]), live["tenants"]

@@ -107,7 +107,7 @@ impl RemoteServing {
         let note = |now, miss, error| {
             let (traceparent, deadline) = (traceparent.as_deref(), limits.deadline);
             let missed = Missed { id: &id, traceparent, number: None, arrived: arrival, deadline };
-            version.missed.note((now, Clock::unix_millis()), &missed, miss, error);
+            version.missed().note((now, Clock::unix_millis()), &missed, miss, error);
         };
         let until = limits.timeout.map_or(Time::MAX, |timeout| arrival + timeout);
         let mut steps = RemoteSteps { serving: self, ensemble, limits: &limits, until, depth };

@@ -60,7 +60,7 @@ impl FrontendFigures {
 
     /// The statistics of a model's versions.
     pub fn statistics_of(model: &RemoteModel) -> Vec<ModelStatistics> {
-        model.versions.values().map(|its| its.statistics.lock().to_proto(&its.name, &its.version)).collect()
+        model.versions.values().map(|its| its.statistics()).collect()
     }
 
     /// The statistics of all models.

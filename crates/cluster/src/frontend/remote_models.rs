@@ -8,11 +8,11 @@ use downbeat_core::Duration;
 use downbeat_models::preprocess::{Preprocess, Preprocessing, asks_for_steps};
 use downbeat_models::serving::{ServedRollout, unknown_model, version_of};
 use downbeat_protocol::InferRequest;
+use downbeat_protocol::inference::ModelStatistics;
 use downbeat_repository::rollout_terms;
 use downbeat_roles::{BatchRun, ServedModel};
-use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::statistics::{Phases, Statistics};
+use downbeat_service::metrics::statistics::Phases;
 use downbeat_service::metrics::trouble::Sample;
 use downbeat_service::metrics::{Metrics, ModelMetrics};
 use downbeat_service::report::live::LiveModel;
@@ -54,9 +54,6 @@ pub struct RemoteVersion {
     /// ready; then the steps, or why they failed.
     steps: OnceLock<Result<Arc<Preprocess>, String>>,
     metrics: ModelMetrics,
-    pub statistics: Arc<Mutex<Statistics>>,
-    /// The last requests that missed.
-    pub missed: Arc<MissedRequests>,
 }
 
 /// A model that runs on backends.
@@ -159,9 +156,7 @@ impl RemoteVersion {
 
     /// Counts a batch of requests, whose items may have come from several frontends.
     pub fn record_launch(&self, run: &BatchRun) {
-        let phases = phases_of(run, LONGEST_PHASE);
-        self.metrics.record_launch(run.items, phases);
-        self.statistics.lock().record_launch(run.items, phases);
+        self.metrics.record_launch(run.items, phases_of(run, LONGEST_PHASE));
     }
 
     /// Counts a request of `rows` items that got its result after `took`, and whether it was late.
@@ -177,13 +172,10 @@ impl RemoteVersion {
             }
             None => {
                 self.metrics.record_launch(rows, Phases::default());
-                self.statistics.lock().record_launch(rows, Phases::default());
                 Default::default()
             }
         };
         self.metrics.record_requests(rows, phases, std::iter::once((queued, took, late)));
-        let taken = std::iter::once((queued, took));
-        self.statistics.lock().record_requests(Clock::unix_millis(), rows, phases, taken);
         queued
     }
 
@@ -192,8 +184,16 @@ impl RemoteVersion {
     pub fn record_whole(&self, rows: u32, (took, late): (Duration, bool), (waited, ran): (Duration, Duration)) {
         let phases = Phases { compute_infer: ran.min(LONGEST_PHASE), ..Phases::default() };
         self.metrics.record_batch(rows, phases, std::iter::once((waited, took, late)));
-        let taken = std::iter::once((waited, took));
-        self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
+    }
+
+    /// The protocol's statistics of the version.
+    pub fn statistics(&self) -> ModelStatistics {
+        self.metrics.statistics(&self.name, &self.version)
+    }
+
+    /// The last requests that missed.
+    pub fn missed(&self) -> &MissedRequests {
+        self.metrics.missed()
     }
 
     /// The counts of the version's requests by outcome.
@@ -228,8 +228,7 @@ impl RemoteVersion {
 
     /// Counts a request that got no result, and ended `after` its arrival.
     pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
-        self.metrics.record_not_answered(reason);
-        self.statistics.lock().record_failure(after);
+        self.metrics.record_not_answered(reason, after);
     }
 }
 
@@ -258,10 +257,7 @@ impl RemoteModels {
                 Some(same) => Ok(same.clone()),
                 None => read(&model, &definition, metrics).map(|(read, ensemble)| {
                     // Backends describe a model alike but for hints about times. The counts go on if
-                    // the description of another backend comes.
-                    let before = there.and_then(|there| there.versions.get(&version));
-                    let (statistics, missed) =
-                        before.map(|before| (before.statistics.clone(), before.missed.clone())).unwrap_or_default();
+                    // the description of another backend comes, since the version before still lives.
                     let version = Arc::new(RemoteVersion {
                         ensemble,
                         metrics: metrics.model(&model, &version.to_string()),
@@ -271,8 +267,6 @@ impl RemoteModels {
                         definition: read,
                         bytes: definition,
                         steps: OnceLock::new(),
-                        statistics,
-                        missed,
                     });
                     version.make_steps(&self.preprocessing);
                     version

@@ -499,7 +499,7 @@ impl RemoteServing {
         let logged = trail.map(RequestTrail::request);
         let terms = || Terms { number: logged, arrived: arrival, deadline: limits.deadline };
         let note =
-            |request: &InferRequest, refused| terms().refused(self.clock.now(), &version.missed, request, refused);
+            |request: &InferRequest, refused| terms().refused(self.clock.now(), version.missed(), request, refused);
         let mut ticket = self.enter(version, arrival, number).map_err(|error| note(&request, error.into()))?;
         (ticket.began, ticket.stream) = (began, stream);
         let (_prepared, announced) = match version.preprocess_of(&request)? {
@@ -555,7 +555,7 @@ impl RemoteServing {
         };
         (ticket.end, ticket.is_handed_in) = (None, false);
         if let Some(miss) = miss {
-            terms().note(self.clock.now(), &version.missed, &request, *miss, outputs.as_ref().err());
+            terms().note(self.clock.now(), version.missed(), &request, *miss, outputs.as_ref().err());
         }
         let mut outputs = if is_empty { its.codec.without_rows(outputs)? } else { outputs? };
         let parameters = take_parameters(&its.codec, &mut outputs)?;
@@ -623,7 +623,7 @@ impl Service for RemoteServing {
 
     fn missed(&self, name: &str, version: &str) -> Result<MissedReport, ServiceError> {
         let its = self.models.version(name, version)?;
-        Ok(its.missed.report(&its.name, &its.version, self.log.is_some()))
+        Ok(its.missed().report(&its.name, &its.version, self.log.is_some()))
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
@@ -635,7 +635,7 @@ impl Service for RemoteServing {
             return Ok(FrontendFigures::statistics_of(&model));
         }
         let its = model.version(name, version)?;
-        Ok(vec![its.statistics.lock().to_proto(&its.name, &its.version)])
+        Ok(vec![its.statistics()])
     }
 
     fn repository_index(&self, _ready_only: bool) -> Vec<ModelIndexEntry> {

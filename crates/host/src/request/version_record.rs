@@ -12,10 +12,10 @@ use downbeat_core::Duration;
 use downbeat_core::probes::Probes;
 use downbeat_driver::QueueHandle;
 use downbeat_engine::{ErrorCode, Model, RunError};
-use downbeat_service::clock::Clock;
+use downbeat_protocol::inference::ModelStatistics;
 use downbeat_service::error::ServiceError;
 use downbeat_service::metrics::ModelMetrics;
-use downbeat_service::metrics::statistics::{Phases, Statistics};
+use downbeat_service::metrics::statistics::Phases;
 use downbeat_service::metrics::trouble::Counts;
 use downbeat_service::report::missed::MissedRequests;
 use downbeat_service::unanswered::Unanswered;
@@ -35,13 +35,9 @@ pub struct VersionRecord {
     pub version: String,
     /// The most items that may wait in all queues together.
     pub queue_bound: u32,
-    /// The protocol's statistics of this version; one lock a batch.
-    pub statistics: Mutex<Statistics>,
     /// Probes of a device's policy: which requests it tries though the profile says they are late.
     /// The scheduler's queues have their own.
     pub probes: Mutex<Probes>,
-    /// The last requests that missed.
-    pub missed: MissedRequests,
     metrics: ModelMetrics,
     /// The loaded model.
     pub model: Arc<dyn Model>,
@@ -60,20 +56,8 @@ impl VersionRecord {
         activity: Arc<Activity>,
         queue_bound: u32,
     ) -> Self {
-        let (statistics, probes, missed, waiting, last_gathered) = Default::default();
-        VersionRecord {
-            name,
-            version,
-            queue_bound,
-            statistics,
-            probes,
-            missed,
-            metrics,
-            model,
-            activity,
-            waiting,
-            last_gathered,
-        }
+        let (probes, waiting, last_gathered) = Default::default();
+        VersionRecord { name, version, queue_bound, probes, metrics, model, activity, waiting, last_gathered }
     }
 
     /// Why it waits for its executor process; `None` if it does not.
@@ -129,6 +113,16 @@ impl VersionRecord {
         self.metrics.histograms()
     }
 
+    /// The protocol's statistics of the version.
+    pub fn statistics(&self) -> ModelStatistics {
+        self.metrics.statistics(&self.name, &self.version)
+    }
+
+    /// The last requests that missed.
+    pub fn missed(&self) -> &MissedRequests {
+        self.metrics.missed()
+    }
+
     /// The outcomes of the version's requests.
     pub fn counts(&self) -> Counts {
         self.metrics.counts()
@@ -141,9 +135,7 @@ impl VersionRecord {
         phases: Phases,
         requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)> + Clone,
     ) {
-        self.metrics.record_batch(rows, phases, requests.clone());
-        let taken = requests.map(|(queued, took, _)| (queued, took));
-        self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
+        self.metrics.record_batch(rows, phases, requests);
     }
 
     /// Notes that the first answer of a decoupled model came `after` the arrival of its request.
@@ -156,8 +148,7 @@ impl VersionRecord {
         // A model that refuses all requests runs nothing, and the server would rest instead of
         // naming the trouble.
         self.activity.stir();
-        self.metrics.record_not_answered(reason);
-        self.statistics.lock().record_failure(after);
+        self.metrics.record_not_answered(reason, after);
     }
 }
 

@@ -227,10 +227,10 @@ impl Service for Registry {
         let Some(served) = self.serving.get(name) else {
             let pipeline = self.served_pipeline(name)?;
             let record = pipeline.version(version)?;
-            return Ok(record.missed.report(&record.name, &record.version, has_log));
+            return Ok(record.missed().report(&record.name, &record.version, has_log));
         };
         let loaded = served.version(version)?;
-        Ok(loaded.missed.report(&loaded.name, &loaded.version, has_log))
+        Ok(loaded.missed().report(&loaded.name, &loaded.version, has_log))
     }
 
     fn rollout_header(&self, name: &str) -> Option<String> {

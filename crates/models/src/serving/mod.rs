@@ -369,7 +369,7 @@ impl Serving {
             Some(steps) => {
                 let prepared = Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await;
                 let terms = || Terms { number: number(), arrived: arrival, deadline: limits.deadline };
-                Some(prepared.map_err(|refused| terms().refused(self.now(), &loaded.missed, &request, refused))?)
+                Some(prepared.map_err(|refused| terms().refused(self.now(), loaded.missed(), &request, refused))?)
             }
             None => None,
         };
@@ -382,7 +382,8 @@ impl Serving {
             trail.has_terms(admitted.rows, limits.deadline);
         }
         let terms = || Terms { number: number(), arrived: arrival, deadline: limits.deadline };
-        let refused = |error: ServiceError| terms().refused(self.now(), &loaded.missed, &request, Refused::from(error));
+        let refused =
+            |error: ServiceError| terms().refused(self.now(), loaded.missed(), &request, Refused::from(error));
         let _input_bytes = self.take_in(served, loaded, &admitted).map_err(refused)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted, charge| Call {
@@ -449,12 +450,12 @@ impl Serving {
             trail.iter().for_each(|trail| trail.timed_out());
             let error = limits.overrun(&request.model_name);
             let refused = Refused { reason: Some(Unanswered::Timeout), error };
-            return Err(terms().refused(self.now(), &loaded.missed, &request, refused));
+            return Err(terms().refused(self.now(), loaded.missed(), &request, refused));
         };
         ticket.close();
         let Answered { answer: outputs, miss } = answered;
         if let Some(miss) = miss {
-            terms().note(self.now(), &loaded.missed, &request, *miss, outputs.as_ref().err());
+            terms().note(self.now(), loaded.missed(), &request, *miss, outputs.as_ref().err());
         }
         let about = leaving.stays();
         let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };
@@ -751,5 +752,5 @@ fn guessed_profiles<'a>(
 
 /// The protocol's statistics of some versions.
 pub fn statistics<'a>(versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) -> Vec<pb::ModelStatistics> {
-    versions.map(|e| e.statistics.lock().to_proto(&e.name, &e.version)).collect()
+    versions.map(|version| version.statistics()).collect()
 }

@@ -448,6 +448,7 @@ async fn what_there_was_no_time_to_measure_is_measured_behind_the_service() {
         registry.measure_again("small").await;
         let sizes: Vec<u32> = kept_sizes(&store).into_iter().map(|(batch, _)| batch).collect();
         assert_eq!(sizes, [1, 2, 4, 8, 16, 32]);
+        assert_eq!(registry.statistics("small", "").unwrap()[0].execution_count, 3, "the counts go on");
         registry.infer(request("small", DataType::Fp32, &[32, 4], vec![0; 512])).await.unwrap();
     }
 }

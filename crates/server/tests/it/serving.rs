@@ -539,6 +539,33 @@ async fn a_reload_loses_no_request_and_a_broken_version_changes_nothing() {
 }
 
 #[tokio::test]
+async fn counts_go_on_after_a_reload_and_begin_anew_after_an_unload() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 1.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let counts = || {
+        let statistics = &registry.statistics("m", "").unwrap()[0];
+        let failed = statistics.inference_stats.as_ref().and_then(|stats| stats.fail.as_ref()).map(|fail| fail.count);
+        (statistics.execution_count, failed, registry.missed("m", "").unwrap().requests.len())
+    };
+    let answer_and_miss = async || {
+        registry.infer(request("m", 1, 4)).await.unwrap();
+        let hopeless = with_timeout(request("m", 1, 4), Duration::from_micros(1));
+        registry.infer(hopeless).await.unwrap_err();
+    };
+    answer_and_miss().await;
+    assert_eq!(counts(), (1, Some(1), 1));
+    registry.load_again("m").await;
+    assert_eq!(counts(), (1, Some(1), 1), "loaded again by the server itself");
+    answer_and_miss().await;
+    registry.load("m", LoadOverrides::default()).await.unwrap();
+    assert_eq!(counts(), (2, Some(2), 2), "loaded again by a client");
+    registry.unload("m").await.unwrap();
+    registry.load("m", LoadOverrides::default()).await.unwrap();
+    assert_eq!(counts(), (0, Some(0), 0));
+}
+
+#[tokio::test]
 async fn a_configuration_by_request_holds_until_files_change_or_unload() {
     let models = Models::new();
     models.add("m", 1, (1.0, 1.0), 4, "");

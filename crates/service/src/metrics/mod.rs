@@ -9,25 +9,28 @@ pub mod trouble;
 
 mod lanes;
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::Advice;
 use downbeat_core::tenants::TenantPart;
+use downbeat_protocol::inference as pb;
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Metric};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, Histogram, HistogramVec, IntCounter, Registry, TextEncoder};
 
 use crate::budget::ByteBudget;
+use crate::clock::Clock;
 use crate::metrics::code_metrics::CodeMetrics;
 use crate::metrics::gpu_metrics::GpuMetrics;
-use crate::metrics::statistics::Phases;
+use crate::metrics::statistics::{Phases, Statistics};
 use crate::metrics::trouble::Counts;
 use crate::report::live::{LiveStep, LiveTenant};
+use crate::report::missed::MissedRequests;
 use crate::unanswered::Unanswered;
 use crate::{logging, metric_table};
 
@@ -152,6 +155,8 @@ pub struct Metrics {
     /// is gone keeps its place, because its histograms must not go back.
     detailed: Mutex<BTreeSet<[String; 2]>>,
     most_detailed: usize,
+    /// By model and version.
+    records: Mutex<BTreeMap<[String; 2], Weak<Record>>>,
 }
 
 /// The model in the histograms of all versions beyond the detailed ones.
@@ -240,8 +245,8 @@ impl Metrics {
         registry.register(Box::new(ProcessCollector::for_self()))?;
         table.build.with_label_values(&[env!("CARGO_PKG_VERSION"), TARGET]).set(1);
         let gpus = GpuMetrics::register(&registry)?;
-        let (detailed, code) = (Mutex::default(), Arc::default());
-        Ok(Metrics { table, lanes, gpus, code, registry, detailed, most_detailed: usize::MAX })
+        let (detailed, records, code) = Default::default();
+        Ok(Metrics { table, lanes, gpus, code, registry, detailed, most_detailed: usize::MAX, records })
     }
 
     /// Bounds the histograms: at most so many versions of models have their own.
@@ -258,6 +263,20 @@ impl Metrics {
         let is_detailed =
             detailed.contains(&labels) || (detailed.len() < self.most_detailed && detailed.insert(labels));
         if is_detailed { [name, version] } else { OTHERS_IN_HISTOGRAMS }
+    }
+
+    /// The record of a version. Example: the server measures a model in service, and loads it again.
+    /// The new version takes the place of the old one and goes on with its record, so that no count
+    /// goes back. The record ends with the last version of the name.
+    fn record(&self, name: &str, version: &str) -> Arc<Record> {
+        let mut records = self.records.lock();
+        records.retain(|_, record| record.strong_count() > 0);
+        let weak = records.entry([name, version].map(str::to_owned)).or_default();
+        weak.upgrade().unwrap_or_else(|| {
+            let record = Arc::default();
+            *weak = Arc::downgrade(&record);
+            record
+        })
     }
 
     /// The registry for the metrics of other parts.
@@ -288,7 +307,8 @@ impl Metrics {
         }
     }
 
-    /// The metrics of a model version, from zero if no version had the name before.
+    /// The counts of a model version. Metrics go on from those of any earlier version of the name.
+    /// The protocol's statistics and the requests that missed go on only if such a version lives.
     pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
         let (table, labels) = (&self.table, [name, version]);
         let shown = self.labels_of_histograms(name, version);
@@ -315,6 +335,7 @@ impl Metrics {
             batch_size: table.batch_size.with_label_values(&shown),
             is_detailed: shown == labels,
             first_answer: (table.first_answer.clone(), shown.map(str::to_owned)),
+            record: self.record(name, version),
         }
     }
 
@@ -526,7 +547,16 @@ impl Timed {
     }
 }
 
-/// The metrics of one model version, looked up once.
+/// The counts of a model version that are no Prometheus metrics.
+#[derive(Default)]
+struct Record {
+    /// The protocol's statistics; one lock a batch.
+    statistics: Mutex<Statistics>,
+    missed: MissedRequests,
+}
+
+/// The counts of one model version, looked up once: its metrics, its statistics of the protocol, and
+/// its last requests that missed.
 pub struct ModelMetrics {
     success: IntCounter,
     inferences: IntCounter,
@@ -544,6 +574,7 @@ pub struct ModelMetrics {
     is_detailed: bool,
     /// Models with one answer have no such histogram, so that it is made at the first answer.
     first_answer: (HistogramVec, [String; 2]),
+    record: Arc<Record>,
 }
 
 impl ModelMetrics {
@@ -559,14 +590,21 @@ impl ModelMetrics {
         &self,
         rows: u32,
         phases: Phases,
-        requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)>,
+        requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)> + Clone,
     ) {
-        self.record_launch(rows, phases);
-        self.record_requests(rows, phases, requests);
+        self.count_launch(rows, phases);
+        self.count_requests(rows, phases, requests.clone());
+        let taken = requests.map(|(queued, took, _)| (queued, took));
+        self.record.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
     }
 
     /// Counts a launch of `rows` items, without its requests.
     pub fn record_launch(&self, rows: u32, phases: Phases) {
+        self.count_launch(rows, phases);
+        self.record.statistics.lock().record_launch(rows, phases);
+    }
+
+    fn count_launch(&self, rows: u32, phases: Phases) {
         self.executions.inc();
         self.compute_input.each.observe(phases.compute_input.as_secs_f64());
         self.compute_infer.each.observe(phases.compute_infer.as_secs_f64());
@@ -577,6 +615,17 @@ impl ModelMetrics {
     /// Counts requests of `rows` items together, without their launch. `requests` is as for
     /// [`ModelMetrics::record_batch`].
     pub fn record_requests(
+        &self,
+        rows: u32,
+        phases: Phases,
+        requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)> + Clone,
+    ) {
+        self.count_requests(rows, phases, requests.clone());
+        let taken = requests.map(|(queued, took, _)| (queued, took));
+        self.record.statistics.lock().record_requests(Clock::unix_millis(), rows, phases, taken);
+    }
+
+    fn count_requests(
         &self,
         rows: u32,
         phases: Phases,
@@ -627,10 +676,21 @@ impl ModelMetrics {
         })
     }
 
-    /// Counts a request that got no result.
-    pub fn record_not_answered(&self, why: Unanswered) {
+    /// Counts a request that got no result, `after` its arrival.
+    pub fn record_not_answered(&self, why: Unanswered, after: Duration) {
         self.failures[why as usize].inc();
         self.not_answered[why as usize].inc();
+        self.record.statistics.lock().record_failure(after);
+    }
+
+    /// The protocol's statistics of the version.
+    pub fn statistics(&self, name: &str, version: &str) -> pb::ModelStatistics {
+        self.record.statistics.lock().to_proto(name, version)
+    }
+
+    /// The version's last requests that missed.
+    pub fn missed(&self) -> &MissedRequests {
+        &self.record.missed
     }
 }
 
@@ -714,6 +774,25 @@ mod tests {
         let parts = |name| metrics.model(name, "1").histograms().map(|parts| parts.iter().sum::<u64>());
         assert_eq!((parts("a"), parts("c")), ([2, 2], [0, 0]), "shared histograms are nobody's");
         assert_eq!(series(&metrics, "nv_inference_request_success").len(), 4, "counters are each version's own");
+    }
+
+    #[test]
+    fn counts_go_on_as_long_as_a_version_has_the_name() {
+        let metrics = Metrics::new().unwrap();
+        let executions = |its: &ModelMetrics| its.statistics("m", "1").execution_count;
+        let first = metrics.model("m", "1");
+        first.record_launch(4, Phases::default());
+        let second = metrics.model("m", "1");
+        second.record_launch(4, Phases::default());
+        // A last request of the version that was replaced.
+        first.record_not_answered(Unanswered::Hopeless, Duration::from_millis(3));
+        drop(first);
+        let fail = second.statistics("m", "1").inference_stats.and_then(|stats| stats.fail);
+        assert_eq!((executions(&second), fail.map(|fail| fail.count)), (2, Some(1)));
+        assert_eq!(executions(&metrics.model("m", "2")), 0, "each version has its own counts");
+        drop(second);
+        assert_eq!(executions(&metrics.model("m", "1")), 0, "a model that is loaded anew begins at zero");
+        assert_eq!(metrics.records.lock().len(), 1, "versions that are gone take no memory");
     }
 
     #[test]

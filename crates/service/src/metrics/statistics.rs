@@ -1,4 +1,4 @@
-//! The work of a model version since it was loaded, as the protocol's statistics report it.
+//! The work of a model version, as the protocol's statistics report it.
 
 use std::collections::BTreeMap;
 

@@ -17,9 +17,8 @@ use downbeat_host::request::batch_codec::BatchCodec;
 use downbeat_host::scheduler::{PipelineStage, WAKE_MARGIN, WeightDecision};
 use downbeat_protocol::inference as pb;
 use downbeat_repository::{Ensemble, ModelDefinition, StepModel};
-use downbeat_service::clock::Clock;
 use downbeat_service::error::ServiceError;
-use downbeat_service::metrics::statistics::{Phases, Statistics};
+use downbeat_service::metrics::statistics::Phases;
 use downbeat_service::metrics::trouble::Counts;
 use downbeat_service::metrics::{Metrics, ModelMetrics, StepMetrics};
 use downbeat_service::report::live::LiveStep;
@@ -74,9 +73,6 @@ pub struct PipelineRecord {
     pub name: String,
     /// The version's number.
     pub version: String,
-    statistics: Mutex<Statistics>,
-    /// The last requests that missed.
-    pub missed: MissedRequests,
     metrics: ModelMetrics,
 }
 
@@ -127,8 +123,7 @@ impl Pipeline {
         let record = |version: u64| {
             let (name, version) = (definition.name.clone(), version.to_string());
             let metrics = metrics.model(&name, &version);
-            let (statistics, missed) = Default::default();
-            Arc::new(PipelineRecord { name, version, statistics, missed, metrics })
+            Arc::new(PipelineRecord { name, version, metrics })
         };
         let versions = || definition.versions.iter().map(|(version, _)| (*version, record(*version))).collect();
         let step = |(at, step): (usize, &downbeat_repository::EnsembleStep)| StepRecord {
@@ -381,7 +376,12 @@ impl FoundModel {
 impl PipelineRecord {
     /// The protocol's statistics.
     pub fn statistics(&self) -> pb::ModelStatistics {
-        self.statistics.lock().to_proto(&self.name, &self.version)
+        self.metrics.statistics(&self.name, &self.version)
+    }
+
+    /// The last requests that missed.
+    pub fn missed(&self) -> &MissedRequests {
+        self.metrics.missed()
     }
 
     /// Counts its requests by time, and by size.
@@ -399,13 +399,11 @@ impl PipelineRecord {
     fn record(&self, rows: u32, (queued, ran): (Duration, Duration), took: Duration, late: bool) {
         let phases = Phases { compute_infer: ran, ..Phases::default() };
         self.metrics.record_batch(rows, phases, std::iter::once((queued, took, late)));
-        self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, std::iter::once((queued, took)));
     }
 
     /// Counts a request that got no result, `after` its arrival.
     fn record_not_answered(&self, reason: Unanswered, after: Duration) {
-        self.metrics.record_not_answered(reason);
-        self.statistics.lock().record_failure(after);
+        self.metrics.record_not_answered(reason, after);
     }
 }
 

@@ -126,7 +126,7 @@ impl Serving {
         let missed = |now, miss, error| {
             let (traceparent, deadline) = (traceparent.as_deref(), limits.deadline);
             let missed = Missed { id: &id, traceparent, number: None, arrived: arrival, deadline };
-            record.missed.note((now, Clock::unix_millis()), &missed, miss, error);
+            record.missed().note((now, Clock::unix_millis()), &missed, miss, error);
         };
         let (parts, held) = ((pipeline.ensemble(), &*pipeline.codec), self.budget.reservation());
         let outcome = run_steps(&mut steps, parts, request, wanted.as_deref(), held).await;

@@ -204,6 +204,7 @@ impl DeviceHost {
 
     /// Lets a model go; its threads end once their present launches are over.
     pub fn remove_model(&self, model: &Placement) {
+        let past = self.past_of(model, Time::MAX);
         let ((_gone, ready), actions) = self.decide(model, |inner, now| {
             let gone = inner.journal.apply(now, DeviceInput::Model(model.id, None));
             assert!(gone.is_ok(), "any model may go");
@@ -216,6 +217,7 @@ impl DeviceHost {
             self.tell_loads(inner, now);
             gone
         });
+        self.history.lock().leave(model.id, past);
         self.occupancy.forget(model.id);
         self.carry_out(actions, None, &mut OwnLaunch::default());
         if let Some(ready) = ready {
@@ -478,8 +480,22 @@ impl DeviceHost {
         model.metrics.set(lanes, running, stats);
     }
 
+    /// The launches on this device that ended at `from` or later, by model. Models that have left the
+    /// device are included.
+    pub fn past(&self, from: Time) -> Vec<PastLaunches> {
+        let models: Vec<Arc<Placement>> =
+            self.inner.lock().models.values().map(|hosted| hosted.model.clone()).collect();
+        // A model may leave meanwhile.
+        let gone = self.history.lock().of_gone(from, |id| models.iter().any(|model| model.id == id));
+        let mut all = Vec::new();
+        for past in models.iter().map(|model| self.past_of(model, from)).chain(gone) {
+            past.join(&mut all);
+        }
+        all
+    }
+
     /// The model's launches on this device that ended at `from` or later.
-    pub(super) fn past(&self, model: &Placement, from: Time) -> PastLaunches {
+    pub(super) fn past_of(&self, model: &Placement, from: Time) -> PastLaunches {
         let inner = self.inner.lock();
         let scheduler = inner.scheduler();
         let specs: Vec<LaneSpec> = scheduler.lanes(model.id).iter().filter_map(|lane| scheduler.lane(*lane)).collect();

@@ -1,12 +1,12 @@
 //! The last launches of a device, for timelines.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use downbeat_core::cluster::DispatchReason;
 use downbeat_core::device::{Launch, PartitionId, SegmentRange, Span};
 use downbeat_core::{BatchId, ModelId, RequestId, Time};
-use downbeat_service::report::timeline::{PastDeparture, PastLaunch, REMEMBERED};
+use downbeat_service::report::timeline::{PastDeparture, PastLaunch, PastLaunches, REMEMBERED};
 use smallvec::SmallVec;
 
 use super::tensors::Member;
@@ -97,6 +97,9 @@ impl Past {
 #[derive(Debug, Default)]
 pub struct History {
     launches: VecDeque<Past>,
+    /// The models that have left the device, as long as a launch of theirs is remembered. The entries
+    /// have no launches.
+    gone: BTreeMap<ModelId, PastLaunches>,
     /// The end of the last launch that was forgotten for want of room.
     forgotten: Time,
 }
@@ -116,6 +119,23 @@ impl History {
         let Launch { model, batch, granted, segments, rows, computed_rows, length, .. } = *launch;
         let past = Past { model, lane, partition, batch, granted, segments, rows, computed_rows, length, span, riders };
         self.launches.push_back(past);
+    }
+
+    /// A model leaves the device. `model` describes the launches, which stay.
+    pub fn leave(&mut self, id: ModelId, model: PastLaunches) {
+        self.gone.insert(id, model);
+        let launches = &self.launches;
+        self.gone.retain(|id, _| launches.iter().any(|past| past.model == *id));
+    }
+
+    /// The launches of models that have left, if they ended at `from` or later. Models that the caller
+    /// `has` are left out.
+    pub fn of_gone(&self, from: Time, has: impl Fn(ModelId) -> bool) -> Vec<PastLaunches> {
+        let its = |(id, model): (&ModelId, &PastLaunches)| {
+            let (launches, complete) = self.since(*id, from);
+            (!launches.is_empty()).then(|| PastLaunches { launches, complete, ..model.clone() })
+        };
+        self.gone.iter().filter(|(id, _)| !has(**id)).filter_map(its).collect()
     }
 
     /// A model's launches that ended at `from` or later, and whether the list is complete.
@@ -186,5 +206,18 @@ mod tests {
         assert_eq!((first.deadline_ns, second.deadline_ns), (Some(31), None));
         let left = PastDeparture { rule: "frontrun".to_owned(), window_ns: Some(2), latest_ns: Some(9), behind: 4 };
         assert_eq!((&first.left, &second.left), (&Some(left), &None));
+
+        // Models that leave are described as long as a launch of theirs is remembered.
+        let described = |name: &str| PastLaunches { model: name.to_owned(), ..PastLaunches::default() };
+        history.leave(ModelId(7), described("never ran"));
+        history.leave(launch.model, described("m"));
+        let gone = |from| history.of_gone(Time::from_nanos(from), |id| id == ModelId(7));
+        let [past] = &gone(15)[..] else { panic!("{:?}", gone(15)) };
+        assert_eq!((&*past.model, past.launches.len(), past.complete), ("m", 1, true));
+        assert_eq!(gone(21), []);
+        let later = Span { start: Time::ZERO, end: Time::from_nanos(30) + REMEMBERED };
+        history.push(&Launch { model: ModelId(8), ..launch }, (0, PartitionId(0)), Riders::of(&[], None), later);
+        history.leave(ModelId(9), described("another"));
+        assert!(history.gone.is_empty(), "{:?}", history.gone);
     }
 }

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use downbeat_core::{Duration, Time};
+use downbeat_core::Duration;
 use downbeat_service::error::ServiceError;
-use downbeat_service::report::timeline::PastLaunches;
 
 use super::device_host::DeviceHost;
 use super::padding::Padding;
@@ -97,11 +96,6 @@ impl Placements {
     /// Sets the gauges of the version's lanes on all its devices.
     pub fn update_metrics(&self) {
         self.devices.iter().for_each(|(host, model)| host.update_metrics(model));
-    }
-
-    /// The launches that ended at `from` or later, by device.
-    pub fn past(&self, from: Time) -> Vec<PastLaunches> {
-        self.devices.iter().map(|(host, model)| host.past(model, from)).collect()
     }
 }
 

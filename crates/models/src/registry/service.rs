@@ -18,7 +18,7 @@ use downbeat_service::report::missed::MissedReport;
 use downbeat_service::report::policy_report::PolicyReport;
 use downbeat_service::report::rollout::RolloutReport;
 use downbeat_service::report::scheduler_status::SchedulerStatus;
-use downbeat_service::report::timeline::{REMEMBERED, Timeline, rules};
+use downbeat_service::report::timeline::{PastLaunches, REMEMBERED, Timeline, rules};
 use downbeat_service::report::what_if::{WhatIfQuestion, WhatIfReport};
 use downbeat_service::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use downbeat_service::tenants::{NamedPart, keeps_no_parts};
@@ -380,12 +380,7 @@ impl Service for Registry {
         let now = self.driver.clock().now();
         let last = Duration::from(last).min(REMEMBERED);
         let from = Time::from_nanos(now.as_nanos().saturating_sub(last.as_nanos()));
-        let mut devices = Vec::new();
-        for served in self.serving.all() {
-            for loaded in served.versions.values() {
-                devices.extend(loaded.hosts.past(from));
-            }
-        }
+        let mut devices: Vec<PastLaunches> = self.driver.hosts().iter().flat_map(|host| host.past(from)).collect();
         for launch in devices.iter_mut().flat_map(|device| &mut device.launches) {
             let ids: Vec<String> =
                 launch.requests.iter().map(|number| self.serving.ids.of(RequestId(*number))).collect();

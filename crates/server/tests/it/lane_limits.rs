@@ -231,7 +231,10 @@ async fn a_model_is_reloaded_without_a_gap_and_unloaded_after_its_last_answer() 
             error.to_string(),
             "Request for unknown model: 'm' has no available versions: UNAVAILABLE: unloaded"
         );
-        assert_eq!(registry.timeline(ms(1_000)).unwrap().devices, []);
+        let devices = registry.timeline(ms(60_000)).unwrap().devices;
+        let [past] = &devices[..] else { panic!("all loads had the same policy and lanes: {devices:?}") };
+        let ran: std::collections::BTreeSet<u64> = past.launches.iter().flat_map(|its| its.requests.clone()).collect();
+        assert_eq!((&*past.policy, ran.len()), (policy, 31), "launches stay after reloads and the unload");
         assert!(!registry.metrics().unwrap().contains("downbeat_lanes{"), "its gauges are gone");
     }
 }
@@ -533,9 +536,10 @@ async fn what_a_device_policy_is_told_and_decides_is_written_down() {
         };
         assert_eq!(told(|input| matches!(input, DeviceInput::Request(_))), 5, "{policy}");
         assert_eq!(count(|record| matches!(record, Record::Refused(_))), 1, "{policy}");
-        assert_eq!(told(|input| matches!(input, DeviceInput::Cancel(..))), 1, "{policy}");
         let replies = count(|record| matches!(record, Record::Decision(DeviceOutput::Reply { .. })));
-        assert_eq!(replies, 3, "{policy}");
+        let cancelled = told(|input| matches!(input, DeviceInput::Cancel(..)));
+        // On a busy machine the fourth request may be answered before its client leaves.
+        assert!(replies >= 3 && replies + cancelled == 4, "{policy}: {replies} replies, {cancelled} left");
         let launches = count(|record| matches!(record, Record::Decision(DeviceOutput::Launch(_))));
         assert_eq!(launches, told(|input| matches!(input, DeviceInput::Completion { .. })), "{policy}");
         let replayed = replay(&log).unwrap();
@@ -599,7 +603,7 @@ async fn a_model_whose_policy_changes_by_a_reload_loses_no_request() {
         );
         registry.load("m", LoadOverrides::default()).await.unwrap();
         let timeline = registry.timeline(ms(60_000)).unwrap();
-        assert_eq!(timeline.devices.iter().map(|device| &*device.policy).collect::<Vec<_>>(), [policy]);
+        assert!(timeline.devices.iter().any(|device| device.policy == policy), "{policy}");
         until(|| metric(&registry, "nv_inference_request_success", "\"m\"") > before + 32.0).await;
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);

@@ -307,8 +307,8 @@ impl Metrics {
         }
     }
 
-    /// The counts of a model version. Metrics go on from those of any earlier version of the name.
-    /// The protocol's statistics and the requests that missed go on only if such a version lives.
+    /// The counts of a model version. Metrics continue those of an earlier version of the same name,
+    /// even after an unload. Statistics and missed requests do so only while that version lives.
     pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
         let (table, labels) = (&self.table, [name, version]);
         let shown = self.labels_of_histograms(name, version);

@@ -143,6 +143,25 @@ pub struct PastLaunches {
 }
 
 impl PastLaunches {
+    /// Joins the entries of a device that differ in their launches only. Example: a model was loaded again, and all its launches
+    /// are in one entry. With other lanes or another policy than before, it has a second entry.
+    pub fn join(self, device: &mut Vec<PastLaunches>) {
+        match device.iter_mut().find(|other| other.facts() == self.facts()) {
+            Some(same) => {
+                same.complete &= self.complete;
+                same.launches.extend(self.launches);
+                same.launches.sort_by_key(|launch| launch.end_ns);
+            }
+            None => device.push(self),
+        }
+    }
+
+    /// Everything but the launches.
+    fn facts(&self) -> (&str, &str, &str, usize, u32, &str, &[u32]) {
+        let PastLaunches { model, version, backend, device, partition, policy, lanes, .. } = self;
+        (model, version, backend, *device, *partition, policy, lanes)
+    }
+
     /// Moves all times by so many nanoseconds, to another process's clock.
     pub fn shift(&mut self, by: i64) {
         let shift = |at: &mut u64| *at = at.saturating_add_signed(by);
@@ -160,6 +179,20 @@ impl PastLaunches {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn launches_before_a_reload_are_in_one_entry_with_those_after() {
+        let of = |policy: &str, ends: &[u64], complete| PastLaunches {
+            policy: policy.to_owned(),
+            complete,
+            launches: ends.iter().map(|end_ns| PastLaunch { end_ns: *end_ns, ..PastLaunch::default() }).collect(),
+            ..PastLaunches::default()
+        };
+        let mut devices = vec![of("exclusive", &[2, 5], true)];
+        of("windowed", &[1], true).join(&mut devices);
+        of("exclusive", &[3], false).join(&mut devices);
+        assert_eq!(devices, [of("exclusive", &[2, 3, 5], false), of("windowed", &[1], true)]);
+    }
 
     #[test]
     fn all_times_of_launches_move_to_another_clock() {

@@ -232,7 +232,7 @@ impl OneLane {
     }
 
     fn past(&self) -> Vec<PastLaunch> {
-        self.served.host.past(&self.served.model, Time::ZERO).launches
+        self.served.host.past_of(&self.served.model, Time::ZERO).launches
     }
 }
 

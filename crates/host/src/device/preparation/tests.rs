@@ -273,7 +273,7 @@ fn what_runs_ends_where_it_is_and_what_comes_runs_on_the_other_lanes() {
     let (_, third) = served.send(3);
     assert_eq!(item(third), 3);
     assert!(first.try_recv().is_err() && second.try_recv().is_err(), "they run where they did");
-    let past = served.host.past(&served.model, Time::ZERO);
+    let past = served.host.past_of(&served.model, Time::ZERO);
     assert_eq!((past.partition, past.lanes), (1, vec![4; LANES]));
     device.open(0);
     assert_eq!((item(first), item(second)), (1, 2));

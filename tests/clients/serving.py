@@ -243,15 +243,16 @@ class Server:
 @contextlib.contextmanager
 def cluster(binary, repository, folder, *flags, models):
     """A scheduler, a backend with these flags, and a frontend that serves these models of it, which is given."""
-    with processes(binary, repository, folder, *flags, models=models) as (_, _, (frontend,)):
+    with processes(binary, repository, folder, *flags, models=models, lost_after_ms=10_000) as (_, _, (frontend,)):
         yield frontend
 
 
 @contextlib.contextmanager
-def processes(binary, repository, folder, *flags, models, backends=1, frontends=1, engine="onnxruntime", spares=0, keys=None):
+def processes(binary, repository, folder, *flags, models, backends=1, frontends=1, engine="onnxruntime", spares=0, keys=None, lost_after_ms=1000):
     """A cluster: its scheduler (with `spares`: the list of all), its backends with these flags, and its frontends, which serve these models. Clients of
-    frontends may need a key (`keys`: the file of keys, and a key with the scope `read`)."""
-    apart = ("--schedulers", ",".join(f"127.0.0.1:{port}" for port in free_ports(1 + spares)))
+    frontends may need a key (`keys`: the file of keys, and a key with the scope `read`). A request that may not run twice ends with an error if its
+    backend is silent for `lost_after_ms`. Tests that stop no process choose a long time, since a busy machine stops them."""
+    apart = ("--schedulers", ",".join(f"127.0.0.1:{port}" for port in free_ports(1 + spares)), "--lost-after-ms", str(lost_after_ms))
     with contextlib.ExitStack() as stack:
         def start(*more, **options):
             return stack.enter_context(Server(binary, repository, folder, *apart, *more, **options))

@@ -116,7 +116,7 @@ def server(request, binary, tmp_path_factory):
         with Server(binary, repository, folder, *flags) as server:
             yield server
     else:
-        with processes(binary, repository, folder, *flags, models=["repeat", "square", "one"], backends=2) as (_, _, [frontend]):
+        with processes(binary, repository, folder, *flags, models=["repeat", "square", "one"], backends=2, lost_after_ms=10_000) as (_, _, [frontend]):
             yield frontend
 
 

@@ -232,9 +232,10 @@ async fn a_model_is_reloaded_without_a_gap_and_unloaded_after_its_last_answer() 
             "Request for unknown model: 'm' has no available versions: UNAVAILABLE: unloaded"
         );
         let devices = registry.timeline(ms(60_000)).unwrap().devices;
-        let [past] = &devices[..] else { panic!("all loads had the same policy and lanes: {devices:?}") };
-        let ran: std::collections::BTreeSet<u64> = past.launches.iter().flat_map(|its| its.requests.clone()).collect();
-        assert_eq!((&*past.policy, ran.len()), (policy, 31), "launches stay after reloads and the unload");
+        assert!(devices.iter().all(|past| past.policy == policy && past.complete), "{devices:?}");
+        let launches = devices.iter().flat_map(|past| &past.launches);
+        let ran: std::collections::BTreeSet<u64> = launches.flat_map(|launch| launch.requests.clone()).collect();
+        assert_eq!(ran.len(), 31, "{policy}: launches stay after reloads and the unload");
         assert!(!registry.metrics().unwrap().contains("downbeat_lanes{"), "its gauges are gone");
     }
 }

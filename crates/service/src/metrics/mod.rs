@@ -267,7 +267,7 @@ impl Metrics {
 
     /// The record of a version. Example: the server measures a model in service, and loads it again.
     /// The new version takes the place of the old one and goes on with its record, so that no count
-    /// goes back. The record ends with the last version of the name.
+    /// goes back. The record ends with the last version of the name, or with [`Metrics::forget`].
     fn record(&self, name: &str, version: &str) -> Arc<Record> {
         let mut records = self.records.lock();
         records.retain(|_, record| record.strong_count() > 0);
@@ -364,9 +364,11 @@ impl Metrics {
         let _ = self.table.step_weight.remove_label_values(&[ensemble, step, model]);
     }
 
-    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go
-    /// back.
+    /// Forgets the gauges and the record of a version that is gone. The server keeps the counters of the
+    /// version, since a counter must not go back.
     pub fn forget(&self, name: &str, version: &str) {
+        // The thread that gave the last answer may still hold the version.
+        self.records.lock().remove(&[name, version].map(str::to_owned));
         // An error means that there was no such gauge: then nothing is left to remove.
         let _ = self.table.pending.remove_label_values(&[name, version]);
         let _ = self.table.load_seconds.remove_label_values(&[name, version]);
@@ -790,8 +792,11 @@ mod tests {
         let fail = second.statistics("m", "1").inference_stats.and_then(|stats| stats.fail);
         assert_eq!((executions(&second), fail.map(|fail| fail.count)), (2, Some(1)));
         assert_eq!(executions(&metrics.model("m", "2")), 0, "each version has its own counts");
-        drop(second);
-        assert_eq!(executions(&metrics.model("m", "1")), 0, "a model that is loaded anew begins at zero");
+        metrics.forget("m", "1");
+        let third = metrics.model("m", "1");
+        assert_eq!((executions(&second), executions(&third)), (2, 0), "a model that was unloaded begins at zero");
+        drop((second, third));
+        assert_eq!(executions(&metrics.model("m", "1")), 0, "no version had the name");
         assert_eq!(metrics.records.lock().len(), 1, "versions that are gone take no memory");
     }
 

@@ -25,8 +25,8 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// Begins a request with any number of answers. `work` sends the answers, or fails. Its error is the
-/// last answer. Dropping the answers ends the work.
+/// Begins a request with any number of answers. `work` sends the answers. If `work` fails, the error
+/// becomes the last answer. Dropping the answers ends the work.
 ///
 /// # Errors
 /// The error of `work`, if it has sent no answer.

@@ -91,7 +91,7 @@ pub enum BackendOutput<P> {
     },
     /// An answer to the [question](BackendNode::handle_ask) of this number; `None`: it has ended.
     Told(u64, Option<Told>),
-    /// The clients of these requests have gone. Their frontend ignores further answers.
+    /// The clients of these requests have gone. The frontend ignores further answers to these requests.
     Left(Vec<RequestKey>),
     /// The link to this peer is lost. If the peer is a frontend, the clients of its requests have gone.
     PeerLost(NodeId),

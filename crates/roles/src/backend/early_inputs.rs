@@ -18,7 +18,7 @@ pub(super) struct Early<P> {
 }
 
 impl<P> Early<P> {
-    /// The room for a frontend's inputs: the number of named requests, but at least one.
+    /// The room that a frontend's inputs take: one place for each named request, and at least one place.
     fn takes(&self) -> usize {
         (self.granted.len() + self.gone.len()).max(1)
     }

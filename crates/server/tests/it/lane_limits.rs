@@ -593,6 +593,10 @@ async fn a_model_whose_policy_changes_by_a_reload_loses_no_request() {
         })
     };
     let clients: Vec<_> = (0..8).map(|_| client()).collect();
+    let policies = || -> std::collections::BTreeSet<String> {
+        registry.timeline(ms(60_000)).unwrap().devices.into_iter().map(|device| device.policy).collect()
+    };
+    let mut loaded = policies();
     for policy in ["windowed", "exclusive", "staged", "elastic", "windowed", "exclusive"] {
         let before = metric(&registry, "nv_inference_request_success", "\"m\"");
         models.add(
@@ -603,8 +607,9 @@ async fn a_model_whose_policy_changes_by_a_reload_loses_no_request() {
             &format!("parameters {{ key: \"device_policy\" value {{ string_value: \"{policy}\" }} }}"),
         );
         registry.load("m", LoadOverrides::default()).await.unwrap();
-        let timeline = registry.timeline(ms(60_000)).unwrap();
-        assert!(timeline.devices.iter().any(|device| device.policy == policy), "{policy}");
+        let shown = policies();
+        loaded.insert(policy.to_owned());
+        assert!(shown.contains(policy) && shown.is_subset(&loaded), "{policy}: {shown:?}");
         until(|| metric(&registry, "nv_inference_request_success", "\"m\"") > before + 32.0).await;
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);

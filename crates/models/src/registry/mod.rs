@@ -15,8 +15,8 @@ mod what_if;
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::AutoscaleSample;
@@ -61,6 +61,8 @@ const SMALL: u64 = 16 << 20;
 
 /// The priority of a thread that measures behind the service, as `nice` counts.
 const LOWEST_PRIORITY: i32 = 19;
+/// How long an unload waits for the last thread that holds the model.
+const DROPPED_WITHIN_MS: u32 = 1_000;
 
 /// The models of a repository and their states: the [`Service`](downbeat_service::service::Service) behind the
 /// frontends. A clone is the same registry.
@@ -629,6 +631,7 @@ impl Registry {
         *entry.overlay.lock() = None;
         *entry.kept.lock() = None;
         if has_ended {
+            is_dropped(before).await;
             return Ok(());
         }
         Err(ServiceError::Unavailable(format!(
@@ -856,4 +859,19 @@ fn overlay_of(name: &str, overrides: &LoadOverrides) -> Result<Option<Overlay>, 
         refused => refused,
     });
     overlay.map(Some)
+}
+
+/// Waits until no thread holds a version of a model any more, as a scrape of metrics does for a
+/// moment. A version holds its memory until it is dropped, and the next load may need that memory.
+async fn is_dropped(before: Option<Arc<Model>>) {
+    let versions: Vec<Weak<LoadedVersion>> =
+        before.iter().flat_map(|model| model.versions.values().map(Arc::downgrade)).collect();
+    drop(before);
+    for _ in 0..DROPPED_WITHIN_MS {
+        if versions.iter().all(|version| version.strong_count() == 0) {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    tracing::debug!("an unloaded model is still held by a thread");
 }

@@ -15,7 +15,7 @@ use downbeat_models::registry::Registry;
 use downbeat_models::serving::{FirstAnswer, InFlight};
 use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_roles::{
-    BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Member, NodeId, Offer, Outcome, QueueKey,
+    BackendNode, BackendOptions, BackendOutput, BatchKey, BatchRun, Doing, Member, NodeId, Offer, Outcome, QueueKey,
     RequestKey, Role, RoleNode,
 };
 use downbeat_service::error::ServiceError;
@@ -42,7 +42,7 @@ pub enum BackendEvent {
     /// The backend's slots and models have changed.
     Offer(Offer),
     /// An ordered load or unload is done, or has failed.
-    Done(String, Result<(), String>),
+    Done(String, Doing, Result<(), String>),
     /// The order of a scheduler, by its number there, is carried out, or has failed.
     Ordered((NodeId, u64), Result<(), String>),
     /// A question about the whole cluster, or the answer to a question.
@@ -441,7 +441,7 @@ impl Machine for BackendRole {
                 }
             }
             BackendEvent::Offer(offer) => self.node.handle_offer(now, offer),
-            BackendEvent::Done(model, result) => self.node.handle_done(now, &model, result),
+            BackendEvent::Done(model, doing, result) => self.node.handle_done(now, &model, doing, result),
             BackendEvent::Ordered(order, result) => self.node.handle_ordered(now, order, result),
             BackendEvent::View(ViewEvent::Ask(question, client)) => {
                 let number = self.asks.ask(client);
@@ -474,7 +474,8 @@ impl Machine for BackendRole {
                 BackendOutput::Model(model, doing) => {
                     let told = Told { model, doing, order: None };
                     if let Err(mpsc::error::SendError(Told { model, .. })) = self.loader.send(told) {
-                        self.node.handle_done(now, &model, Err("the process is about to end".to_owned()));
+                        let reason = "the process is about to end".to_owned();
+                        self.node.handle_done(now, &model, doing, Err(reason));
                     }
                 }
                 BackendOutput::Order { from, model, doing } => {

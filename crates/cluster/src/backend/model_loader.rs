@@ -43,7 +43,7 @@ pub async fn follow(
             // A node that has ended takes no events.
             let _ = answers.send(match order {
                 Some(order) => BackendEvent::Ordered(order, result),
-                None => BackendEvent::Done(model, result),
+                None => BackendEvent::Done(model, doing, result),
             });
         });
     }

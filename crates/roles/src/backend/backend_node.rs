@@ -233,10 +233,8 @@ impl<P: Clone> BackendNode<P> {
     }
 
     /// Handles the result of a load or an unload that the backend asked for.
-    pub fn handle_done(&mut self, now: Time, model: &str, result: Result<(), String>) {
-        let failed = result.is_err();
-        self.loading.handle_done(model, result);
-        if failed {
+    pub fn handle_done(&mut self, now: Time, model: &str, doing: Doing, result: Result<(), String>) {
+        if self.loading.handle_done(model, doing, result) {
             self.have(now);
         }
         self.settle(now);

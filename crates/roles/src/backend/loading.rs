@@ -14,7 +14,11 @@ pub(super) struct Loading {
     assigned: Option<Assignment>,
     /// Changes that are under way, or done but not yet in an offer.
     doing: BTreeMap<String, Doing>,
+    /// By model: why its load failed.
     failed: BTreeMap<String, String>,
+    /// Loads under way that begin again if they fail. Since they began, a model has freed its
+    /// memory, or a new plan has come.
+    outdated: BTreeSet<String>,
     waits: bool,
 }
 
@@ -27,8 +31,17 @@ impl Loading {
     pub fn handle_assigned(&mut self, assigned: Assignment) {
         let before = self.assigned.replace(assigned).map(|before| before.plan);
         if before != self.assigned.as_ref().map(|assigned| assigned.plan) {
-            self.failed.clear();
+            self.try_again();
         }
+    }
+
+    /// Lets failed loads begin again, and loads under way if they fail. Returns whether any load
+    /// had failed.
+    fn try_again(&mut self) -> bool {
+        let had_failed = !std::mem::take(&mut self.failed).is_empty();
+        let loads = self.doing.iter().filter(|(_, doing)| **doing == Doing::Load);
+        self.outdated = loads.map(|(model, _)| model.clone()).collect();
+        had_failed
     }
 
     /// Takes the present models from a new offer.
@@ -37,11 +50,25 @@ impl Loading {
         self.doing.retain(|model, doing| there.contains(&**model) != (*doing == Doing::Load));
     }
 
-    /// Takes the result of a load or an unload.
-    pub fn handle_done(&mut self, model: &str, result: Result<(), String>) {
-        if let (Some(Doing::Load), Err(reason)) = (self.doing.get(model), result) {
-            self.doing.remove(model);
-            self.failed.insert(model.to_owned(), reason);
+    /// Takes the result of a load or an unload. An unloaded model has freed its memory, and loads
+    /// that failed for want of memory are tried again. Returns whether loads may begin, or the offer
+    /// for schedulers has changed.
+    pub fn handle_done(&mut self, model: &str, doing: Doing, result: Result<(), String>) -> bool {
+        match (doing, result) {
+            (Doing::Unload, Ok(())) => self.try_again(),
+            // The model goes from the offer all the same, with the reason in its state.
+            (Doing::Unload, Err(_)) => false,
+            (Doing::Load, result) => {
+                let is_outdated = self.outdated.remove(model);
+                let Err(reason) = result else { return false };
+                if self.doing.get(model) == Some(&Doing::Load) {
+                    self.doing.remove(model);
+                    if !is_outdated {
+                        self.failed.insert(model.to_owned(), reason);
+                    }
+                }
+                true
+            }
         }
     }
 

@@ -20,6 +20,7 @@
 //! at 1 request m [deadline=50] [size=1]  the clients' of a frontend; deadline: an instant
 //! at 1 cancel 0
 //! at 1 offer m [slots=2]                 a backend's own
+//! at 1 loads m                           the backend has loaded it; or: unloads, failed
 //! at 1 ran 1/0#7 f1:0 f1:1               members of which something came; "nothing" before them: no items ran
 //! at 1 ran 1/0#7 f1:0:streamed          the run is over, and its answers come one by one
 //! at 1 streamed f1:0 [last]              one of them; a peer's: at 1 b1 streams 0 [last], at 1 b1 answers 0:streamed
@@ -303,8 +304,11 @@ impl World {
                 let repository = option(words, "repository").map(|names| names.split(',').map(loadable).collect());
                 node.handle_offer(now, Offer { repository: repository.unwrap_or_default(), ..offer(models, slots) });
             }
-            (["done", model], Node::Backend(node)) => node.handle_done(now, model, Ok(())),
-            (["failed", model], Node::Backend(node)) => node.handle_done(now, model, Err("too large".to_owned())),
+            (["loads", model], Node::Backend(node)) => node.handle_done(now, model, Doing::Load, Ok(())),
+            (["unloads", model], Node::Backend(node)) => node.handle_done(now, model, Doing::Unload, Ok(())),
+            (["failed", model], Node::Backend(node)) => {
+                node.handle_done(now, model, Doing::Load, Err("too large".to_owned()));
+            }
             (["ran", batch, members @ ..], Node::Backend(node)) => {
                 let (ran, members) = match members {
                     ["nothing", members @ ..] => (None, members),
@@ -386,4 +390,5 @@ scenarios! {
     backend_leaves_after_its_last_answer
     backend_leaves_once_it_is_let_go
     backend_loads_and_unloads_as_it_is_told
+    backend_loads_again_when_a_model_has_made_room
 }

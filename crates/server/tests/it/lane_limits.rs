@@ -413,8 +413,8 @@ async fn the_advice_counts_what_models_of_all_policies_run() {
     let told = registry.autoscale().unwrap();
     let ended = clock();
     assert_eq!((told.devices, told.bad_rate), (2, Some(0.0)));
-    // A device counts as busy a little longer if a thread loses its core between the clock and the
-    // lock, and never longer than from its first launch to its last.
+    // A thread that loses its core between the clock and the lock lengthens the busy time a little.
+    // A device is busy at most from its first launch to the end of its last.
     let (mut least, mut most) = (0, 0);
     for device in [0, 1] {
         let mut ran: Vec<(u64, u64)> = names.iter().flat_map(|name| spans(&registry, name, device)).collect();

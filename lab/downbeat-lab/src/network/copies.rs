@@ -59,6 +59,8 @@ pub(super) struct CopyJudge {
     let_go: BTreeSet<(NodeId, NodeId)>,
     /// True if the last search for a division of the models found none.
     has_no_plan: bool,
+    /// The searches without a result that no scheduler has told people of.
+    unsaid: u32,
 }
 
 impl CopyJudge {
@@ -73,6 +75,7 @@ impl CopyJudge {
             said: BTreeSet::new(),
             let_go: BTreeSet::new(),
             has_no_plan: false,
+            unsaid: 0,
         }
     }
 
@@ -88,6 +91,14 @@ impl CopyJudge {
     /// Records whether the last search found no plan.
     pub fn planned(&mut self, has_no_plan: bool) {
         self.has_no_plan = has_no_plan;
+        self.unsaid += u32::from(has_no_plan);
+    }
+
+    /// A scheduler tells people something. Returns true if it may be a search without a result.
+    pub fn is_said(&mut self) -> bool {
+        let is_unsaid = self.unsaid > 0;
+        self.unsaid = self.unsaid.saturating_sub(1);
+        is_unsaid
     }
 
     /// Returns true if the last search found no plan.

@@ -92,6 +92,10 @@ pub(super) enum Copy {
     No,
     /// The last load failed.
     Failed,
+    /// The last load found no memory.
+    NoRoom,
+    /// The backend is loading the model.
+    Loading,
     /// The model is loaded. The number counts its batches that have not ended.
     Loaded(u32),
     /// The backend is unloading the model.
@@ -140,9 +144,12 @@ impl Process {
             Host::Backend(_) => (Role::Backend, host.to_string()),
         };
         let local = now + clock;
-        let begins_loaded = scenario.sub_clusters.as_ref().is_none_or(|clusters| clusters.begins_loaded);
-        let first = if begins_loaded && matches!(host, Host::Backend(_)) { Copy::Loaded(0) } else { Copy::No };
-        let copies = vec![first; scenario.models.len()];
+        let clusters = scenario.sub_clusters.as_ref();
+        let begins_loaded = clusters.is_none_or(|clusters| clusters.begins_loaded);
+        let most = clusters.and_then(SubClusters::most_models).unwrap_or(usize::MAX);
+        let is_loaded = |model| begins_loaded && matches!(host, Host::Backend(_)) && model < most;
+        let first = |model| if is_loaded(model) { Copy::Loaded(0) } else { Copy::No };
+        let copies: Vec<Copy> = (0..scenario.models.len()).map(first).collect();
         let machine = match host {
             Host::Frontend(_) => {
                 let options = FrontendOptions {
@@ -204,6 +211,12 @@ impl Process {
 
     pub fn node(&self) -> NodeId {
         self.hello.node
+    }
+
+    /// Whether a backend has memory for one more model.
+    pub fn has_room(&self, clusters: &SubClusters) -> bool {
+        let holds = |copy: &&Copy| matches!(copy, Copy::Loading | Copy::Loaded(_) | Copy::Unloading);
+        clusters.most_models().is_none_or(|most| self.copies.iter().filter(holds).count() < most)
     }
 
     /// Returns the reading of its clock at `now`.

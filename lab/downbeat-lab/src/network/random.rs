@@ -8,7 +8,7 @@ use rand_pcg::Pcg64;
 
 use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Pauses, Preparation, Roles, Timing, Wires};
 use super::streams::Streaming;
-use super::sub_clusters::SubClusters;
+use super::sub_clusters::{MODEL_BYTES, SubClusters};
 use downbeat_sim::random;
 
 /// The longest time in which clients send, in seconds.
@@ -187,6 +187,20 @@ impl NetworkScenario {
             self.faults.push((instant(rng, self.span), fault));
         }
         self.faults.sort_by_key(|(at, _)| *at);
+        // Devices whose memory is full, or nearly so: a model comes only once another has gone.
+        if chance(rng, 0.4)
+            && let Some(clusters) = &mut self.sub_clusters
+        {
+            let SubClusterCount::Fixed(count) = clusters.options.count else { return };
+            let least = self.models.len().div_ceil(count as usize) as u64;
+            clusters.memory = Some(MODEL_BYTES * rng.random_range(least..=least + 2));
+            // A model whose load fails goes to another sub-cluster, which may then be too full.
+            clusters.load_fails = 0.0;
+            // Without plans by time, no later plan lets a failed load begin again.
+            if chance(rng, 0.7) {
+                clusters.options.plan_every = Duration::MAX;
+            }
+        }
     }
 }
 

@@ -19,5 +19,12 @@ pub struct SubClusters {
     pub begins_loaded: bool,
 }
 
+impl SubClusters {
+    /// The most models that a backend holds at a time; `None`: any number.
+    pub(super) fn most_models(&self) -> Option<usize> {
+        self.memory.map(|memory| (memory / MODEL_BYTES) as usize)
+    }
+}
+
 /// The bytes of each model.
 pub const MODEL_BYTES: u64 = 1 << 20;

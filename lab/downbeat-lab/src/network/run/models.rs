@@ -7,13 +7,15 @@ use downbeat_roles::{Doing, NodeId, PlanWanted, SubClusterCount, SubClusterPlan}
 use rand::RngExt;
 
 use super::{Event, NetworkRun};
-use crate::network::process::{Copy, Inbound, Machine, model_of, offer};
+use crate::network::process::{Copy, Inbound, Machine, model_name, model_of, offer};
 use crate::network::sub_clusters::MODEL_BYTES;
 
 /// The time of an answer to the question how to divide the models.
 const DIVIDING: Duration = Duration::from_millis(2);
 /// The longest search for a division.
 const SEARCH: Duration = Duration::from_millis(1_000);
+/// Why a model is not loaded on a full device.
+const NO_ROOM: &str = "it finds no memory";
 
 impl NetworkRun<'_> {
     /// A backend begins to load or to unload a model.
@@ -22,12 +24,17 @@ impl NetworkRun<'_> {
         let Some(model) = model_of(name) else { return };
         let took = clusters.load_time.as_secs_f64() * (0.5 + self.rng.random::<f64>());
         let fails = self.rng.random::<f64>() < clusters.load_fails && !self.is_mended;
-        let node = self.processes[at].node();
-        let Some(copy) = self.processes[at].copies.get_mut(model) else { return };
+        let process = &mut self.processes[at];
+        let (node, has_room) = (process.node(), process.has_room(clusters));
+        let Some(copy) = process.copies.get_mut(model) else { return };
         let before = *copy;
         let (took, result) = match doing {
+            Doing::Load if !has_room => (took, Err(NO_ROOM.to_owned())),
             Doing::Load if fails => (took, Err("it does not load".to_owned())),
-            Doing::Load => (took, Ok(())),
+            Doing::Load => {
+                *copy = Copy::Loading;
+                (took, Ok(()))
+            }
             Doing::Unload => {
                 *copy = Copy::Unloading;
                 self.copies.unloads(self.now, node, model);
@@ -35,7 +42,7 @@ impl NetworkRun<'_> {
             }
         };
         let is_possible = match doing {
-            Doing::Load => matches!(before, Copy::No | Copy::Failed),
+            Doing::Load => matches!(before, Copy::No | Copy::Failed | Copy::NoRoom),
             Doing::Unload => before == Copy::Loaded(0),
         };
         if !is_possible {
@@ -54,6 +61,7 @@ impl NetworkRun<'_> {
         let Some(copy) = process.copies.get_mut(model) else { return };
         *copy = match (doing, &result) {
             (Doing::Load, Ok(())) => Copy::Loaded(0),
+            (Doing::Load, Err(reason)) if reason == NO_ROOM => Copy::NoRoom,
             (Doing::Load, Err(_)) => Copy::Failed,
             (Doing::Unload, _) => Copy::No,
         };
@@ -62,14 +70,14 @@ impl NetworkRun<'_> {
         }
         let offered = offer(scenario, &process.copies);
         let Machine::Backend(backend) = &mut process.machine else { return };
-        let name = crate::network::process::model_name(model);
+        let name = model_name(model);
         // The result and the new offer may come in either order.
         if self.rng.random() {
-            backend.handle_done(local, &name, result);
+            backend.handle_done(local, &name, doing, result);
             backend.handle_offer(local, offered);
         } else {
             backend.handle_offer(local, offered);
-            backend.handle_done(local, &name, result);
+            backend.handle_done(local, &name, doing, result);
         }
     }
 
@@ -91,7 +99,7 @@ impl NetworkRun<'_> {
 
     /// *The layout is reached*: sub-clusters are of even size, each backend has exactly the models
     /// of its sub-cluster, and each model has a backend. A model whose load failed may be missing
-    /// in its sub-cluster, and then stays elsewhere.
+    /// in its sub-cluster, and then stays elsewhere. No load waits for memory that is free.
     pub(super) fn check_layout(&self) -> Result<(), String> {
         let Some(clusters) = &self.scenario.sub_clusters else { return Ok(()) };
         if let Some(at) = self.drains.keys().find(|at| !self.processes[**at].is_dead()) {
@@ -129,9 +137,22 @@ impl NetworkRun<'_> {
             return Err(format!("{full:?} has more models than its devices hold"));
         }
         let models = 0..self.scenario.models.len();
-        let has_failed = |model: &usize| living.iter().any(|process| process.copies.get(*model) == Some(&Copy::Failed));
+        for process in &living {
+            let own = groups.iter().find(|group| group.backends.iter().any(|(node, _)| *node == process.node()));
+            let is_planned = |model| own.is_some_and(|group| group.models.contains(&model_name(model)));
+            let has_no_room = |model: &usize| process.copies.get(*model) == Some(&Copy::NoRoom);
+            let forgotten = models.clone().find(|model| has_no_room(model) && is_planned(*model));
+            if let Some(model) = forgotten.filter(|_| process.has_room(clusters)) {
+                let name_of = &process.hello.name;
+                return Err(format!("{name_of} has room by now for {}, and does not load it", model_name(model)));
+            }
+        }
+        let has_failed = |model: &usize| {
+            let of = |process: &&super::Process| process.copies.get(*model).copied();
+            living.iter().filter_map(of).any(|copy| matches!(copy, Copy::Failed | Copy::NoRoom))
+        };
         for model in models.filter(|model| !has_failed(model)) {
-            let name = crate::network::process::model_name(model);
+            let name = model_name(model);
             for process in &living {
                 let mut own =
                     groups.iter().filter(|group| group.backends.iter().any(|(node, _)| *node == process.node()));

@@ -62,10 +62,10 @@ def watch(command, env, until, keys=b""):
             if select.select([terminal], [], [], 1)[0]:
                 drawn += os.read(terminal, 65536)
         os.write(terminal, keys)
-        # What is still drawn has to be read, or the program would wait for a reader.
-        while process.poll() is None and time.monotonic() < deadline:
-            if select.select([terminal], [], [], 0.2)[0]:
-                with contextlib.suppress(OSError):
+        # All that is drawn is read, and the program would wait for a reader. The error comes behind the last byte of a program that has ended.
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline:
+                if select.select([terminal], [], [], 0.2)[0]:
                     drawn += os.read(terminal, 65536)
         return drawn, process.wait(10)
     finally:

@@ -62,7 +62,7 @@ def watch(command, env, until, keys=b""):
             if select.select([terminal], [], [], 1)[0]:
                 drawn += os.read(terminal, 65536)
         os.write(terminal, keys)
-        # All that is drawn is read, and the program would wait for a reader. The error comes behind the last byte of a program that has ended.
+        # All that is drawn is read, or the program would wait for a reader. The error comes behind the last byte of a program that has ended.
         with contextlib.suppress(OSError):
             while time.monotonic() < deadline:
                 if select.select([terminal], [], [], 0.2)[0]:

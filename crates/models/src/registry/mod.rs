@@ -631,7 +631,7 @@ impl Registry {
         *entry.overlay.lock() = None;
         *entry.kept.lock() = None;
         if has_ended {
-            is_dropped(before).await;
+            wait_until_dropped(before).await;
             return Ok(());
         }
         Err(ServiceError::Unavailable(format!(
@@ -863,7 +863,7 @@ fn overlay_of(name: &str, overrides: &LoadOverrides) -> Result<Option<Overlay>, 
 
 /// Waits until no thread holds a version of a model any more, as a scrape of metrics does for a
 /// moment. A version holds its memory until it is dropped, and the next load may need that memory.
-async fn is_dropped(before: Option<Arc<Model>>) {
+async fn wait_until_dropped(before: Option<Arc<Model>>) {
     let versions: Vec<Weak<LoadedVersion>> =
         before.iter().flat_map(|model| model.versions.values().map(Arc::downgrade)).collect();
     drop(before);

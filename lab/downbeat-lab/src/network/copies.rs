@@ -94,8 +94,9 @@ impl CopyJudge {
         self.unsaid += u32::from(has_no_plan);
     }
 
-    /// A scheduler tells people something. Returns true if it may be a search without a result.
-    pub fn is_said(&mut self) -> bool {
+    /// A scheduler tells people something. Returns true if a search without a result is yet unsaid,
+    /// and counts the search as said.
+    pub fn take_unsaid(&mut self) -> bool {
         let is_unsaid = self.unsaid > 0;
         self.unsaid = self.unsaid.saturating_sub(1);
         is_unsaid

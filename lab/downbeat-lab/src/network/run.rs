@@ -405,7 +405,7 @@ impl<'a> NetworkRun<'a> {
             SchedulerOutput::WantPlan(wanted) => self.want_plan(at, &wanted),
             SchedulerOutput::KeepPlan(plan) => self.keep_plan(plan),
             // The models do not fit into as few sub-clusters as there are backends.
-            SchedulerOutput::Note(_) if self.copies.is_said() => {}
+            SchedulerOutput::Note(_) if self.copies.take_unsaid() => {}
             SchedulerOutput::Note(note) => self.judge.breaks(self.now, "nothing waits", || note),
         }
     }
